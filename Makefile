@@ -1,0 +1,57 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up what they need
+# under .venv and .cache on the first run; a second run starts at once.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench triton clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
+	@$(BIN)/tensorgate demo $(ARGS)
+
+test: .venv/.test-ready .cache/triton/.ready ## Run all tests, those against a real Triton too (ARGS= for pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.test-ready ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: .venv/.test-ready ## Rewrite the code in the project's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: .venv/.test-ready .cache/triton/.ready ## Measure speed and memory in front of a real Triton
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")
+	@$(BIN)/python -m tests.integration.triton $(ARGS)
+
+clean: ## Remove all that the targets above have set up
+	rm -rf .venv .cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tensorgate needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "setting up a virtual environment in .venv ..."
+	@$(PYTHON) -m venv .venv
+
+.venv/.demo-ready: pyproject.toml | .venv/bin/python
+	@echo "installing the gateway ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+.venv/.test-ready: pyproject.toml | .venv/bin/python
+	@echo "installing the gateway and what its tests need ..."
+	@$(PIP) install --editable '.[dev]'
+	@touch .venv/.demo-ready $@
+
+.cache/triton/.ready: tests/integration/triton/requirements.txt
+	@echo "setting up a Triton server for the tests in .cache/triton (some 60 MB to fetch) ..."
+	@$(PYTHON) -m venv --clear .cache/triton
+	@.cache/triton/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
