@@ -1,0 +1,1 @@
+"""JSON text ↔ tensor bytes, incrementally and without I/O."""

@@ -1,0 +1,256 @@
+"""Cuts the text of one JSON array into runs of whole elements while it streams by.
+
+Runs end at places that depend on the text alone, never on how it arrived: the text is looked at
+in windows of ``WINDOW`` bytes, counted from the end of the run before. So whatever is made of
+the runs, results and errors alike, is the same however a body is split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.errors import GatewayError, bad_request
+
+WINDOW = 64 * 1024
+"""Bytes of text looked at and converted at once: some 0.2 ms of work."""
+
+_CULPRIT = 64
+"""Bytes of text behind a misplaced character that still go into the run, to be quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Text of whole elements, as it stands between two commas of the array.
+
+    ``depth_before`` and ``depth_after`` count the brackets open around it, so that
+    ``balanced()`` is a JSON array of its own.
+    """
+
+    text: bytes
+    depth_before: int
+    depth_after: int
+    first: bool
+
+    def balanced(self) -> bytes:
+        """Give the run as a JSON array, with the brackets that it lacks."""
+        return b"[" * self.depth_before + self.text + b"]" * self.depth_after
+
+
+@dataclass(frozen=True, slots=True)
+class StringPart:
+    """A piece of a string too long for a window, cut where its escapes and characters end.
+
+    The string is the first element of the run that follows, in which ``""`` stands for it.
+    """
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was cut, how much text that used, and what to put in its place."""
+
+    item: Run | StringPart | None
+    used: int
+    stand_in: bytes = b""
+
+
+_STRINGS = re.compile(rb'(?:[ \t\n\r]*+"(?:[^"\\]++|\\.)*+"[ \t\n\r]*+,)++', re.DOTALL)
+_TOKEN = re.compile(rb'[ \t\n\r]*+(?:([\[\],])|"(?:[^"\\]++|\\.)*+")', re.DOTALL)
+_OPEN_STRING = re.compile(rb'[ \t\n\r]*+"')
+_WHOLE_CHARACTERS = re.compile(
+    rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....)*+', re.DOTALL
+)
+_LONGEST_ESCAPE = len(rb"\ud83d\ude00")
+
+
+class ArrayScanner:
+    """Finds the runs and the end of one array; sees its text from the opening bracket on.
+
+    ``label`` names the tensor in errors. Raises GatewayError (400) for nesting beyond the cap
+    and for a window without a comma.
+    """
+
+    def __init__(self, label: str, depth_cap: int) -> None:
+        self._label = label
+        self._depth_cap = depth_cap
+        self._depth = 0
+        self._first = True
+        self._of_strings: bool | None = None
+        self._before_long: bytes | None = None
+        self._searched = 0
+        self.ended = False
+        self.rest = b""
+        self.culprit: bytes | None = None
+        """Text that can be in no array of plain values; nothing behind it is looked at."""
+
+    def scan(self, buffer: bytes, last: bool) -> Iterator[Run | StringPart]:
+        """Yield what can be cut from the buffer, which starts with the ``rest`` of the last call.
+
+        Afterwards ``rest`` holds what is not cut yet or, where ``ended``, what follows the array.
+        ``last`` tells that no more text will come.
+        """
+        position = 0
+        while not self.ended and self.culprit is None:
+            window = buffer[position : position + WINDOW]
+            step = self._step(window, last)
+            if step is None:
+                break
+            self._searched = 0
+            position += step.used
+            if step.stand_in:
+                buffer, position = step.stand_in + buffer[position:], 0
+            if step.item is not None:
+                yield step.item
+        self.rest = b"" if self.culprit is not None else buffer[position:]
+
+    def _step(self, window: bytes, last: bool) -> _Step | None:
+        full = len(window) == WINDOW
+        if self._before_long is not None:
+            return self._long_string(window, self._before_long, full)
+        if self._of_strings is None:
+            head = window.lstrip(b"[], \t\n\r")
+            if not head and not full and not last:
+                return None
+            self._of_strings = head.startswith(b'"')
+        run = self._string_run if self._of_strings else self._number_run
+        return run(window, full, last)
+
+    def _number_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
+        # Among numbers none of these three occurs: the first of them lies behind the array.
+        stops = [
+            at for mark in (b'"', b"{", b"}") if (at := window.find(mark, self._searched)) >= 0
+        ]
+        if stops:
+            stop = min(stops)
+            close = window.rfind(b"]", 0, stop) + 1
+            depth = self._depth_after(window, close)
+            if depth == 0 and window[close:stop].strip(b" \t\n\r") in (b"", b","):
+                return self._run(window[:close], 0, close)
+            return self._faulty_run(window, stop, full or last)
+        if not full:
+            return self._wait(window)
+        cut = window.rfind(b",")
+        if cut < 0:
+            raise self._no_comma()
+        return self._run(window[:cut], self._depth_after(window, cut), cut + 1)
+
+    def _depth_after(self, window: bytes, end: int) -> int:
+        return self._depth + window.count(b"[", 0, end) - window.count(b"]", 0, end)
+
+    def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
+        if not full and not last and window.find(b"]", self._searched) < 0:
+            return self._wait(window)
+        walk = _walk_strings(window, self._depth)
+        if walk.ended:
+            return self._run(window[: walk.position], 0, walk.position)
+        tail = window[walk.position :].lstrip(b" \t\n\r")
+        if tail and not tail.startswith(b'"'):
+            return self._faulty_run(window, walk.position, full or last)
+        if not full:
+            return self._wait(window)
+        if walk.cut:
+            return self._run(window[: walk.cut - 1], walk.depth_at_cut, walk.cut)
+        return self._open_long_string(window, walk.position)
+
+    def _open_long_string(self, window: bytes, position: int) -> _Step:
+        opening = _OPEN_STRING.match(window, position)
+        if opening is None:
+            raise self._no_comma()
+        self._before_long = window[:position]
+        return _Step(None, opening.end())
+
+    def _long_string(self, window: bytes, before: bytes, full: bool) -> _Step | None:
+        if not full and window.find(b'"', self._searched) < 0:
+            return self._wait(window)
+        match = _WHOLE_CHARACTERS.match(window)
+        end = match.end() if match else 0
+        if window[end : end + 1] == b'"':
+            self._before_long = None
+            return _Step(StringPart(window[:end]), end + 1, before + b'""')
+        if not full:
+            return self._wait(window)
+        if len(window) - end >= _LONGEST_ESCAPE:
+            # What stands there is no escape: the converter is shown it and says so.
+            end += _LONGEST_ESCAPE
+        else:
+            end = _character_end(window, end)
+        return _Step(StringPart(window[:end]), end)
+
+    def _wait(self, window: bytes) -> _Step | None:
+        # So that text which arrives in crumbs is not searched from its start each time.
+        self._searched = len(window)
+        return None
+
+    def _run(self, text: bytes, depth_after: int, used: int) -> _Step:
+        self._check_depth(text)
+        run = Run(text, self._depth, depth_after, self._first)
+        self._depth, self._first = depth_after, False
+        self.ended = depth_after == 0
+        return _Step(run, used)
+
+    def _faulty_run(self, window: bytes, stop: int, whole: bool) -> _Step | None:
+        """Pass on text that is wrong at ``stop``, for the converter to name the element."""
+        if not whole and len(window) - stop < _CULPRIT:
+            return None
+        self.culprit = window[stop : stop + _CULPRIT]
+        return self._run(window[: stop + _CULPRIT], max(1, self._depth), len(window))
+
+    def _no_comma(self) -> GatewayError:
+        return bad_request(f"{self._label}: data holds {WINDOW} bytes without a comma")
+
+    def _check_depth(self, text: bytes) -> None:
+        if self._depth + text.count(b"[") <= self._depth_cap:
+            return
+        codes = np.frombuffer(text, np.uint8)
+        # Brackets inside strings do no harm here but in numbers: there are none among numbers.
+        marks = codes[(codes == ord("[")) | (codes == ord("]"))]
+        steps = np.where(marks == ord("["), 1, -1)
+        if self._depth + int(steps.cumsum().max(initial=0)) > self._depth_cap:
+            raise bad_request(f"{self._label}: data is nested deeper than {self._depth_cap}")
+
+
+def _character_end(text: bytes, end: int) -> int:
+    """Give the last place at or before ``end`` where no UTF-8 character is cut in two."""
+    for back in range(1, 4):
+        code = text[end - back]
+        if code < 0x80:
+            return end
+        if code >= 0xC0:
+            length = 2 if code < 0xE0 else 3 if code < 0xF0 else 4
+            return end if back >= length else end - back
+    return end
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far whole strings, brackets and commas reach, and where the last comma ends."""
+
+    position: int
+    cut: int
+    depth_at_cut: int
+    ended: bool = False
+
+
+def _walk_strings(window: bytes, depth: int) -> _Walk:
+    walk = _Walk(0, 0, depth)
+    while not walk.ended:
+        if match := _STRINGS.match(window, walk.position):
+            walk.position = walk.cut = match.end()
+            walk.depth_at_cut = depth
+        match = _TOKEN.match(window, walk.position)
+        if match is None:
+            break
+        walk.position = match.end()
+        if match[1] == b"[":
+            depth += 1
+        elif match[1] == b"]":
+            depth -= 1
+            walk.ended = depth == 0
+        elif match[1] == b",":
+            walk.cut, walk.depth_at_cut = walk.position, depth
+    return walk

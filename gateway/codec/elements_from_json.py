@@ -1,0 +1,231 @@
+"""Runs of JSON elements → little-endian bytes, per datatype.
+
+Numbers go through pysimdjson's buffers and numpy: no Python object per element.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import simdjson
+
+from gateway.codec.array_scanner import Run, StringPart
+from gateway.codec.faults import element_fault
+from gateway.errors import bad_request
+from gateway.protocol.datatypes import Datatype, Family
+
+_Values = npt.NDArray[Any]
+
+_LENGTH = struct.Struct("<I")
+_LONGEST_ELEMENT = 2**32 - 1
+
+# What simdjson and orjson raise for text that is not what it should be.
+_REFUSALS = (ValueError, TypeError, RuntimeError)
+
+
+class TensorFromJson:
+    """Takes the runs of one tensor's ``data``; holds its bytes.
+
+    ``label`` names the tensor in errors. ``feed`` raises GatewayError (400) that names tensor,
+    index and value of an element that is not of the datatype.
+    """
+
+    def __init__(self, label: str, datatype: Datatype) -> None:
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.count = 0
+        self._label = label
+        self.datatype = datatype
+        self._parser = simdjson.Parser()
+        self._convert = self._converter(datatype)
+        self._long: _LongString | None = None
+
+    def feed(self, item: Run | StringPart) -> None:
+        """Convert the next run, or piece of a long string."""
+        if isinstance(item, StringPart):
+            self._feed_string_part(item)
+            return
+        if not item.first and item.text.lstrip(b" \t\n\r").startswith(b"]"):
+            # Alone, the run would pass for an empty array; but it follows a comma.
+            raise self._fault(item)
+        count, data = self._convert(item)
+        self.count += count
+        self._hold(data)
+
+    def _hold(self, data: bytes) -> None:
+        self.chunks.append(data)
+        self.size += len(data)
+
+    def _fault(self, run: Run) -> Exception:
+        return element_fault(self._label, self.datatype, run, self.count)
+
+    def _converter(self, datatype: Datatype) -> Callable[[Run], tuple[int, bytes]]:
+        if datatype.dtype is None:
+            return self._text
+        if datatype.family is Family.BOOLEAN:
+            return self._booleans
+        if datatype.family is Family.INTEGER:
+            return self._integers
+        return self._floats
+
+    def _booleans(self, run: Run) -> tuple[int, bytes]:
+        values = self._objects(run, bool)
+        return len(values), np.array(values, dtype=np.bool_).tobytes()
+
+    def _integers(self, run: Run) -> tuple[int, bytes]:
+        dtype = self.datatype.dtype
+        assert dtype is not None
+        try:
+            buffer = self._array(run.balanced()).as_buffer(
+                of_type="u" if dtype.kind == "u" else "i"
+            )
+        except _REFUSALS:
+            raise self._fault(run) from None
+        wide = np.frombuffer(buffer, np.dtype(f"<{dtype.kind}8"))
+        if dtype.itemsize == wide.itemsize:
+            return wide.size, wide.tobytes()
+        narrow = wide.astype(dtype)
+        if not np.array_equal(narrow, wide):
+            raise self._fault(run)
+        return wide.size, narrow.tobytes()
+
+    def _floats(self, run: Run) -> tuple[int, bytes]:
+        dtype = self.datatype.dtype
+        assert dtype is not None
+        values = self._doubles(run)
+        with np.errstate(over="ignore"):
+            narrow = _round_to(values, dtype)
+        if not np.isfinite(narrow).all() and (np.isinf(narrow) != np.isinf(values)).any():
+            raise self._fault(run)
+        return values.size, narrow.tobytes()
+
+    def _doubles(self, run: Run) -> _Values:
+        text = run.balanced()
+        try:
+            return self._parse_doubles(text)
+        except _REFUSALS:
+            pass
+        if b"N" in text or b"I" in text:
+            values = self._nonfinite_doubles(run)
+            if values is not None:
+                return values
+        # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
+        return np.array(self._objects(run, float), dtype=np.float64)
+
+    def _parse_doubles(self, text: bytes) -> _Values:
+        return np.frombuffer(self._array(text).as_buffer(of_type="d"), np.float64)
+
+    def _array(self, text: bytes) -> simdjson.Array:
+        array = self._parser.parse(text)
+        assert isinstance(array, simdjson.Array)  # the text starts with a bracket
+        return array
+
+    def _nonfinite_doubles(self, run: Run) -> _Values | None:
+        """Parse a run with bare NaN and Infinity tokens, None if that is not all it has.
+
+        Each token gives way to a zero between spaces, so that what touches it stays an error;
+        its element's index is the number of commas before it.
+        """
+        text = run.balanced()
+        plain = text.replace(b"NaN", b" 0 ")
+        plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
+        try:
+            values = self._parse_doubles(plain).copy()
+        except _REFUSALS:
+            return None
+        codes = np.frombuffer(text, np.uint8)
+        commas = np.flatnonzero(codes == ord(","))
+        if values.size != commas.size + 1:
+            return None  # empty inner arrays: commas do not count elements
+        # It parsed, so every N and I belonged to a token: NaN holds two, Infinity one.
+        nans = np.flatnonzero(codes == ord("N"))[::2]
+        infinities = np.flatnonzero(codes == ord("I"))
+        values[np.searchsorted(commas, nans)] = np.nan
+        signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
+        values[np.searchsorted(commas, infinities)] = signs * np.inf
+        return values
+
+    def _text(self, run: Run) -> tuple[int, bytes]:
+        strings = [string.encode() for string in self._objects(run, str)]
+        parts = list(chain.from_iterable((_LENGTH.pack(len(s)), s) for s in strings))
+        if self._long is not None:
+            # The empty string that stands for it comes first.
+            self._end_long_string(self._long)
+            parts = parts[2:]
+        return len(strings), b"".join(parts)
+
+    def _objects(self, run: Run, *types: type) -> list[Any]:
+        """Parse a run into Python objects of these types; for what is rare or has no buffer."""
+        try:
+            items = (_FLOATS if float in types else orjson.loads)(run.balanced())
+        except _REFUSALS:
+            raise self._fault(run) from None
+        while list in (kinds := set(map(type, items))):
+            items = list(chain.from_iterable(x if type(x) is list else (x,) for x in items))
+        if not kinds.issubset(types):
+            raise self._fault(run)
+        return items  # type: ignore[no-any-return]
+
+    def _feed_string_part(self, part: StringPart) -> None:
+        try:
+            text = orjson.loads(b'"' + part.text + b'"').encode()
+        except orjson.JSONDecodeError as error:
+            raise bad_request(
+                f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
+            ) from None
+        if self.datatype.family is not Family.TEXT:
+            run = Run(b'["' + part.text[:60] + b'"]', 0, 0, first=True)
+            raise self._fault(run)
+        if self._long is None:
+            self._long = _LongString(len(self.chunks))
+            self._hold(bytes(_LENGTH.size))
+        self._long.length += len(text)
+        self._hold(text)
+
+    def _end_long_string(self, long: _LongString) -> None:
+        if long.length > _LONGEST_ELEMENT:
+            raise bad_request(f"{self._label}: element {self.count} is longer than 4 GiB")
+        self.chunks[long.chunk] = _LENGTH.pack(long.length)
+        self._long = None
+
+
+class _LongString:
+    """A BYTES element that arrives in pieces: where its length goes, and its length so far."""
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+        self.length = 0
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(digits)
+    return value
+
+
+# The standard library's parser knows NaN and Infinity; it is slow, for what nothing else takes.
+_FLOATS = partial(json.loads, parse_int=_finite, parse_float=_finite)
+
+
+def _round_to(values: _Values, dtype: np.dtype[Any]) -> _Values:
+    """Round doubles to the datatype, to nearest, ties to even."""
+    if dtype.itemsize != 2 or dtype.kind == "f":
+        return values.astype(dtype, copy=False)
+    # BF16 by way of float32, which must not make a tie of what was none.
+    single = values.astype(np.float32)
+    ties = (single.view(np.uint32) & 0xFFFF) == 0x8000
+    if ties.any():
+        low, exact = single[ties], values[ties]
+        upwards = np.where(exact > low, np.inf, -np.inf).astype(np.float32)
+        single[ties] = np.where(exact == low, low, np.nextafter(low, upwards))
+    return single.astype(dtype)

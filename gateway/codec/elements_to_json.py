@@ -1,0 +1,223 @@
+"""Little-endian bytes of a tensor → the text of its JSON elements, chunk by chunk."""
+
+from __future__ import annotations
+
+import binascii
+import codecs
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.protocol.datatypes import Datatype, Family
+
+_LENGTH = struct.Struct("<I")
+
+
+class TensorToJson(Protocol):
+    """Takes the bytes of one tensor; gives the text between the brackets of its array."""
+
+    count: int
+    """Elements seen so far."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Convert the next bytes, as far as they make up whole elements.
+
+        Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements.
+        """
+
+    def finish(self) -> None:
+        """Raise GatewayError (502) where the bytes ended inside an element."""
+
+
+def tensor_to_json(label: str, datatype: Datatype, policies: JsonPolicies) -> TensorToJson:
+    """Choose the converter of a datatype; ``label`` names the tensor in errors."""
+    if datatype.family is Family.TEXT:
+        return _TextToJson(label, policies.bytes_as)
+    return _NumbersToJson(label, datatype, policies.nonfinite)
+
+
+class _NumbersToJson:
+    def __init__(self, label: str, datatype: Datatype, nonfinite: Nonfinite) -> None:
+        assert datatype.dtype is not None
+        self.count = 0
+        self._label = label
+        self._dtype = datatype.dtype
+        self._floating = datatype.family is Family.FLOAT
+        self._nonfinite = nonfinite
+        self._partial = b""
+
+    def feed(self, data: bytes) -> bytes:
+        if self._partial:
+            data = self._partial + data
+        whole = len(data) - len(data) % self._dtype.itemsize
+        self._partial = data[whole:]
+        if not whole:
+            return b""
+        values = np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
+        separator = b"," if self.count else b""
+        text = self._text(values)
+        self.count += values.size
+        return separator + text
+
+    def finish(self) -> None:
+        if self._partial:
+            raise bad_answer(f"{self._label} ends inside an element")
+
+    def _text(self, values: npt.NDArray[Any]) -> bytes:
+        if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
+            raise bad_answer(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
+        if self._floating:
+            if self._dtype.itemsize == 2:
+                # float32 holds every FP16 and BF16; orjson knows only the former.
+                values = values.astype(np.float32)
+            finite = np.isfinite(values)
+            if not finite.all():
+                return self._with_nonfinite(values, np.flatnonzero(~finite))
+        return _dump(values)
+
+    def _with_nonfinite(self, values: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> bytes:
+        if self._nonfinite is Nonfinite.ERROR:
+            raise GatewayError(
+                ErrorKind.NOT_ACCEPTABLE,
+                f"{self._label}: element {self.count + int(places[0])} is {values[places[0]]}, "
+                "which JSON does not have (policy nonfinite: error); ask for this output in "
+                "binary form, or set another policy",
+            )
+        text = _dump(values)  # orjson writes null for each
+        if self._nonfinite is Nonfinite.NULL:
+            return text
+        tokens = _TOKENS[self._nonfinite]
+        pieces = text.split(b"null")
+        for i, value in enumerate(values[places].tolist()):
+            pieces[i] += tokens[0] if value != value else tokens[1] if value > 0 else tokens[2]
+        return b"".join(pieces)
+
+
+_TOKENS = {
+    Nonfinite.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
+    Nonfinite.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
+}
+
+
+def _dump(values: npt.NDArray[Any]) -> bytes:
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+class _TextToJson:
+    """BYTES: each element is a uint32 length and that many bytes.
+
+    The text of an element that is not whole yet is written as its bytes arrive, so that a large
+    one is never held.
+    """
+
+    def __init__(self, label: str, bytes_as: BytesAs) -> None:
+        self.count = 0
+        self._label = label
+        self._bytes_as = bytes_as
+        self._partial = b""
+        self._open: _ElementText | None = None
+        self._missing = 0
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._partial + data
+        out = []
+        position = 0
+        if self._open is not None:
+            position = min(self._missing, len(data))
+            out.append(self._continue(self._open, data[:position]))
+        whole, position = _split_elements(data, position)
+        if whole:
+            out.append(self._separator() + b",".join(self._texts(whole)))
+            self.count += len(whole)
+        self._partial = data[position:]
+        if self._open is None and len(self._partial) >= _LENGTH.size:
+            out.append(self._begin(self._partial))
+            self._partial = b""
+        return b"".join(out)
+
+    def finish(self) -> None:
+        if self._open is not None or self._partial:
+            raise bad_answer(f"{self._label} ends inside an element")
+
+    def _separator(self) -> bytes:
+        return b"," if self.count else b""
+
+    def _texts(self, elements: list[bytes]) -> list[bytes]:
+        if self._bytes_as is BytesAs.BASE64:
+            return [b'"' + binascii.b2a_base64(data, newline=False) + b'"' for data in elements]
+        try:
+            texts = [data.decode() for data in elements]
+        except UnicodeDecodeError as error:
+            raise _not_utf8(self._label, self.count + elements.index(error.object)) from None
+        return [orjson.dumps(texts)[1:-1]]
+
+    def _begin(self, data: bytes) -> bytes:
+        (self._missing,) = _LENGTH.unpack_from(data)
+        base64 = self._bytes_as is BytesAs.BASE64
+        self._open = _Base64Text() if base64 else _Utf8Text(self._label, self.count)
+        opening = self._separator() + b'"'
+        self.count += 1
+        return opening + self._continue(self._open, data[_LENGTH.size :])
+
+    def _continue(self, element: _ElementText, data: bytes) -> bytes:
+        self._missing -= len(data)
+        if self._missing:
+            return element.feed(data, last=False)
+        self._open = None
+        return element.feed(data, last=True) + b'"'
+
+
+def _split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
+    """Give the whole elements from ``position`` on, and where they end."""
+    elements = []
+    while position + _LENGTH.size <= len(data):
+        start = position + _LENGTH.size
+        end = start + _LENGTH.unpack_from(data, position)[0]
+        if end > len(data):
+            break
+        elements.append(data[start:end])
+        position = end
+    return elements, position
+
+
+def _not_utf8(label: str, index: int) -> GatewayError:
+    """Make the error for an element that JSON cannot hold as text."""
+    return GatewayError(
+        ErrorKind.NOT_ACCEPTABLE,
+        f"{label}: element {index} is not UTF-8 text, which JSON needs; ask for this output in "
+        "binary form, or set the policy bytes: base64",
+    )
+
+
+class _ElementText(Protocol):
+    def feed(self, data: bytes, last: bool) -> bytes: ...
+
+
+class _Utf8Text:
+    def __init__(self, label: str, index: int) -> None:
+        self._label = label
+        self._index = index
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, data: bytes, last: bool) -> bytes:
+        try:
+            text = self._decoder.decode(data, last)
+        except UnicodeDecodeError:
+            raise _not_utf8(self._label, self._index) from None
+        return orjson.dumps(text)[1:-1]
+
+
+class _Base64Text:
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def feed(self, data: bytes, last: bool) -> bytes:
+        data = self._partial + data
+        whole = len(data) if last else len(data) - len(data) % 3
+        self._partial = data[whole:]
+        return binascii.b2a_base64(data[:whole], newline=False)

@@ -1,0 +1,185 @@
+"""Cuts the ``data`` arrays out of a request's JSON while it streams by.
+
+What is left is a small header, in which the number of each array stands in its place; a JSON
+library parses it. An array that is not the ``data`` of an input is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.codec.array_scanner import ArrayScanner, Run, StringPart
+from gateway.errors import ErrorKind, GatewayError, bad_request
+
+_KEY = b'"data"'
+_SPACE = b" \t\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayStart:
+    """An array begins: the ``data`` of input number ``index``.
+
+    ``fields`` are those of the input that stand before its data; ``previous`` those of the input
+    of the array before, that stand behind it.
+    """
+
+    index: int
+    fields: dict[str, Any]
+    previous: dict[str, Any]
+
+
+Event = ArrayStart | Run | StringPart
+
+
+class JsonCutter:
+    """Takes the text of a request; gives the events of its arrays, and at last the header."""
+
+    def __init__(self, header_cap: int, depth_cap: int) -> None:
+        self._header_cap = header_cap
+        self._depth_cap = depth_cap
+        self._header = bytearray()
+        self._fragment_start = 0
+        self._buffer = b""
+        self._after_key = b""
+        self._array: ArrayScanner | None = None
+        self._input = -1
+        self.arrays: list[int] = []
+        """Of each array cut out, the index of its input."""
+
+    def feed(self, text: bytes, last: bool = False) -> Iterator[Event]:
+        """Yield what the text brings; all of it must be consumed before the next call.
+
+        Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap.
+        """
+        self._buffer += text
+        while True:
+            if self._array is not None:
+                yield from self._array.scan(self._buffer, last)
+                self._buffer = self._array.rest
+                if not self._array.ended:
+                    return
+                self._array = None
+            elif self._after_key:
+                if not (yield from self._enter_value()):
+                    return
+            elif not self._find_key(last):
+                return
+
+    def finish(self) -> bytes:
+        """Give the header, with the number of each array in its place.
+
+        To be called after ``feed(b"", last=True)``. Raises GatewayError (400) for text that ends
+        inside an array.
+        """
+        if self._array is not None:
+            raise self._unfinished(self._array)
+        self._keep(self._after_key + self._buffer)
+        return bytes(self._header)
+
+    def _unfinished(self, array: ArrayScanner) -> GatewayError:
+        if array.culprit is None:
+            return bad_request(f"the request ends inside {self._label()}")
+        near = array.culprit.decode("utf-8", "replace")
+        return bad_request(f"{self._label()} is not an array of plain values, near: {near}")
+
+    def _label(self) -> str:
+        return f"the data of inputs[{self._input}]"
+
+    def _find_key(self, last: bool) -> bool:
+        """Move text to the header, up to the next key ``"data"``."""
+        at = self._buffer.find(_KEY)
+        if at < 0:
+            # The key may have come in part.
+            sure = len(self._buffer) if last else max(0, len(self._buffer) - len(_KEY) + 1)
+            self._keep(self._buffer[:sure])
+            self._buffer = self._buffer[sure:]
+            return False
+        self._keep(self._buffer[:at])
+        escaped = self._header.endswith(b"\\")
+        self._buffer = self._buffer[at + len(_KEY) :]
+        if escaped:
+            # The first quote belongs to a string, which the second one ends.
+            self._keep(_KEY)
+        else:
+            self._after_key = _KEY
+        return True
+
+    def _enter_value(self) -> Generator[Event, None, bool]:
+        """Look at what follows the key; tell whether there is text left to look at."""
+        self._buffer = self._buffer.lstrip(_SPACE)
+        if self._after_key == _KEY:
+            if not self._buffer:
+                return False
+            if not self._buffer.startswith(b":"):
+                # A string that says "data", not a key.
+                self._leave_key()
+                return True
+            self._after_key += b":"
+            self._buffer = self._buffer[1:].lstrip(_SPACE)
+        if not self._buffer:
+            return False
+        if not self._buffer.startswith(b"["):
+            self._refuse_data_of_input()
+            self._leave_key()
+            return True
+        self._keep(self._after_key)
+        self._after_key = b""
+        yield self._enter_array()
+        return True
+
+    def _leave_key(self) -> None:
+        self._keep(self._after_key)
+        self._after_key = b""
+
+    def _refuse_data_of_input(self) -> None:
+        """Refuse an input's data that is no array; ``data`` elsewhere is the client's own."""
+        inputs = self._inputs_so_far(self._header[self._fragment_start :] + self._after_key)
+        if inputs:
+            index = max(0, self._input) + len(inputs) - 1
+            raise bad_request(f"the data of inputs[{index}] must be an array")
+
+    def _enter_array(self) -> ArrayStart:
+        inputs = self._inputs_so_far(self._header[self._fragment_start :])
+        if inputs is None:
+            raise bad_request(
+                "a data array stands where no input's data can be, or what comes before it "
+                f"is not valid JSON, near: {self._header[-40:].decode('utf-8', 'replace')}"
+            )
+        first = not self.arrays
+        if not first and len(inputs) == 1:
+            raise bad_request(f"inputs[{self._input}] has more than one data")
+        self._input = len(inputs) - 1 + max(0, self._input)
+        self._keep(b"%d" % len(self.arrays))
+        self._fragment_start = len(self._header)
+        self.arrays.append(self._input)
+        self._array = ArrayScanner(self._label(), self._depth_cap)
+        return ArrayStart(self._input, inputs[-1], {} if first else inputs[0])
+
+    def _inputs_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+        """Parse the text since the last array up to a key ``data``; None if it is no input's.
+
+        With the brackets closed that must be open here, the text is valid JSON, whose last input
+        has that key: a JSON library tells it better than any counting of quotes.
+        """
+        opening = b'{"inputs":[{"data":0' if self.arrays else b""
+        try:
+            fields = orjson.loads(opening + fragment + b"0}]}")
+        except orjson.JSONDecodeError:
+            return None
+        inputs = fields.get("inputs") if isinstance(fields, dict) else None
+        if not isinstance(inputs, list) or not all(isinstance(entry, dict) for entry in inputs):
+            return None
+        return inputs if "data" in inputs[-1] else None
+
+    def _keep(self, text: bytes) -> None:
+        self._header += text
+        if len(self._header) > self._header_cap:
+            raise GatewayError(
+                ErrorKind.TOO_LARGE,
+                f"the JSON around the data is larger than {self._header_cap} bytes "
+                "(limits.header_bytes)",
+            )

@@ -1,0 +1,31 @@
+"""What becomes of values that JSON cannot carry as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Nonfinite(Enum):
+    """How NaN and the infinities are written in a JSON answer."""
+
+    LITERAL = "literal"
+    """As the bare tokens NaN, Infinity and -Infinity, as Triton does."""
+    NULL = "null"
+    STRING = "string"
+    ERROR = "error"
+
+
+class BytesAs(Enum):
+    """How elements of BYTES tensors are written in a JSON answer."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPolicies:
+    """The policies of a route."""
+
+    nonfinite: Nonfinite = Nonfinite.LITERAL
+    bytes_as: BytesAs = BytesAs.UTF8

@@ -1,0 +1,48 @@
+"""The one table of what can go wrong: error kind → HTTP status, gRPC code, may it be retried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a kind of error is answered."""
+
+    status: int
+    grpc_code: int
+    retryable: bool = False
+    """The server cannot have seen a whole request, so that another endpoint may be tried."""
+
+
+class ErrorKind(Enum):
+    """What went wrong, in the terms of both protocols (gRPC codes as in google.rpc.Code)."""
+
+    BAD_REQUEST = Answer(400, 3)
+    NOT_ACCEPTABLE = Answer(406, 9)
+    CLIENT_TIMEOUT = Answer(408, 4)
+    TOO_LARGE = Answer(413, 8)
+    UNSUPPORTED = Answer(501, 12)
+    BAD_ANSWER = Answer(502, 14)
+    UNREACHABLE = Answer(503, 14, retryable=True)
+    SERVER_TIMEOUT = Answer(504, 4)
+
+
+class GatewayError(Exception):
+    """An error that the client is told of, as ``{"error": message}``."""
+
+    def __init__(self, kind: ErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+def bad_request(message: str) -> GatewayError:
+    """Make the error of a request that breaks the protocol; the message names the culprit."""
+    return GatewayError(ErrorKind.BAD_REQUEST, message)
+
+
+def bad_answer(message: str) -> GatewayError:
+    """Make the error of a server's answer that breaks the protocol or was cut short."""
+    return GatewayError(ErrorKind.BAD_ANSWER, message)

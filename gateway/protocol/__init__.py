@@ -1,0 +1,1 @@
+"""What the Open Inference Protocol says: pure facts and functions, no I/O."""

@@ -1,0 +1,307 @@
+"""The JSON part of an infer request or answer: parse, check, rewrite.
+
+Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
+``binary_data_output``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+from gateway.errors import bad_answer, bad_request
+from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.tensors import element_count
+
+Fields = dict[str, Any]
+
+_LARGEST_SIZE = 2**63 - 1
+
+
+class Source(Enum):
+    """Where the elements of an input are."""
+
+    DATA = "data"
+    BINARY = "binary_data_size"
+    SHARED_MEMORY = "shared_memory_region"
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One input of a request; ``binary_size`` is in bytes, None unless it travels in binary."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    source: Source
+    binary_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The form in which the client wants each output: binary, or JSON."""
+
+    binary_by_default: bool
+    binary_by_output: Mapping[str, bool]
+
+    def wants_binary(self, output: str) -> bool:
+        """Tell whether the client wants this output in binary form."""
+        return self.binary_by_output.get(output, self.binary_by_default)
+
+    @property
+    def all_binary(self) -> bool:
+        """Tell whether no output has to become JSON."""
+        if self.binary_by_output:
+            return all(self.binary_by_output.values())
+        return self.binary_by_default
+
+    @property
+    def all_json(self) -> bool:
+        """Tell whether every output has to become JSON."""
+        if self.binary_by_output:
+            return not any(self.binary_by_output.values())
+        return not self.binary_by_default
+
+
+def parse_header(text: bytes, depth_cap: int) -> Fields:
+    """Parse the JSON part of a request into its fields.
+
+    Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
+    """
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20].decode("utf-8", "replace")
+        raise bad_request(f"the request is not valid JSON ({error.msg}), near: {near}") from None
+    if not isinstance(fields, dict):
+        raise bad_request("the request's JSON must be an object with inputs")
+    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    if text.count(b"[") + text.count(b"{") > depth_cap and _depth(fields) > depth_cap:
+        raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
+    return fields
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        containers = [item for item in level if isinstance(item, dict | list)]
+        depth += bool(containers)
+        level = below
+    return depth
+
+
+def read_inputs(fields: Fields) -> tuple[InputTensor, ...]:
+    """Read and check the inputs of a request.
+
+    Raises GatewayError (400) that names the input for a missing or ill-typed field, an unknown
+    datatype, a negative dimension, or not exactly one source of data.
+    """
+    request_id = fields.get("id", "")
+    if not isinstance(request_id, str):
+        raise bad_request(f"id must be a string, got {_shown(request_id)}")
+    return tuple(_read_input(i, entry) for i, entry in enumerate(_entries(fields, "inputs")))
+
+
+def read_answer_form(fields: Fields) -> AnswerForm:
+    """Read in which form the client wants each output.
+
+    An output's own ``binary_data`` goes before the request's ``binary_data_output``.
+    Raises GatewayError (400) for ill-typed fields.
+    """
+    default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
+    by_output: dict[str, bool] = {}
+    for i, entry in enumerate(_requested_outputs(fields)):
+        name = _name(entry, f"outputs[{i}]")
+        label = f"output '{name}'"
+        by_output[name] = _flag(_parameters(entry, label), "binary_data", default, label)
+    return AnswerForm(default, by_output)
+
+
+def request_binary_outputs(fields: Fields) -> bool:
+    """Ask for every output in binary form; tell whether that changed the request.
+
+    Every listed output gets an explicit ``binary_data``, as servers differ in what they make of
+    ``binary_data_output`` beside a list. Outputs that go to shared memory are left alone.
+    """
+    changed = False
+    outputs = _requested_outputs(fields)
+    for output in outputs:
+        parameters = output.setdefault("parameters", {})
+        if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
+            continue
+        parameters["binary_data"] = True
+        changed = True
+    if not outputs:
+        parameters = fields.setdefault("parameters", {})
+        if parameters.get("binary_data_output") is not True:
+            parameters["binary_data_output"] = True
+            changed = True
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None
+
+
+def parse_answer(text: bytes) -> Fields:
+    """Parse the JSON part of a server's answer; raises GatewayError (502)."""
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
+    if not isinstance(fields, dict):
+        raise bad_answer("the server's answer is JSON, but no object")
+    return fields
+
+
+def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
+    """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
+    entries = fields.get("outputs", [])
+    if not isinstance(entries, list):
+        raise bad_answer("the server's answer has outputs that are no array")
+    return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
+
+
+def _read_output(index: int, entry: Any) -> OutputTensor:
+    try:
+        name, shape = entry["name"], entry["shape"]
+        datatype = DATATYPES[entry["datatype"]]
+        size = entry.get("parameters", {}).get("binary_data_size")
+    except (KeyError, TypeError, AttributeError):
+        raise bad_answer(
+            f"outputs[{index}] of the server's answer lacks a name, shape or known datatype"
+        ) from None
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not whole or not (size is None or (type(size) is int and size >= 0)):
+        raise bad_answer(f"output '{name}' of the server's answer has no valid shape or size")
+    if size is not None and datatype.size and size != element_count(shape) * datatype.size:
+        raise bad_answer(
+            f"output '{name}' of the server's answer has {size} bytes, which do not make "
+            f"shape {shape} of {datatype.name}"
+        )
+    return OutputTensor(str(name), datatype, tuple(shape), size)
+
+
+def set_binary_size(entry: Fields, size: int) -> None:
+    """Say that an input's data now follows the header as ``size`` bytes."""
+    entry.pop("data", None)
+    entry.setdefault("parameters", {})["binary_data_size"] = size
+
+
+def _read_input(index: int, entry: Fields) -> InputTensor:
+    name = _name(entry, f"inputs[{index}]")
+    label = f"input '{name}'"
+    datatype = entry.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise bad_request(
+            f"{label}: unknown datatype {_shown(datatype)}; known are {', '.join(DATATYPES)}"
+        )
+    shape = _shape(entry, label)
+    parameters = _parameters(entry, label)
+    present = [
+        source
+        for source, place in (
+            (Source.DATA, entry),
+            (Source.BINARY, parameters),
+            (Source.SHARED_MEMORY, parameters),
+        )
+        if source.value in place
+    ]
+    if len(present) != 1:
+        found = " and ".join(source.value for source in present) or "none of them"
+        raise bad_request(
+            f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
+            f"it has {found}"
+        )
+    size = _binary_size(parameters, label) if present[0] is Source.BINARY else None
+    tensor = InputTensor(name, DATATYPES[datatype], shape, present[0], size)
+    _check_binary_size(tensor, label)
+    return tensor
+
+
+def _check_binary_size(tensor: InputTensor, label: str) -> None:
+    if tensor.binary_size is None or tensor.datatype.size is None:
+        return
+    expected = element_count(tensor.shape) * tensor.datatype.size
+    if tensor.binary_size != expected:
+        raise bad_request(
+            f"{label}: binary_data_size is {tensor.binary_size}, but shape {list(tensor.shape)} "
+            f"of {tensor.datatype.name} takes {expected} bytes"
+        )
+
+
+def _entries(fields: Fields, key: str) -> list[Fields]:
+    entries = fields.get(key)
+    if not isinstance(entries, list):
+        raise bad_request(f"{key} must be an array of tensors, got {_shown(entries)}")
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise bad_request(f"{key}[{i}] must be an object, got {_shown(entry)}")
+    return entries
+
+
+def _requested_outputs(fields: Fields) -> list[Fields]:
+    return _entries(fields, "outputs") if "outputs" in fields else []
+
+
+def _name(entry: Fields, label: str) -> str:
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise bad_request(f"{label}: name must be a string, got {_shown(name)}")
+    return name
+
+
+def _shape(entry: Fields, label: str) -> tuple[int, ...]:
+    shape = entry.get("shape")
+    if not isinstance(shape, list):
+        raise bad_request(f"{label}: shape must be an array of integers, got {_shown(shape)}")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise bad_request(
+                f"{label}: shape {_shown(shape)} must hold integers of 0 or more only"
+            )
+    return tuple(shape)
+
+
+def _parameters(entry: Fields, label: str) -> Fields:
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise bad_request(f"{label}: parameters must be an object, got {_shown(parameters)}")
+    return parameters
+
+
+def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise bad_request(f"{label}: {key} must be true or false, got {_shown(value)}")
+    return value
+
+
+def _binary_size(parameters: Fields, label: str) -> int:
+    size = parameters["binary_data_size"]
+    if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
+        raise bad_request(
+            f"{label}: binary_data_size must be an integer of 0 or more, got {_shown(size)}"
+        )
+    return size
+
+
+def _shown(value: object) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,99 @@
+"""Raw binary requests: the inference header made from metadata and byte size.
+
+Binary tensor data extension, "Raw Binary Request".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.errors import bad_request
+from gateway.protocol.datatypes import Family
+from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
+
+
+@dataclass(frozen=True, slots=True)
+class RawBinaryPreamble:
+    """What goes before the client's bytes: the header, and a BYTES element's length."""
+
+    header: bytes
+    prefix: bytes = b""
+
+
+def raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamble:
+    """Make what turns ``body_size`` bare bytes into a request for all outputs in binary form.
+
+    Raises GatewayError (400) where the model has not exactly one input, more than one variable
+    dimension, a BYTES input of another shape than [1], or where the bytes do not fit the shape.
+    """
+    if len(model.inputs) != 1:
+        raise bad_request(
+            f"model '{model.name}' takes {len(model.inputs)} inputs; "
+            "a raw binary request (Inference-Header-Content-Length: 0) needs exactly 1"
+        )
+    tensor = model.inputs[0]
+    prefix = b""
+    if tensor.datatype.family is Family.TEXT:
+        shape = _bytes_shape(model, tensor)
+        if body_size >= 1 << 32:
+            raise bad_request(f"input '{tensor.name}' can take at most 4 GiB in one BYTES element")
+        prefix = body_size.to_bytes(4, "little")
+    else:
+        shape = _deduced_shape(model, tensor, body_size)
+    return RawBinaryPreamble(_header(tensor, shape, len(prefix) + body_size), prefix)
+
+
+def _header(tensor: TensorSpec, shape: tuple[int, ...], size: int) -> bytes:
+    entry: dict[str, Any] = {
+        "name": tensor.name,
+        "shape": shape,
+        "datatype": tensor.datatype.name,
+        "parameters": {"binary_data_size": size},
+    }
+    return orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
+
+
+def _own_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:
+    # Metadata shows the batch dimension as a leading -1 that is not the tensor's own.
+    return tensor.shape[1:] if model.batching else tensor.shape
+
+
+def _with_batch(model: ModelMetadata, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, *shape) if model.batching else shape
+
+
+def _bytes_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:
+    own = _own_shape(model, tensor)
+    if own != (1,):
+        raise bad_request(
+            f"input '{tensor.name}' of model '{model.name}' is BYTES of shape {list(own)}; "
+            "a raw binary request needs shape [1]"
+        )
+    return _with_batch(model, (1,))
+
+
+def _deduced_shape(model: ModelMetadata, tensor: TensorSpec, body_size: int) -> tuple[int, ...]:
+    own = _own_shape(model, tensor)
+    if own.count(-1) > 1:
+        raise bad_request(
+            f"input '{tensor.name}' of model '{model.name}' has shape {list(own)}; "
+            "a raw binary request allows at most 1 variable dimension"
+        )
+    fixed = element_count([size for size in own if size != -1]) * (tensor.datatype.size or 1)
+    if -1 not in own:
+        if fixed != body_size:
+            raise bad_request(
+                f"input '{tensor.name}' of shape {list(own)} and datatype {tensor.datatype.name} "
+                f"takes {fixed} bytes, got {body_size}"
+            )
+        return _with_batch(model, own)
+    variable, rest = divmod(body_size, fixed) if fixed else (0, body_size)
+    if rest:
+        raise bad_request(
+            f"input '{tensor.name}' of shape {list(own)} and datatype {tensor.datatype.name} "
+            f"takes a multiple of {fixed} bytes, got {body_size}"
+        )
+    return _with_batch(model, tuple(variable if size == -1 else size for size in own))
