@@ -1,0 +1,116 @@
+"""The composition root: settings → a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
+from gateway.exchange.dispatch import exchange
+from gateway.listener.http import HttpListener
+from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.observe.access_log import AccessLog
+from gateway.protocol.dialects import DIALECTS
+from gateway.settings.addresses import Address, UnixAddress
+from gateway.settings.schema import Settings
+from gateway.upstream.http import HttpEndpoint, open_session
+from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool import Pool
+
+
+class ListenError(Exception):
+    """An address that cannot be listened on; the message names it."""
+
+
+class Gateway:
+    """A gateway that serves while its context is open; leaving it drains.
+
+    Raises ListenError on entering, where an address cannot be had.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.addresses: list[str] = []
+        """Where clients reach it: URLs, or unix:/path."""
+        self.dropped = 0
+        """Exchanges that took longer than the drain time allows."""
+
+    async def __aenter__(self) -> Self:
+        settings = self._settings
+        sockets = [sock for address in settings.listen for sock in _bind(address)]
+        self._session = open_session(settings.limits.connect_time)
+        self._upstreams = _upstreams(settings, self._session)
+        route = _route(settings, self._upstreams)
+
+        async def on_request(request: ClientRequest, answer: ClientAnswer) -> None:
+            await exchange(request, answer, route)
+
+        self._listener = HttpListener(on_request, AccessLog() if settings.log.access else None)
+        for sock in sockets:
+            self.addresses.append(_shown(sock))
+            await self._listener.listen(sock)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.dropped = await self._listener.drain(self._settings.limits.drain_time)
+        for upstream in self._upstreams.values():
+            await upstream.metadata.close()
+        await self._session.close()
+
+
+def _bind(address: Address) -> list[socket.socket]:
+    try:
+        if isinstance(address, UnixAddress):
+            return [unix_socket(address.path)]
+        return tcp_sockets(address.host, address.port)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _shown(sock: socket.socket) -> str:
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
+    return f"http://{host}:{name[1]}"
+
+
+def _upstreams(settings: Settings, session: aiohttp.ClientSession) -> dict[str, Upstream]:
+    limits = settings.limits
+    clock = asyncio.get_running_loop().time
+    return {
+        name: Upstream(
+            name,
+            DIALECTS[declared.dialect],
+            Pool([HttpEndpoint(url, session) for url in declared.endpoints]),
+            MetadataCache(limits.metadata_time, limits.metadata_models, limits.idle_time, clock),
+        )
+        for name, declared in settings.upstreams.items()
+    }
+
+
+def _route(settings: Settings, upstreams: Mapping[str, Upstream]) -> Route:
+    declared, limits = settings.routes[0], settings.limits
+    return Route(
+        upstreams[declared.upstream],
+        JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes)),
+        Limits(
+            request_bytes=limits.request_bytes,
+            header_bytes=limits.header_bytes,
+            json_depth=limits.json_depth,
+            spool_bytes=limits.spool_bytes,
+            idle_time=limits.idle_time,
+            total_time=limits.total_time,
+        ),
+    )

@@ -1,0 +1,85 @@
+"""What a listener gives an exchange, and what an exchange is told of its surroundings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.policies import JsonPolicies
+from gateway.protocol.dialects import Dialect
+from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool import Pool
+
+
+class ClientRequest(ABC):
+    """A client's request, of which the body is still to come.
+
+    ``target`` is the raw request target. ``content_length`` is in bytes, None for a chunked body,
+    0 where there is none.
+    """
+
+    method: str
+    target: str
+    headers: CIMultiDictProxy[str]
+    content_length: int | None
+
+    @abstractmethod
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives; raises GatewayError (400) where it is broken."""
+
+
+class ClientAnswer(ABC):
+    """The answer to a client, written as it becomes known."""
+
+    started: bool = False
+    """Whether the client may have seen a part of it."""
+
+    @abstractmethod
+    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
+        """Begin the answer; without a Content-Length its body goes out chunked."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Write a part of the body; waits while the client is slow to read."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """End the answer."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drop the connection, so that the client sees that the answer is not whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps of one exchange: sizes in bytes, times in seconds."""
+
+    request_bytes: int
+    header_bytes: int
+    json_depth: int
+    spool_bytes: int
+    idle_time: float
+    total_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A named group of servers that speak one dialect."""
+
+    name: str
+    dialect: Dialect
+    pool: Pool
+    metadata: MetadataCache
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where requests go, and what is done with them on the way."""
+
+    upstream: Upstream
+    policies: JsonPolicies
+    limits: Limits

@@ -1,0 +1,75 @@
+"""Which exchange a request becomes, and what its failure looks like to the client."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway.errors import GatewayError
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.deadline import Deadline, deadline
+from gateway.exchange.forward import forward
+from gateway.exchange.infer import infer
+from gateway.exchange.server_metadata import server_metadata
+from gateway.exchange.trace import trace_setting
+from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
+from gateway.upstream.metadata_cache import ServerRefusalError
+
+_log = logging.getLogger("tensorgate.exchange")
+
+
+async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -> None:
+    """Answer one request, with ``{"error": ...}`` where that fails.
+
+    Where an answer has begun already, it is aborted so that the client sees that it is not whole.
+    """
+    asked = parse_endpoint(request.method, request.target)
+    limits = route.limits
+    try:
+        async with deadline(limits.idle_time, limits.total_time) as turns:
+            await _dispatch(request, answer, asked, route, turns)
+    except ServerRefusalError as refusal:
+        headers = CIMultiDict({"Content-Type": refusal.content_type})
+        await _answer(answer, refusal.status, headers, refusal.body)
+    except GatewayError as error:
+        if answer.started:
+            _log.warning("answer aborted: %s", error.message)
+            answer.abort()
+        else:
+            await answer_error(answer, error)
+
+
+async def _dispatch(
+    request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route, turns: Deadline
+) -> None:
+    if asked.kind is EndpointKind.INFER:
+        await infer(request, answer, asked, route, turns)
+    elif asked.kind is EndpointKind.TRACE_SETTING:
+        await trace_setting(request, answer, asked, route, turns)
+    elif asked.kind is EndpointKind.SERVER_METADATA:
+        await server_metadata(request, answer, route, turns)
+    elif asked.kind is EndpointKind.LOAD and asked.model is not None:
+        try:
+            await forward(request, answer, route, turns)
+        finally:
+            route.upstream.metadata.drop(asked.model)
+    else:
+        await forward(request, answer, route, turns)
+
+
+async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
+    """Answer with an error in the protocol's form."""
+    body = orjson.dumps({"error": error.message})
+    headers = CIMultiDict({"Content-Type": "application/json"})
+    await _answer(answer, error.kind.value.status, headers, body)
+
+
+async def _answer(
+    answer: ClientAnswer, status: int, headers: CIMultiDict[str], body: bytes
+) -> None:
+    headers["Content-Length"] = str(len(body))
+    await answer.start(status, "", headers)
+    await answer.write(body)
+    await answer.finish()

@@ -1,0 +1,66 @@
+"""Which HTTP headers pass through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import bad_request
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# RFC 9110, section 7.6.1, and what older proxies speak; Expect is answered by the listener.
+_HOP_BY_HOP = (
+    "Connection",
+    "Expect",
+    "Keep-Alive",
+    "Proxy-Authenticate",
+    "Proxy-Authorization",
+    "Proxy-Connection",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+)
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Copy the headers that are meant for the other end."""
+    passed = CIMultiDict(headers)
+    named = ",".join(headers.getall("Connection", ())).split(",")
+    for name in (*_HOP_BY_HOP, *(name.strip() for name in named)):
+        passed.popall(name, None)
+    return passed
+
+
+def with_body(
+    headers: CIMultiDictProxy[str], changed: Mapping[str, str | None]
+) -> CIMultiDict[str]:
+    """Copy the headers that pass, for a body that was made anew.
+
+    What is said of the old body gives way to ``changed``, in which None leaves a header out.
+    """
+    passed = end_to_end(headers)
+    for name, value in {"Content-Length": None, HEADER_LENGTH: None, **changed}.items():
+        passed.popall(name, None)
+        if value is not None:
+            passed[name] = value
+    return passed
+
+
+def header_length(headers: CIMultiDictProxy[str]) -> int | None:
+    """Give the Inference-Header-Content-Length, None where there is none.
+
+    Raises GatewayError (400) unless it is one or more ASCII digits, once.
+    """
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
+        return None
+    if len(values) > 1 or len(values[0]) > 19 or not _DIGITS.fullmatch(values[0]):
+        raise bad_request(
+            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:60]!r}"
+        )
+    return int(values[0])

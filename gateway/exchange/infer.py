@@ -1,0 +1,195 @@
+"""An infer exchange: the request into the server's form, the answer into the client's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from gateway.codec.infer_request import InferRequest, InferRequestCodec
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.forward import forward, send
+from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
+from gateway.exchange.infer_answer import relay_answer
+from gateway.exchange.pump import CHUNK, ClientBody, breathe
+from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
+
+_ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """A request in the server's form; ``size`` in bytes is the whole body's."""
+
+    body: Body
+    size: int
+    header_size: int
+    answer: AnswerForm
+
+
+async def infer(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    asked: Endpoint,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
+    if _encoded(request):
+        # What is inside cannot be seen; the server decodes it, or says that it cannot.
+        await forward(request, answer, route, deadline)
+        return
+    length = header_length(request.headers)
+    body = ClientBody(request, route.limits.request_bytes, deadline)
+    with route.upstream.pool.endpoint() as endpoint:
+        if length == 0:
+            converted = await _convert_raw(body, asked, endpoint, route)
+        else:
+            converted = await _convert(body, length, route)
+        upstream_request = _upstream_request(request, converted)
+        response = await send(endpoint, upstream_request, deadline)
+        try:
+            if length == 0 and response.status != 200:
+                # The header may have been made from metadata that is no longer true.
+                route.upstream.metadata.drop(asked.model or "")
+            await relay_answer(response, answer, converted.answer, route, endpoint.url, deadline)
+        finally:
+            response.close()
+
+
+def _encoded(request: ClientRequest) -> bool:
+    return request.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
+
+
+def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
+    changed = {
+        "Content-Type": "application/octet-stream",
+        "Content-Length": str(converted.size),
+        HEADER_LENGTH: str(converted.header_size),
+    }
+    headers = with_body(request.headers, changed)
+    if not converted.answer.all_binary:
+        # The answer has to be read here.
+        headers.popall("Accept-Encoding", None)
+    return UpstreamRequest(request.method, request.target, headers, converted.body)
+
+
+async def _convert(body: ClientBody, length: int | None, route: Route) -> _Converted:
+    """Convert a request whose JSON part has this length, or is all of the body."""
+    if length is None and body.size == 0:
+        raise bad_request("the request has no body")
+    if length is not None and body.size is not None and length > body.size:
+        raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
+    request = await _read_json(body, length, route)
+    surplus = 0 if length is None or body.size is None else body.size - length
+    if body.size is not None and length is not None and surplus != request.expected_size:
+        raise bad_request(
+            f"{surplus} bytes follow the request's JSON, "
+            f"its binary_data_size parameters add up to {request.expected_size}"
+        )
+    if length is None and request.expected_size:
+        raise bad_request(
+            f"an input has binary_data_size, but the request has no {HEADER_LENGTH} header"
+        )
+    held = _held_body(request)
+    return _Converted(
+        _streamed_body(request, body) if held is None else held,
+        request.content_length,
+        len(request.header),
+        request.answer,
+    )
+
+
+async def _read_json(body: ClientBody, length: int | None, route: Route) -> InferRequest:
+    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth)
+    missing = length
+    work = 0
+    while missing is None or missing:
+        text = await body.read(CHUNK if missing is None else min(CHUNK, missing))
+        if not text:
+            break
+        codec.feed(text)
+        if missing is not None:
+            missing -= len(text)
+        work += len(text)
+        if work >= CHUNK:
+            work = 0
+            await breathe()
+    if missing:
+        raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
+    codec.feed(b"", last=True)
+    while codec.work():
+        await breathe()
+    return codec.finish()
+
+
+def _held_body(request: InferRequest) -> Body:
+    """Give the whole body, where nothing of it is still to come from the client."""
+    chunks = [request.header]
+    for part in request.tensors:
+        if isinstance(part, int):
+            if part:
+                return None
+        else:
+            chunks += part
+    return [b"".join(chunks)] if request.content_length <= CHUNK else chunks
+
+
+async def _streamed_body(request: InferRequest, body: ClientBody) -> AsyncIterator[bytes]:
+    yield request.header
+    missing = request.expected_size
+    for part in request.tensors:
+        if not isinstance(part, int):
+            for chunk in part:
+                yield chunk
+            continue
+        async for piece in body.read_exactly(part):
+            missing -= len(piece)
+            if not missing and await body.read():
+                # Said before the server has the whole request.
+                raise bad_request("the body goes on after all that its header says")
+            yield piece
+
+
+async def _convert_raw(
+    body: ClientBody, asked: Endpoint, endpoint: UpstreamEndpoint, route: Route
+) -> _Converted:
+    """Put the header that a raw binary request lacks before its bytes."""
+    model = await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
+    chunks: list[bytes] | None = None
+    size = body.size
+    if size is None:
+        chunks = await _spool(body, route.limits.spool_bytes)
+        size = sum(map(len, chunks))
+    preamble = raw_binary_preamble(model, size)
+    start = preamble.header + preamble.prefix
+    return _Converted(
+        _after(start, body) if chunks is None else [start, *chunks],
+        len(start) + size,
+        len(preamble.header),
+        _ALL_BINARY,
+    )
+
+
+async def _spool(body: ClientBody, cap: int) -> list[bytes]:
+    chunks, size = [], 0
+    async for chunk in body.rest():
+        size += len(chunk)
+        if size > cap:
+            raise GatewayError(
+                ErrorKind.TOO_LARGE,
+                f"a raw binary request without Content-Length is held, and is larger than {cap} "
+                "bytes (limits.spool_bytes); send a Content-Length",
+            )
+        chunks.append(chunk)
+    return chunks
+
+
+async def _after(start: bytes, body: ClientBody) -> AsyncIterator[bytes]:
+    yield start
+    async for chunk in body.rest():
+        yield chunk

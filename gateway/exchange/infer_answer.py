@@ -1,0 +1,152 @@
+"""The answer of an infer exchange, brought into the form that the client wants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from multidict import CIMultiDict
+
+from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
+from gateway.errors import GatewayError, bad_answer
+from gateway.exchange.base import ClientAnswer, Route
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.forward import forward_answer
+from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
+from gateway.exchange.pump import CHUNK, breathe, response_chunks, write
+from gateway.protocol.inference_header import AnswerForm
+from gateway.upstream.base import UpstreamResponse
+
+
+async def relay_answer(
+    response: UpstreamResponse,
+    answer: ClientAnswer,
+    form: AnswerForm,
+    route: Route,
+    url: str,
+    deadline: Deadline,
+) -> None:
+    """Pass a server's answer on in the client's form; errors of its own pass as they are."""
+    if response.status != 200 or form.all_binary:
+        await forward_answer(response, answer, url, deadline)
+        return
+    header_size = _header_size(response, route, url)
+    chunks = response_chunks(response, url, deadline)
+    if header_size is None:
+        await _relay_json(response, chunks, answer, route, deadline)
+    elif form.all_json:
+        await _relay_as_json(response, chunks, header_size, answer, route, deadline)
+    else:
+        await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+
+
+def _header_size(response: UpstreamResponse, route: Route, url: str) -> int | None:
+    # Servers differ in Content-Type: a binary answer is known by this header alone.
+    value = response.headers.get(HEADER_LENGTH)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise bad_answer(f"{url} answered with {HEADER_LENGTH}: {value[:40]}")
+    if int(value) > route.limits.header_bytes:
+        raise bad_answer(
+            f"{url} answered with {value} bytes of JSON before the tensors; "
+            f"at most {route.limits.header_bytes} are taken (limits.header_bytes)"
+        )
+    return int(value)
+
+
+async def _relay_as_json(
+    response: UpstreamResponse,
+    chunks: AsyncIterator[bytes],
+    header_size: int,
+    answer: ClientAnswer,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    codec = JsonAnswer(header_size, route.policies)
+    headers = with_body(response.headers, {"Content-Type": "application/json"})
+    size = response.content_length
+    if size is not None and size <= CHUNK:
+        text = codec.feed(await _whole(chunks))
+        codec.finish()
+        await send_whole(answer, headers, [text], deadline)
+        return
+    async for chunk in chunks:
+        for start in range(0, len(chunk), CHUNK):
+            text = codec.feed(chunk[start : start + CHUNK])
+            if not text:
+                continue
+            if not answer.started:
+                await answer.start(200, response.reason, headers)
+            await write(answer, text, deadline)
+            await breathe()
+    codec.finish()
+    await answer.finish()
+
+
+async def _relay_mixed(
+    response: UpstreamResponse,
+    chunks: AsyncIterator[bytes],
+    header_size: int,
+    answer: ClientAnswer,
+    form: AnswerForm,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    codec = MixedAnswer(header_size, form, route.policies, route.limits.spool_bytes)
+    async for chunk in chunks:
+        for start in range(0, len(chunk), CHUNK):
+            codec.feed(chunk[start : start + CHUNK])
+            await breathe()
+    header, tensors = codec.finish()
+    changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    await send_whole(answer, with_body(response.headers, changed), [header, *tensors], deadline)
+
+
+async def _relay_json(
+    response: UpstreamResponse,
+    chunks: AsyncIterator[bytes],
+    answer: ClientAnswer,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Pass on an answer without tensors behind it.
+
+    Triton sends such a one where every binary output is empty: with sizes of 0, and no data.
+    """
+    held: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size > route.limits.header_bytes:
+            break
+    else:
+        try:
+            codec = JsonAnswer(size, route.policies)
+            held = [codec.feed(b"".join(held))]
+            codec.finish()
+        except GatewayError:
+            pass  # not what we know: the client shall see what the server said
+        await send_whole(answer, with_body(response.headers, {}), held, deadline)
+        return
+    await answer.start(response.status, response.reason, end_to_end(response.headers))
+    for chunk in held:
+        await write(answer, chunk, deadline)
+    async for chunk in chunks:
+        await write(answer, chunk, deadline)
+    await answer.finish()
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def send_whole(
+    answer: ClientAnswer, headers: CIMultiDict[str], chunks: list[bytes], deadline: Deadline
+) -> None:
+    """Answer 200 with a body that is at hand."""
+    headers["Content-Length"] = str(sum(map(len, chunks)))
+    await answer.start(200, "OK", headers)
+    for chunk in chunks:
+        await write(answer, chunk, deadline)
+    await answer.finish()

@@ -1,0 +1,92 @@
+"""Moves bodies in chunks: counted, in time, and never holding the event loop for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.exchange.base import ClientAnswer, ClientRequest
+from gateway.exchange.deadline import Deadline
+from gateway.upstream.base import UpstreamResponse
+
+CHUNK = 64 * 1024
+"""Bytes converted before other exchanges get their turn."""
+
+
+class ClientBody:
+    """Reads a client's body in pieces of the reader's choice.
+
+    ``size_cap`` is in bytes. Raises GatewayError: 413 over the cap, 400 for a broken body.
+    """
+
+    def __init__(self, request: ClientRequest, size_cap: int, deadline: Deadline) -> None:
+        self.size = request.content_length
+        """Bytes of the whole body, None where it is chunked."""
+        self._size_cap = size_cap
+        self._deadline = deadline
+        self._chunks = request.chunks()
+        self._chunk = b""
+        self._position = 0
+        self._received = 0
+        self._check_size(self.size or 0)
+
+    async def read(self, most: int = CHUNK) -> bytes:
+        """Give the next bytes, at most so many; none at the end of the body."""
+        if self._position == len(self._chunk):
+            await self._next_chunk()
+        piece = self._chunk[self._position : self._position + most]
+        self._position += len(piece)
+        return piece
+
+    async def read_exactly(self, size: int) -> AsyncIterator[bytes]:
+        """Yield pieces that make up ``size`` bytes; raises GatewayError (400) if the body ends."""
+        while size:
+            piece = await self.read(size)
+            if not piece:
+                raise bad_request(f"the body ends {size} bytes before its header says")
+            size -= len(piece)
+            yield piece
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """Yield what is left of the body."""
+        while piece := await self.read(self._size_cap):
+            yield piece
+
+    async def _next_chunk(self) -> None:
+        self._deadline.wait_for_client()
+        self._chunk = await anext(self._chunks, b"")
+        self._position = 0
+        self._received += len(self._chunk)
+        self._check_size(self._received)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._size_cap:
+            raise GatewayError(
+                ErrorKind.TOO_LARGE,
+                f"the request is larger than {self._size_cap} bytes (limits.request_bytes)",
+            )
+
+
+async def breathe() -> None:
+    """Let other exchanges have their turn."""
+    await asyncio.sleep(0)
+
+
+async def response_chunks(
+    response: UpstreamResponse, url: str, deadline: Deadline
+) -> AsyncIterator[bytes]:
+    """Yield the body of a server's answer as it arrives."""
+    chunks = response.chunks()
+    while True:
+        deadline.wait_for_server(url)
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
+
+
+async def write(answer: ClientAnswer, data: bytes, deadline: Deadline) -> None:
+    """Write to the client, whose turn it is to read."""
+    deadline.wait_for_client()
+    await answer.write(data)

@@ -1,0 +1,50 @@
+"""``GET /v2``: what the server says of itself, and what the gateway adds to it."""
+
+from __future__ import annotations
+
+import orjson
+
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.forward import forward_answer, send
+from gateway.exchange.headers import end_to_end, with_body
+from gateway.exchange.infer_answer import send_whole
+from gateway.exchange.pump import response_chunks
+from gateway.upstream.base import UpstreamRequest
+
+_EXTENSION = "binary_tensor_data"
+_LARGEST_DOCUMENT = 1024 * 1024
+
+
+async def server_metadata(
+    request: ClientRequest, answer: ClientAnswer, route: Route, deadline: Deadline
+) -> None:
+    """Pass the server's metadata on, with the binary form among its extensions."""
+    headers = end_to_end(request.headers)
+    headers.popall("Accept-Encoding", None)
+    with route.upstream.pool.endpoint() as endpoint:
+        response = await send(
+            endpoint, UpstreamRequest(request.method, request.target, headers), deadline
+        )
+        try:
+            size = response.content_length
+            if response.status != 200 or size is None or size > _LARGEST_DOCUMENT:
+                await forward_answer(response, answer, endpoint.url, deadline)
+                return
+            chunks = response_chunks(response, endpoint.url, deadline)
+            document = _with_extension(b"".join([chunk async for chunk in chunks]))
+            await send_whole(answer, with_body(response.headers, {}), [document], deadline)
+        finally:
+            response.close()
+
+
+def _with_extension(document: bytes) -> bytes:
+    try:
+        fields = orjson.loads(document)
+        extensions = fields.setdefault("extensions", [])
+        if _EXTENSION in extensions:
+            return document
+        extensions.append(_EXTENSION)
+    except (ValueError, AttributeError, TypeError):
+        return document
+    return orjson.dumps(fields)

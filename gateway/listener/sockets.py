@@ -1,0 +1,58 @@
+"""The sockets that the gateway listens on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+
+def tcp_sockets(host: str, port: int) -> list[socket.socket]:
+    """Bind a TCP socket to each address of a host; port 0 lets the system choose.
+
+    Raises OSError where one cannot be had.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # All addresses of the host get the port that the first one got.
+            sock.bind((address[0], sockets[0].getsockname()[1] or port, *address[2:]))
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def unix_socket(path: str) -> socket.socket:
+    """Bind a Unix socket, in place of one that a process left behind.
+
+    Raises OSError where the path is taken by something else, or by a socket in use.
+    """
+    if os.path.exists(path):
+        _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise FileExistsError(0, f"{path} exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(0, f"{path} is in use by another process")

@@ -1,0 +1,160 @@
+"""What the models of an upstream take, asked for once and kept for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.endpoints import model_path
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
+
+_LARGEST_DOCUMENT = 4 * 1024 * 1024
+
+Key = tuple[str, str | None]
+
+
+class ServerRefusalError(Exception):
+    """The server's own answer to a question of the gateway's: the client shall see it."""
+
+    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.content_type = content_type
+        self.body = body
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    metadata: ModelMetadata
+    expires: float
+
+
+class MetadataCache:
+    """Keeps the metadata of at most ``size`` models, each for ``time_to_live`` seconds.
+
+    ``clock`` gives seconds. One fetch at a time is made per model and version, of at most
+    ``fetch_time`` seconds; others wait for it.
+    """
+
+    def __init__(
+        self, time_to_live: float, size: int, fetch_time: float, clock: Callable[[], float]
+    ) -> None:
+        self._fetch_time = fetch_time
+        self._time_to_live = time_to_live
+        self._size = size
+        self._clock = clock
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._fetches: dict[Key, asyncio.Task[ModelMetadata]] = {}
+        self._tasks: set[asyncio.Task[ModelMetadata]] = set()
+
+    async def get(
+        self, model: str, version: str | None, endpoint: UpstreamEndpoint
+    ) -> ModelMetadata:
+        """Give a model's metadata, asking the endpoint where it is not known.
+
+        Raises ServerRefusalError where the server does not give it (an unknown model, say), and
+        GatewayError (502, 503) where it fails or makes no sense.
+        """
+        key = (model, version)
+        entry = self._entries.get(key)
+        if entry is not None and entry.expires > self._clock():
+            self._entries.move_to_end(key)
+            return entry.metadata
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            fetch = self._fetches[key] = asyncio.create_task(self._fetch(key, endpoint))
+            self._tasks.add(fetch)
+            fetch.add_done_callback(lambda done: self._end_fetch(key, done))
+        # One client that leaves must not take the answer from the others.
+        return await asyncio.shield(fetch)
+
+    def drop(self, model: str) -> None:
+        """Forget all versions of a model; a fetch under way does not count any more."""
+        for key in [key for key in self._entries if key[0] == model]:
+            del self._entries[key]
+        for key in [key for key in self._fetches if key[0] == model]:
+            del self._fetches[key]
+
+    async def close(self) -> None:
+        """Cancel the fetches under way."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, key: Key, endpoint: UpstreamEndpoint) -> ModelMetadata:
+        try:
+            async with asyncio.timeout(self._fetch_time):
+                metadata = await fetch_metadata(*key, endpoint)
+        except TimeoutError:
+            raise GatewayError(
+                ErrorKind.SERVER_TIMEOUT,
+                f"{endpoint.url} gave no metadata of model '{key[0]}' in {self._fetch_time:g} s",
+            ) from None
+        if self._fetches.get(key) is asyncio.current_task():
+            self._entries[key] = _Entry(metadata, self._clock() + self._time_to_live)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        return metadata
+
+    def _end_fetch(self, key: Key, fetch: asyncio.Task[ModelMetadata]) -> None:
+        self._tasks.discard(fetch)
+        if self._fetches.get(key) is fetch:
+            del self._fetches[key]
+        if not fetch.cancelled():
+            fetch.exception()  # seen, even where every client that waited has left
+
+
+async def fetch_metadata(
+    model: str, version: str | None, endpoint: UpstreamEndpoint
+) -> ModelMetadata:
+    """Ask a server what a model takes: its metadata, and whether it batches from its config."""
+    path = model_path(model, version)
+    status, content_type, body = await _get(endpoint, path)
+    if status != 200:
+        raise ServerRefusalError(status, content_type, body)
+    config_status, config_type, config = await _get(endpoint, path + "/config")
+    if config_status >= 500 and config_status != 501:
+        # Without the config the batch dimension would be guessed, and guessed wrong.
+        raise ServerRefusalError(config_status, config_type, config)
+    batching = config_status == 200 and _max_batch_size(config) > 0
+    try:
+        fields = orjson.loads(body)
+        inputs = tuple(_tensor(entry) for entry in fields["inputs"])
+    except (ValueError, KeyError, TypeError):
+        raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
+    return ModelMetadata(model, inputs, batching)
+
+
+def _tensor(entry: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(entry["name"], DATATYPES[entry["datatype"]], tuple(map(int, entry["shape"])))
+
+
+def _max_batch_size(config: bytes) -> int:
+    try:
+        return int(orjson.loads(config).get("max_batch_size", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0
+
+
+async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
+    response = await endpoint.send(UpstreamRequest("GET", path, CIMultiDict()))
+    try:
+        body = bytearray()
+        async for chunk in response.chunks():
+            body += chunk
+            if len(body) > _LARGEST_DOCUMENT:
+                raise bad_answer(f"{endpoint.url}{path} is larger than {_LARGEST_DOCUMENT} bytes")
+    finally:
+        response.close()
+    return response.status, response.headers.get("Content-Type", "application/json"), bytes(body)
