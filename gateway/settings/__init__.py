@@ -1,0 +1,1 @@
+"""Settings: what an operator writes in YAML, checked whole before anything starts."""

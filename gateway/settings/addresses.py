@@ -1,0 +1,118 @@
+"""Where the gateway listens, and where it finds servers."""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+
+from gateway.settings.words import describe
+
+_AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_ALL_DIGITS = re.compile(r"[0-9.]+")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)")
+_UNIX_PATH_BYTES = 107  # sun_path of Linux holds 108 with its closing NUL
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """Name a TCP port of a host; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """Name a Unix socket by its absolute path."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+Address = TcpAddress | UnixAddress
+
+
+def parse_address(value: object) -> Address:
+    """Return what ``host:port``, ``[::1]:port`` or ``unix:/path`` names. Raises ValueError."""
+    match value:
+        case TcpAddress() | UnixAddress():
+            return value
+        case str() if value.startswith("unix:"):
+            return _unix(value.removeprefix("unix:"))
+        case str() if found := _AUTHORITY.fullmatch(value):
+            return _tcp(found)
+        case int() if not isinstance(value, bool) and 0 <= value <= 65535:
+            hint = f"; did you mean 127.0.0.1:{value}?"
+        case _:
+            hint = ""
+    expected = "expected HOST:PORT, [IPv6]:PORT or unix:/PATH"
+    raise ValueError(f"{expected}, got {describe(value)}{hint}")
+
+
+def parse_endpoint(value: object) -> str:
+    """Return the URL of a server as ``http://host:port``. Raises ValueError.
+
+    The port is never guessed: inference servers seldom stand at 80.
+    """
+    found = _URL.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f"expected a URL such as http://127.0.0.1:8000, got {describe(value)}")
+    match found["scheme"].lower():
+        case "http":
+            pass
+        case "https":
+            raise ValueError("https towards servers is not supported yet; only http is")
+        case scheme:
+            raise ValueError(f"expected an http URL, got {scheme}")
+    if "@" in found["authority"]:
+        raise ValueError("a user name or password in the URL is not supported")
+    if found["rest"] not in ("", "/"):
+        raise ValueError(f"expected no path or query after the port, got {describe(found['rest'])}")
+    return f"http://{_server(found['authority'])}"
+
+
+def _server(authority: str) -> TcpAddress:
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
+        raise ValueError(f"expected a host and a port after http://, got {describe(authority)}")
+    address = _tcp(found)
+    if address.port == 0:
+        raise ValueError("expected a port from 1 to 65535, got 0")
+    return address
+
+
+def _tcp(found: re.Match[str]) -> TcpAddress:
+    port = int(found["port"])
+    if port > 65535:
+        raise ValueError(f"expected a port up to 65535, got {port}")
+    if found["ipv6"] is not None:
+        return TcpAddress(_ip(IPv6Address, found["ipv6"]), port)
+    name = found["name"]
+    if not name:
+        raise ValueError(f"a host is missing before :{port}")
+    if _ALL_DIGITS.fullmatch(name):
+        return TcpAddress(_ip(IPv4Address, name), port)
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError(f"expected a host name or an IP address, got {describe(name)}")
+    return TcpAddress(name, port)
+
+
+def _ip(kind: type[IPv4Address | IPv6Address], text: str) -> str:
+    try:
+        return str(kind(text))
+    except ValueError:
+        version = "6" if kind is IPv6Address else "4"
+        raise ValueError(f"expected an IPv{version} address, got {describe(text)}") from None
+
+
+def _unix(path: str) -> UnixAddress:
+    if not path.startswith("/") or path.endswith("/"):
+        raise ValueError(f"expected unix: and the absolute path of a socket, got {describe(path)}")
+    if len(path.encode()) > _UNIX_PATH_BYTES:
+        raise ValueError(f"a socket's path may hold {_UNIX_PATH_BYTES} bytes, not more")
+    return UnixAddress(path)

@@ -1,0 +1,48 @@
+"""What is wrong with a settings file, and where."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Name one fault of a settings file.
+
+    ``path_in_file`` reads like ``routes[0].upstream`` and is empty for the file as a whole. Line
+    and column count from 1; they are None where no line is at fault, as for a missing file.
+    """
+
+    path_in_file: str
+    line: int | None
+    column: int | None
+    message: str
+
+    def describe(self, file: Path) -> str:
+        """Return ``FILE:LINE: path: message``, without the parts that are not known."""
+        place = f"{file}" if self.line is None else f"{file}:{self.line}"
+        return ": ".join(part for part in (place, self.path_in_file, self.message) if part)
+
+
+class SettingsError(Exception):
+    """Tell all that is wrong with a settings file, in the order of the file."""
+
+    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(sorted(problems, key=_place))
+        super().__init__(file, self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(problem.describe(self.file) for problem in self.problems)
+
+
+class UnreadableError(Exception):
+    """Stop at the one problem that keeps the rest of the file from being read."""
+
+    def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
+        self.problem = Problem("", line, column, message)
+        super().__init__(message)
+
+
+def _place(problem: Problem) -> tuple[int, int]:
+    return (problem.line or 0, problem.column or 0)

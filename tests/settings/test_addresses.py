@@ -1,0 +1,93 @@
+import pytest
+
+from gateway.settings.addresses import (
+    Address,
+    TcpAddress,
+    UnixAddress,
+    parse_address,
+    parse_endpoint,
+)
+
+ADDRESSES = [
+    ("127.0.0.1:8080", TcpAddress("127.0.0.1", 8080)),
+    ("0.0.0.0:0", TcpAddress("0.0.0.0", 0)),
+    ("localhost:65535", TcpAddress("localhost", 65535)),
+    ("my_host.example.:80", TcpAddress("my_host.example.", 80)),
+    ("[::1]:8080", TcpAddress("::1", 8080)),
+    ("[::]:0", TcpAddress("::", 0)),
+    ("unix:/run/tensorgate.sock", UnixAddress("/run/tensorgate.sock")),
+    ("unix:/run/two words", UnixAddress("/run/two words")),
+]
+NOT_ADDRESSES = [
+    ("", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got ''"),
+    ("localhost", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 'localhost'"),
+    ("::1:8080", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got '::1:8080'"),
+    ("h:80/", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 'h:80/'"),
+    ("h:-1", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 'h:-1'"),
+    ("h:٨", "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 'h:٨'"),
+    (True, "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got true"),
+    (None, "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got null"),
+    (99999, "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 99999"),
+    (
+        8080,
+        "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 8080; did you mean 127.0.0.1:8080?",
+    ),
+    (":8080", "a host is missing before :8080"),
+    ("h:65536", "expected a port up to 65535, got 65536"),
+    ("300.1.1.1:80", "expected an IPv4 address, got '300.1.1.1'"),
+    ("[::x]:80", "expected an IPv6 address, got '::x'"),
+    ("[127.0.0.1]:80", "expected an IPv6 address, got '127.0.0.1'"),
+    ("*:80", "expected a host name or an IP address, got '*'"),
+    ("-h:80", "expected a host name or an IP address, got '-h'"),
+    ("unix:run/s", "expected unix: and the absolute path of a socket, got 'run/s'"),
+    ("unix:/run/", "expected unix: and the absolute path of a socket, got '/run/'"),
+    ("unix:/" + "é" * 54, "a socket's path may hold 107 bytes, not more"),
+]
+ENDPOINTS = [
+    ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+    ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+    ("HTTP://triton:80", "http://triton:80"),
+    ("http://[0:0::1]:8000", "http://[::1]:8000"),
+]
+NOT_ENDPOINTS = [
+    ("triton:8000", "expected a URL such as http://127.0.0.1:8000, got 'triton:8000'"),
+    (8000, "expected a URL such as http://127.0.0.1:8000, got 8000"),
+    ("http://h:1\n", "expected a host and a port after http://, got 'h:1\\n'"),
+    ("https://h:1", "https towards servers is not supported yet; only http is"),
+    ("grpc://h:1", "expected an http URL, got grpc"),
+    ("http://u@h:1", "a user name or password in the URL is not supported"),
+    ("http://u:p@h:1", "a user name or password in the URL is not supported"),
+    ("http://h:1/v2", "expected no path or query after the port, got '/v2'"),
+    ("http://h:1?q", "expected no path or query after the port, got '?q'"),
+    ("http://h:1#f", "expected no path or query after the port, got '#f'"),
+    ("http://h", "expected a host and a port after http://, got 'h'"),
+    ("http://", "expected a host and a port after http://, got ''"),
+    ("http://h:0", "expected a port from 1 to 65535, got 0"),
+    ("http://h:99999", "expected a port up to 65535, got 99999"),
+    ("http://[::1:80", "expected a host and a port after http://, got '[::1:80'"),
+]
+
+
+@pytest.mark.parametrize(("written", "address"), ADDRESSES)
+def test_an_address_reads_back_as_it_was_written(written: str, address: Address) -> None:
+    assert parse_address(written) == address
+    assert str(address) == written
+
+
+@pytest.mark.parametrize(("written", "message"), NOT_ADDRESSES)
+def test_what_is_no_address(written: object, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_address(written)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("written", "url"), ENDPOINTS)
+def test_an_endpoint_is_a_url_in_one_form(written: str, url: str) -> None:
+    assert parse_endpoint(written) == url
+
+
+@pytest.mark.parametrize(("written", "message"), NOT_ENDPOINTS)
+def test_what_is_no_endpoint(written: object, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_endpoint(written)
+    assert str(error.value) == message

@@ -1,0 +1,78 @@
+"""The files in config/ hold what the schema says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gateway.settings.addresses import TcpAddress
+from gateway.settings.load import load
+from gateway.settings.schema import Settings
+from gateway.settings.words import KeyPath
+from gateway.settings.yaml_source import read_source
+
+CONFIG = Path(__file__).parents[2] / "config"
+REFERENCE = CONFIG / "reference.yaml"
+
+
+# Where the reference file goes on below a field that holds several items.
+ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,)}
+
+
+def models(field: FieldInfo) -> list[type[BaseModel]]:
+    kinds = (field.annotation, *get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def fields(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        here = (*path, name)
+        yield here, field
+        for nested in models(field):
+            yield from fields(nested, (*here, *ITEM.get(name, ())))
+
+
+def test_the_reference_holds_the_defaults() -> None:
+    upstreams = {"triton": {"endpoints": ["http://127.0.0.1:8000"]}}
+    assert load(REFERENCE, {}) == Settings.model_validate({"upstreams": upstreams})
+
+
+def test_the_reference_shows_every_setting() -> None:
+    shown = read_source(REFERENCE.read_text(), {}).places
+    paths = [path for path, _ in fields(Settings)]
+    assert ("upstreams", "triton", "dialect") in paths
+    assert [path for path in paths if path not in shown] == []
+
+
+def test_every_setting_is_described() -> None:
+    assert [path for path, field in fields(Settings) if not field.description] == []
+
+
+def test_the_sidecar_needs_no_environment() -> None:
+    settings = load(CONFIG / "sidecar.yaml", {})
+    assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
+    assert settings.upstreams["triton"].endpoints == ("http://127.0.0.1:8000",)
+
+
+def test_the_sidecar_follows_the_environment() -> None:
+    environ = {
+        "LISTEN": "0.0.0.0:80",
+        "TRITON_URL": "http://[::1]:9000",
+        "REQUEST_BYTES": "1048576",
+        "DRAIN_TIME": "2",
+        "LOG_LEVEL": "debug",
+    }
+    settings = load(CONFIG / "sidecar.yaml", environ)
+    assert settings.listen == (TcpAddress("0.0.0.0", 80),)
+    assert settings.upstreams["triton"].endpoints == ("http://[::1]:9000",)
+    assert settings.limits.request_bytes == 1048576
+    assert settings.limits.drain_time == 2.0
+    assert settings.log.level == "debug"
+
+
+@pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_configuration_loads_as_it_is(file: Path) -> None:
+    load(file, {})

@@ -1,0 +1,186 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings.addresses import TcpAddress, UnixAddress
+from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.problems import Problem, SettingsError
+from gateway.settings.schema import Limits, Log, Route, Settings, Upstream
+
+ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
+
+
+def problems(file: Path) -> tuple[Problem, ...]:
+    with pytest.raises(SettingsError) as error:
+        load(file, {})
+    assert error.value.file == file
+    return error.value.problems
+
+
+def test_an_upstream_is_enough(file: Path) -> None:
+    file.write_text(ONE_UPSTREAM)
+    settings = load(file, {})
+    assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
+    assert settings.upstreams == {"triton": Upstream(endpoints=("http://triton:8000",))}
+    assert settings.routes == (Route(upstream="triton"),)
+    assert settings.limits == Limits()
+    assert settings.log == Log()
+
+
+def test_everything_can_be_said(file: Path) -> None:
+    file.write_text(
+        """
+listen: [0.0.0.0:0, '[::1]:8080', unix:/run/tensorgate.sock]
+upstreams:
+  blue: {endpoints: [http://a:1, http://b:2]}
+  green: {endpoints: [http://c:3], dialect: triton}
+routes:
+  - {upstream: green, nonfinite: string, bytes: base64}
+limits:
+  request_bytes: 4GiB
+  header_bytes: 2048
+  json_depth: 200
+  spool_bytes: 10MB
+  connect_time: 500ms
+  idle_time: 1.5
+  total_time: 2h
+  drain_time: 1
+  metadata_time: 10m
+  metadata_models: 1
+log: {level: warning, access: false}
+"""
+    )
+    settings = load(file, {})
+    assert settings.listen == (
+        TcpAddress("0.0.0.0", 0),
+        TcpAddress("::1", 8080),
+        UnixAddress("/run/tensorgate.sock"),
+    )
+    assert list(settings.upstreams) == ["blue", "green"]
+    assert settings.routes == (Route(upstream="green", nonfinite="string", bytes="base64"),)
+    assert settings.limits == Limits(
+        request_bytes=4 * 2**30,
+        header_bytes=2048,
+        json_depth=200,
+        spool_bytes=10_000_000,
+        connect_time=0.5,
+        idle_time=1.5,
+        total_time=7200.0,
+        drain_time=1.0,
+        metadata_time=600.0,
+        metadata_models=1,
+    )
+    assert settings.log == Log(level="warning", access=False)
+
+
+@pytest.mark.parametrize("written", ["null", "'null'", "~"])
+def test_the_policy_null_needs_no_quotes(file: Path, written: str) -> None:
+    file.write_text(f"{ONE_UPSTREAM}routes: [{{upstream: triton, nonfinite: {written}}}]")
+    assert load(file, {}).routes[0].nonfinite == "null"
+
+
+def test_the_environment_is_typed_as_the_file_is(file: Path) -> None:
+    file.write_text(
+        f"{ONE_UPSTREAM}"
+        "listen: 127.0.0.1:${PORT:-8080}\n"
+        "limits: {json_depth: '${DEPTH}'}\n"
+        "log:\n"
+        "  access: ${ACCESS}\n"
+    )
+    settings = load(file, {"PORT": "9000", "DEPTH": "7", "ACCESS": "false"})
+    assert settings.listen == (TcpAddress("127.0.0.1", 9000),)
+    assert settings.limits.json_depth == 7
+    assert settings.log.access is False
+
+
+def test_anchors_and_merge_keys_work(file: Path) -> None:
+    file.write_text(
+        "upstreams:\n"
+        "  a: &a {endpoints: [http://a:1], dialect: triton}\n"
+        "  b: {<<: *a, endpoints: [http://b:1]}\n"
+        "routes: [{upstream: b}]\n"
+    )
+    assert load(file, {}).upstreams["b"] == Upstream(endpoints=("http://b:1",))
+
+
+def test_a_byte_order_mark_is_no_matter(file: Path) -> None:
+    file.write_text(ONE_UPSTREAM, encoding="utf-8-sig")
+    load(file, {})
+
+
+def test_settings_do_not_change(file: Path) -> None:
+    file.write_text(ONE_UPSTREAM)
+    settings = load(file, {})
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.limits.json_depth = 3
+
+
+def test_a_missing_file(file: Path) -> None:
+    assert problems(file) == (Problem("", None, None, "cannot be read: No such file or directory"),)
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert problems(tmp_path) == (Problem("", None, None, "cannot be read: Is a directory"),)
+
+
+def test_a_file_that_is_not_utf8(file: Path) -> None:
+    file.write_bytes(b"# fine\n# caf\xe9\n")
+    assert problems(file) == (Problem("", 2, None, "not UTF-8 text"),)
+
+
+def test_a_file_without_end() -> None:
+    message = f"larger than {MAX_FILE_BYTES} bytes"
+    assert problems(Path("/dev/zero")) == (Problem("", None, None, message),)
+
+
+def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
+    file.write_text(
+        "log: {level: loud}\n"
+        "routes: [{upstream: tritom}]\n"
+        "limits: {idle_time: '${NONE}', idle: 1}\n"
+        "listen: 1\n"
+        f"{ONE_UPSTREAM}"
+        "listen: 2\n"
+    )
+    found = problems(file)
+    assert [(each.line, each.column, each.path_in_file) for each in found] == [
+        (1, 7, "log.level"),
+        (2, 11, "routes[0].upstream"),
+        (3, 21, "limits.idle_time"),
+        (3, 32, "limits.idle"),
+        (4, 1, "listen"),
+        (6, 1, "listen"),
+    ]
+
+
+def test_a_problem_names_file_line_and_path() -> None:
+    error = SettingsError(
+        Path("a.yaml"),
+        [
+            Problem("b", 7, 2, "second"),
+            Problem("a[0].c", 3, 1, "first"),
+            Problem("", None, None, "whole"),
+        ],
+    )
+    assert str(error) == "a.yaml: whole\na.yaml:3: a[0].c: first\na.yaml:7: b: second"
+
+
+def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
+    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
+    assert Settings(upstreams=upstreams).routes == (Route(upstream="a"),)
+    with pytest.raises(ValidationError, match="no upstream is named 'b'"):
+        Settings(upstreams=upstreams, routes=(Route(upstream="b"),))
+
+
+def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
+    file.write_text(f"{ONE_UPSTREAM}listen: ['[::1]:0', unix:/s]\n")
+    settings = load(file, {})
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_the_schema_can_be_told_as_json_schema() -> None:
+    schema = Settings.model_json_schema()
+    assert schema["required"] == ["upstreams"]
+    assert schema["properties"]["listen"]["default"] == "127.0.0.1:8080"
+    assert {"type": "null"} in schema["$defs"]["Route"]["properties"]["nonfinite"]["anyOf"]

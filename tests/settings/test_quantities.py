@@ -1,0 +1,96 @@
+import math
+
+import pytest
+
+from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+
+SIZES = [
+    (0, 0),
+    (4096, 4096),
+    ("100", 100),
+    ("7B", 7),
+    ("512KiB", 512 * 1024),
+    ("64MiB", 64 * 1024**2),
+    ("64 MiB", 64 * 1024**2),
+    ("4GiB", 4 * 1024**3),
+    ("2TiB", 2 * 1024**4),
+    ("5kB", 5_000),
+    ("5KB", 5_000),
+    ("10MB", 10_000_000),
+    ("3GB", 3_000_000_000),
+    ("1TB", 10**12),
+]
+NOT_SIZES: list[object] = [
+    *("", " ", "lots", "MiB", "-1MiB", "1.5MiB", "64mib", "64M", "64Mb", "64MiB ", "1_000", "٣"),
+    *("1\n", "9" * 19, "9" * 5000, True, None, 1.0, [1], {"a": 1}),
+]
+DURATIONS = [
+    (5, 5.0),
+    (0.25, 0.25),
+    ("30", 30.0),
+    ("1.5", 1.5),
+    ("500ms", 0.5),
+    ("5s", 5.0),
+    ("5 s", 5.0),
+    ("2m", 120.0),
+    ("1h", 3600.0),
+    ("1.5h", 5400.0),
+]
+NOT_DURATIONS: list[object] = [
+    *("", "soon", "s", "-1s", "1h30m", "5S", "1d", "12:30", ".inf", "nan", "1e3", ".5", "5.", "٣s"),
+    *("9" * 5000, True, None, [], {}),
+]
+NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
+
+
+@pytest.mark.parametrize(("written", "size"), SIZES)
+def test_sizes_are_bytes(written: object, size: int) -> None:
+    assert parse_size(written) == size
+
+
+@pytest.mark.parametrize("written", NOT_SIZES)
+def test_what_is_no_size_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a size such as 64MiB, got "):
+        parse_size(written)
+
+
+@pytest.mark.parametrize(("written", "duration"), DURATIONS)
+def test_durations_are_seconds(written: object, duration: float) -> None:
+    parsed = parse_duration(written)
+    assert parsed == duration
+    assert isinstance(parsed, float)
+
+
+@pytest.mark.parametrize("written", NOT_DURATIONS)
+def test_what_is_no_duration_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a duration such as 30s, got "):
+        parse_duration(written)
+
+
+def test_counts_are_whole_numbers_or_their_digits() -> None:
+    assert parse_count(64) == 64
+    assert parse_count("64") == 64
+
+
+@pytest.mark.parametrize("written", NOT_COUNTS)
+def test_what_is_no_count_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a whole number, got "):
+        parse_count(written)
+
+
+def test_both_bounds_are_allowed() -> None:
+    within = Between(parse_size, "1KiB", "1MiB")
+    assert within("1KiB") == 1024
+    assert within(2**20) == 2**20
+
+
+@pytest.mark.parametrize("written", [0, 1023, -5, "2MiB"])
+def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected 1KiB to 1MiB, got "):
+        Between(parse_size, "1KiB", "1MiB")(written)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
+    with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
+        Between(parse_duration, "1ms", "1h")(number)
