@@ -1,0 +1,26 @@
+"""The demo server is an oracle only as long as it shares nothing with what it judges."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "gateway" / "demo"
+
+
+@pytest.mark.parametrize("path", sorted(DEMO.glob("*.py")), ids=lambda path: path.name)
+def test_imports_nothing_of_the_rest_of_the_gateway(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "aiohttp"}
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or ".")
+    foreign = {
+        name
+        for name in imported
+        if name.split(".")[0] not in allowed and not f"{name}.".startswith("gateway.demo.")
+    }
+    assert foreign == set()
