@@ -50,8 +50,7 @@ clean: ## Remove all that the targets above have set up
 	@$(PIP) install --editable '.[dev]'
 	@touch .venv/.demo-ready $@
 
-.cache/triton/.ready: tests/integration/triton/requirements.txt
-	@echo "setting up a Triton server for the tests in .cache/triton (some 60 MB to fetch) ..."
-	@$(PYTHON) -m venv --clear .cache/triton
-	@.cache/triton/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+.cache/triton/.ready: tests/integration/triton/requirements.txt tests/integration/triton/install.py
+	@echo "setting up a Triton server for the tests in .cache/triton (some 75 MB to fetch) ..."
+	@$(PYTHON) -m tests.integration.triton.install .cache/triton
 	@touch $@
