@@ -128,24 +128,35 @@ class ArrayScanner:
         if stops:
             stop = min(stops)
             close = window.rfind(b"]", 0, stop) + 1
-            depth = self._depth_after(window, close)
+            text = window[:close]
+            depth = self._depth_after(text)
             if depth == 0 and window[close:stop].strip(b" \t\n\r") in (b"", b","):
-                return self._run(window[:close], 0, close)
+                return self._run(text, 0, close)
             return self._faulty_run(window, stop, full or last)
         if not full:
             return self._wait(window)
         cut = window.rfind(b",")
         if cut < 0:
             raise self._no_comma()
-        return self._run(window[:cut], self._depth_after(window, cut), cut + 1)
+        text = window[:cut]
+        return self._run(text, self._depth_after(text), cut + 1)
 
-    def _depth_after(self, window: bytes, end: int) -> int:
-        return self._depth + window.count(b"[", 0, end) - window.count(b"]", 0, end)
+    def _depth_after(self, text: bytes) -> int:
+        """Give the depth behind a text of numbers; checks how deep it goes in between."""
+        if text.find(b"[") < 0 and text.find(b"]") < 0:
+            return self._depth
+        marks = text.translate(None, _ALL_BUT_BRACKETS)
+        opened = marks.count(b"[")
+        if self._depth + opened > self._depth_cap:
+            depths = np.cumsum(_MIDDLE - np.frombuffer(marks, np.int8), dtype=np.int32)
+            self._check_depth(self._depth + int(depths.max()))
+        return self._depth + opened - (len(marks) - opened)
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
             return self._wait(window)
         walk = _walk_strings(window, self._depth)
+        self._check_depth(walk.deepest)
         if walk.ended:
             return self._run(window[: walk.position], 0, walk.position)
         tail = window[walk.position :].lstrip(b" \t\n\r")
@@ -187,7 +198,6 @@ class ArrayScanner:
         return None
 
     def _run(self, text: bytes, depth_after: int, used: int) -> _Step:
-        self._check_depth(text)
         run = Run(text, self._depth, depth_after, self._first)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
@@ -203,15 +213,14 @@ class ArrayScanner:
     def _no_comma(self) -> GatewayError:
         return bad_request(f"{self._label}: data holds {WINDOW} bytes without a comma")
 
-    def _check_depth(self, text: bytes) -> None:
-        if self._depth + text.count(b"[") <= self._depth_cap:
-            return
-        codes = np.frombuffer(text, np.uint8)
-        # Brackets inside strings do no harm here but in numbers: there are none among numbers.
-        marks = codes[(codes == ord("[")) | (codes == ord("]"))]
-        steps = np.where(marks == ord("["), 1, -1)
-        if self._depth + int(steps.cumsum().max(initial=0)) > self._depth_cap:
+    def _check_depth(self, depth: int) -> None:
+        if depth > self._depth_cap:
             raise bad_request(f"{self._label}: data is nested deeper than {self._depth_cap}")
+
+
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))
+# An opening bracket is one less, a closing one is one more.
+_MIDDLE = np.int8((ord("[") + ord("]")) // 2)
 
 
 def _character_end(text: bytes, end: int) -> int:
@@ -233,11 +242,12 @@ class _Walk:
     position: int
     cut: int
     depth_at_cut: int
+    deepest: int
     ended: bool = False
 
 
 def _walk_strings(window: bytes, depth: int) -> _Walk:
-    walk = _Walk(0, 0, depth)
+    walk = _Walk(0, 0, depth, depth)
     while not walk.ended:
         if match := _STRINGS.match(window, walk.position):
             walk.position = walk.cut = match.end()
@@ -248,6 +258,7 @@ def _walk_strings(window: bytes, depth: int) -> _Walk:
         walk.position = match.end()
         if match[1] == b"[":
             depth += 1
+            walk.deepest = max(walk.deepest, depth)
         elif match[1] == b"]":
             depth -= 1
             walk.ended = depth == 0

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -26,6 +28,7 @@ from gateway.protocol.datatypes import Datatype, Family
 _Values = npt.NDArray[Any]
 
 _LENGTH = struct.Struct("<I")
+_CLOSES = re.compile(rb"[ \t\n\r]*\]")
 _LONGEST_ELEMENT = 2**32 - 1
 
 # What simdjson and orjson raise for text that is not what it should be.
@@ -54,7 +57,7 @@ class TensorFromJson:
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
-        if not item.first and item.text.lstrip(b" \t\n\r").startswith(b"]"):
+        if not item.first and _CLOSES.match(item.text):
             # Alone, the run would pass for an empty array; but it follows a comma.
             raise self._fault(item)
         count, data = self._convert(item)
@@ -110,14 +113,14 @@ class TensorFromJson:
 
     def _doubles(self, run: Run) -> _Values:
         text = run.balanced()
-        try:
-            return self._parse_doubles(text)
-        except _REFUSALS:
-            pass
+        values = None
         if b"N" in text or b"I" in text:
-            values = self._nonfinite_doubles(run)
-            if values is not None:
-                return values
+            values = self._nonfinite_doubles(text)
+        else:
+            with suppress(*_REFUSALS):
+                values = self._parse_doubles(text)
+        if values is not None:
+            return values
         # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
         return np.array(self._objects(run, float), dtype=np.float64)
 
@@ -129,15 +132,15 @@ class TensorFromJson:
         assert isinstance(array, simdjson.Array)  # the text starts with a bracket
         return array
 
-    def _nonfinite_doubles(self, run: Run) -> _Values | None:
-        """Parse a run with bare NaN and Infinity tokens, None if that is not all it has.
+    def _nonfinite_doubles(self, text: bytes) -> _Values | None:
+        """Parse an array with bare NaN and Infinity tokens, None if that is not all it has.
 
         Each token gives way to a zero between spaces, so that what touches it stays an error;
         its element's index is the number of commas before it.
         """
-        text = run.balanced()
         plain = text.replace(b"NaN", b" 0 ")
-        plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
+        if b"I" in plain:
+            plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
             values = self._parse_doubles(plain).copy()
         except _REFUSALS:

@@ -164,8 +164,10 @@ class _HttpRequest(ClientRequest):
             self._send_continue()
         content = self._request.content
         try:
-            while chunk := await content.readany():
-                yield chunk
+            # readchunk, unlike readany, does not join what has come in several pieces.
+            while (piece := await content.readchunk()) != (b"", False):
+                if piece[0]:
+                    yield piece[0]
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise bad_request(f"the request's body is broken: {error}") from error
 

@@ -107,8 +107,11 @@ class _HttpResponse(UpstreamResponse):
 
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
+            # readchunk, unlike readany, does not join what has come in several pieces.
+            content = self._response.content
+            while (piece := await content.readchunk()) != (b"", False):
+                if piece[0]:
+                    yield piece[0]
         except (aiohttp.ClientError, ConnectionError) as error:
             raise self._sender.fault or bad_answer(
                 f"{self._url} closed the connection before the end of its answer"
