@@ -1,0 +1,90 @@
+"""Imports point one way: from the command line down to the errors."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gateway
+
+ROOT = Path(gateway.__file__).parent
+
+# Which rooms of the house each room may import.
+ALLOWED = {
+    "errors": set[str](),
+    "protocol": {"errors"},
+    "codec": {"protocol", "errors"},
+    "routing": {"protocol", "errors"},
+    "upstream": {"routing", "codec", "protocol", "errors"},
+    "exchange": {"upstream", "routing", "codec", "protocol", "observe", "errors"},
+    "listener": {"exchange", "observe", "errors"},
+    "observe": {"errors"},
+    "settings": set[str](),
+    "demo": set[str](),
+    "app": {
+        "listener",
+        "exchange",
+        "upstream",
+        "routing",
+        "codec",
+        "protocol",
+        "observe",
+        "settings",
+        "errors",
+    },
+    "cli": {"app", "settings", "demo"},
+    "__main__": {"cli"},
+}
+
+
+def modules() -> list[Path]:
+    return [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the dotted names of what a file imports of the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = room(path)
+    rooms = {
+        name.split(".")[1]
+        for name in imported(path)
+        if name.startswith("gateway.") and name.split(".")[1] != own
+    }
+    assert rooms <= ALLOWED[own]
+
+
+def test_every_room_is_known() -> None:
+    assert {room(path) for path in modules()} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", ["gateway.protocol", "gateway.codec"])
+def test_sans_io_rooms_load_no_io(package: str) -> None:
+    program = f"""
+import importlib, pkgutil, sys
+package = importlib.import_module({package!r})
+for module in pkgutil.iter_modules(package.__path__):
+    importlib.import_module({package!r} + "." + module.name)
+print(sorted({{"asyncio", "aiohttp"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
