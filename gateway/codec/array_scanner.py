@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.codec.string_walk import Walk, walk_strings
 from gateway.errors import GatewayError, bad_request
 
 WINDOW = 64 * 1024
@@ -37,7 +38,17 @@ class Run:
 
     def balanced(self) -> bytes:
         """Give the run as a JSON array, with the brackets that it lacks."""
-        return b"[" * self.depth_before + self.text + b"]" * self.depth_after
+        return b"".join((b"[" * self.depth_before, self.text, b"]" * self.depth_after))
+
+    @property
+    def lacks_element(self) -> bool:
+        """Tell whether there is no element beside the comma before or behind the run.
+
+        Alone, it would pass for an empty array, or for one that ends in an empty array.
+        """
+        text = self.text.strip(_SPACE)
+        begins = not self.first and text[:1] in (b"", b"]")
+        return begins or (self.depth_after > 0 and text[-1:] in (b"", b"["))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +70,7 @@ class _Step:
     stand_in: bytes = b""
 
 
-_STRINGS = re.compile(rb'(?:[ \t\n\r]*+"(?:[^"\\]++|\\.)*+"[ \t\n\r]*+,)++', re.DOTALL)
-_TOKEN = re.compile(rb'[ \t\n\r]*+(?:([\[\],])|"(?:[^"\\]++|\\.)*+")', re.DOTALL)
-_OPEN_STRING = re.compile(rb'[ \t\n\r]*+"')
+_SPACE = b" \t\n\r"
 _WHOLE_CHARACTERS = re.compile(
     rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....)*+', re.DOTALL
 )
@@ -111,12 +120,13 @@ class ArrayScanner:
     def _step(self, window: bytes, last: bool) -> _Step | None:
         full = len(window) == WINDOW
         if self._before_long is not None:
-            return self._long_string(window, self._before_long, full)
+            return self._long_string(window, self._before_long, full, last)
         if self._of_strings is None:
-            head = window.lstrip(b"[], \t\n\r")
-            if not head and not full and not last:
+            head = window.lstrip(b"[]," + _SPACE)
+            if head:
+                self._of_strings = head.startswith(b'"')
+            elif not full and not last:
                 return None
-            self._of_strings = head.startswith(b'"')
         run = self._string_run if self._of_strings else self._number_run
         return run(window, full, last)
 
@@ -125,21 +135,22 @@ class ArrayScanner:
         stops = [
             at for mark in (b'"', b"{", b"}") if (at := window.find(mark, self._searched)) >= 0
         ]
-        if stops:
-            stop = min(stops)
-            close = window.rfind(b"]", 0, stop) + 1
-            text = window[:close]
-            depth = self._depth_after(text)
-            if depth == 0 and window[close:stop].strip(b" \t\n\r") in (b"", b","):
-                return self._run(text, 0, close)
-            return self._faulty_run(window, stop, full or last)
-        if not full:
+        if not stops and not full:
             return self._wait(window)
+        stop = min(stops, default=len(window))
+        close = window.rfind(b"]", 0, stop) + 1
+        if window[close:stop].strip(_SPACE) in (b"", b","):
+            text = window[:close]
+            if self._depth_after(text) == 0:
+                return self._run(text, 0, close)
+        if stops:
+            return self._faulty_run(window, stop, full or last)
         cut = window.rfind(b",")
+        text = window[:cut] if cut >= 0 else window
+        depth = self._depth_after(text)
         if cut < 0:
             raise self._no_comma()
-        text = window[:cut]
-        return self._run(text, self._depth_after(text), cut + 1)
+        return self._run(text, depth, cut + 1)
 
     def _depth_after(self, text: bytes) -> int:
         """Give the depth behind a text of numbers; checks how deep it goes in between."""
@@ -155,39 +166,41 @@ class ArrayScanner:
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
             return self._wait(window)
-        walk = _walk_strings(window, self._depth)
+        walk = walk_strings(window, self._depth)
         self._check_depth(walk.deepest)
         if walk.ended:
             return self._run(window[: walk.position], 0, walk.position)
-        tail = window[walk.position :].lstrip(b" \t\n\r")
+        tail = window[walk.position :].lstrip(_SPACE)
         if tail and not tail.startswith(b'"'):
             return self._faulty_run(window, walk.position, full or last)
         if not full:
             return self._wait(window)
         if walk.cut:
             return self._run(window[: walk.cut - 1], walk.depth_at_cut, walk.cut)
-        return self._open_long_string(window, walk.position)
+        return self._open_long_string(window, walk)
 
-    def _open_long_string(self, window: bytes, position: int) -> _Step:
-        opening = _OPEN_STRING.match(window, position)
-        if opening is None:
+    def _open_long_string(self, window: bytes, walk: Walk) -> _Step:
+        # The window may end right behind a whole string: that one is long too.
+        start = walk.last_string
+        # An empty one, or one that only begins, would be met again in the next window.
+        if start is None or window[start : start + 2] in (b'"', b'""'):
             raise self._no_comma()
-        self._before_long = window[:position]
-        return _Step(None, opening.end())
+        self._before_long = window[:start]
+        return _Step(None, start + 1)
 
-    def _long_string(self, window: bytes, before: bytes, full: bool) -> _Step | None:
-        if not full and window.find(b'"', self._searched) < 0:
+    def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
+        if not full and not last and window.find(b'"', self._searched) < 0:
             return self._wait(window)
         match = _WHOLE_CHARACTERS.match(window)
         end = match.end() if match else 0
         if window[end : end + 1] == b'"':
             self._before_long = None
             return _Step(StringPart(window[:end]), end + 1, before + b'""')
-        if not full:
+        if not full and not (last and end < len(window)):
             return self._wait(window)
-        if len(window) - end >= _LONGEST_ESCAPE:
+        if not full or len(window) - end >= _LONGEST_ESCAPE:
             # What stands there is no escape: the converter is shown it and says so.
-            end += _LONGEST_ESCAPE
+            end = min(end + _LONGEST_ESCAPE, len(window))
         else:
             end = _character_end(window, end)
         return _Step(StringPart(window[:end]), end)
@@ -233,35 +246,3 @@ def _character_end(text: bytes, end: int) -> int:
             length = 2 if code < 0xE0 else 3 if code < 0xF0 else 4
             return end if back >= length else end - back
     return end
-
-
-@dataclass(slots=True)
-class _Walk:
-    """How far whole strings, brackets and commas reach, and where the last comma ends."""
-
-    position: int
-    cut: int
-    depth_at_cut: int
-    deepest: int
-    ended: bool = False
-
-
-def _walk_strings(window: bytes, depth: int) -> _Walk:
-    walk = _Walk(0, 0, depth, depth)
-    while not walk.ended:
-        if match := _STRINGS.match(window, walk.position):
-            walk.position = walk.cut = match.end()
-            walk.depth_at_cut = depth
-        match = _TOKEN.match(window, walk.position)
-        if match is None:
-            break
-        walk.position = match.end()
-        if match[1] == b"[":
-            depth += 1
-            walk.deepest = max(walk.deepest, depth)
-        elif match[1] == b"]":
-            depth -= 1
-            walk.ended = depth == 0
-        elif match[1] == b",":
-            walk.cut, walk.depth_at_cut = walk.position, depth
-    return walk

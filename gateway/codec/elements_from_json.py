@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +27,6 @@ from gateway.protocol.datatypes import Datatype, Family
 _Values = npt.NDArray[Any]
 
 _LENGTH = struct.Struct("<I")
-_CLOSES = re.compile(rb"[ \t\n\r]*\]")
 _LONGEST_ELEMENT = 2**32 - 1
 
 # What simdjson and orjson raise for text that is not what it should be.
@@ -57,8 +55,7 @@ class TensorFromJson:
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
-        if not item.first and _CLOSES.match(item.text):
-            # Alone, the run would pass for an empty array; but it follows a comma.
+        if item.lacks_element:
             raise self._fault(item)
         count, data = self._convert(item)
         self.count += count
@@ -158,8 +155,9 @@ class TensorFromJson:
         return values
 
     def _text(self, run: Run) -> tuple[int, bytes]:
-        strings = [string.encode() for string in self._objects(run, str)]
-        parts = list(chain.from_iterable((_LENGTH.pack(len(s)), s) for s in strings))
+        strings = list(map(str.encode, self._objects(run, str)))
+        lengths = map(_LENGTH.pack, map(len, strings))
+        parts = list(chain.from_iterable(zip(lengths, strings, strict=True)))
         if self._long is not None:
             # The empty string that stands for it comes first.
             self._end_long_string(self._long)
@@ -216,8 +214,12 @@ def _finite(digits: str) -> float:
     return value
 
 
+def _finite_integer(digits: str) -> float:
+    return _finite(digits) + 0.0  # the integer -0 has no sign, to simdjson neither
+
+
 # The standard library's parser knows NaN and Infinity; it is slow, for what nothing else takes.
-_FLOATS = partial(json.loads, parse_int=_finite, parse_float=_finite)
+_FLOATS = partial(json.loads, parse_int=_finite_integer, parse_float=_finite)
 
 
 def _round_to(values: _Values, dtype: np.dtype[Any]) -> _Values:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 import numpy as np
 
 from gateway.codec.array_scanner import Run
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 
-_TOKEN = re.compile(r'[ \t\n\r]*(?:([\[\],])|("(?:[^"\\]|\\.)*"?|[^ \t\n\r\[\],"]+))', re.DOTALL)
+_TOKEN = re.compile(r'([\[\],])|("(?:[^"\\]|\\.)*"?|[^ \t\n\r\[\],"]+)', re.DOTALL)
 
 
 def element_fault(label: str, datatype: Datatype, run: Run, first_index: int) -> GatewayError:
@@ -40,19 +39,24 @@ def element_fault(label: str, datatype: Datatype, run: Run, first_index: int) ->
 
 def _token_fault(token: str, datatype: Datatype) -> str | None:
     try:
-        value = json.loads(token, parse_int=_integer)
+        value = _decode(token)
     except ValueError:
         return "is not a JSON value"
-    wanted = f"is not {datatype.family.value}, as {datatype.name} needs"
-    if datatype.family is Family.TEXT:
-        return _text_fault(value) if isinstance(value, str) else wanted
-    if datatype.family is Family.BOOLEAN:
-        return None if isinstance(value, bool) else wanted
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return wanted
-    if datatype.family is Family.INTEGER and not isinstance(value, int):
-        return wanted
-    return None if _fits(value, token, datatype) else f"does not fit {datatype.name}"
+    if type(value) not in _TYPES[datatype.family]:
+        return f"is not {datatype.family.value}, as {datatype.name} needs"
+    if isinstance(value, str):
+        return _text_fault(value)
+    if datatype.family is Family.BOOLEAN or _fits(value, token, datatype):
+        return None
+    return f"does not fit {datatype.name}"
+
+
+_TYPES: dict[Family, tuple[type, ...]] = {
+    Family.BOOLEAN: (bool,),
+    Family.INTEGER: (int,),
+    Family.FLOAT: (int, float),
+    Family.TEXT: (str,),
+}
 
 
 def _text_fault(value: str) -> str | None:
@@ -68,20 +72,34 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < 400 else 10**400
 
 
+_decode = json.JSONDecoder(parse_int=_integer).decode
+
+
 def _fits(value: float, token: str, datatype: Datatype) -> bool:
-    dtype: np.dtype[Any] | None = datatype.dtype
-    assert dtype is not None
     if datatype.family is Family.INTEGER:
-        limits = np.iinfo(dtype)
-        return int(limits.min) <= value <= int(limits.max)
+        least, most = _INTEGER_LIMITS[datatype.name]
+        return least <= value <= most
     if token in ("NaN", "Infinity", "-Infinity"):
         return True
     try:
-        number = float(value)
+        return abs(float(value)) < _OVERFLOWS[datatype.name]
     except OverflowError:
         return False
-    with np.errstate(over="ignore"):
-        return math.isfinite(number) and bool(np.isfinite(np.float64(number).astype(dtype)))
+
+
+_INTEGER_LIMITS = {
+    name: (int(np.iinfo(datatype.dtype).min), int(np.iinfo(datatype.dtype).max))
+    for name, datatype in DATATYPES.items()
+    if datatype.family is Family.INTEGER and datatype.dtype is not None
+}
+# Halfway between the largest number and the power of two behind it: from here on up, rounding to
+# nearest, ties to even, gives infinity.
+_OVERFLOWS = {
+    "FP16": 2.0**16 - 2.0**4,
+    "BF16": 2.0**128 - 2.0**119,
+    "FP32": 2.0**128 - 2.0**103,
+    "FP64": math.inf,
+}
 
 
 def _quoted(token: str) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
-from gateway.codec.json_cutter import ArrayStart, JsonCutter
-from gateway.errors import bad_request
+from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
+from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import (
     AnswerForm,
@@ -60,37 +60,66 @@ class InferRequestCodec:
     """Converts the JSON part of an infer request as it arrives.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting. Holds the binary form of the
-    data, and its text for as long as its datatype has not been seen.
+    data, and its text for as long as its datatype has not been seen. What comes first in the text
+    is converted first, so that of two errors the same one is raised however the text is split.
     """
 
     def __init__(self, header_cap: int, depth_cap: int) -> None:
         self._cutter = JsonCutter(header_cap, depth_cap)
         self._depth_cap = depth_cap
         self._arrays: list[_Array] = []
+        self._waiting: deque[tuple[_Array, Run | StringPart]] = deque()
+        self._failure: GatewayError | None = None
 
     def feed(self, text: bytes, last: bool = False) -> None:
         """Convert the next text of the request; ``last`` tells that it is the end.
 
         Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
         """
-        for event in self._cutter.feed(text, last):
-            if isinstance(event, ArrayStart):
-                if self._arrays:
-                    self._arrays[-1].learn(event.previous)
-                self._arrays.append(_Array(event.index))
-                self._arrays[-1].learn(event.fields)
-            else:
-                self._arrays[-1].take(event)
+        if self._failure is None:
+            for event in self._events(text, last):
+                self._take(event)
+        if self._failure is not None:
+            self.work()
+
+    def _events(self, text: bytes, last: bool) -> Iterator[Event]:
+        """Cut the text; an error waits until what comes before it is converted."""
+        try:
+            yield from self._cutter.feed(text, last)
+        except GatewayError as error:
+            self._failure = error
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, ArrayStart):
+            if self._arrays:
+                self._arrays[-1].learn(event.previous)
+            self._arrays.append(_Array(event.index))
+            self._arrays[-1].learn(event.fields)
+        else:
+            self._waiting.append((self._arrays[-1], event))
+            self.work()
 
     def work(self) -> bool:
-        """Convert one run that had to wait for its datatype; tell whether there was one."""
-        return any(array.work() for array in self._arrays)
+        """Convert one run that had to wait for a datatype; tell whether there was one.
+
+        Raises GatewayError as ``feed`` does.
+        """
+        if self._waiting:
+            array, item = self._waiting[0]
+            if array.tensor is not None:
+                self._waiting.popleft()
+                array.tensor.feed(item)
+                return True
+        if self._failure is not None:
+            raise self._failure
+        return False
 
     def finish(self) -> InferRequest:
         """Give the request, once all text was fed.
 
         Raises GatewayError (400) that names the tensor for whatever the header gets wrong.
         """
+        self._work_all()
         text = self._cutter.finish()
         fields = parse_header(text, self._depth_cap)
         inputs = read_inputs(fields)
@@ -98,10 +127,9 @@ class InferRequestCodec:
         self._check_places(entries)
         for array in self._arrays:
             array.learn(entries[array.index])
-        while self.work():
-            pass
+        self._work_all()
         answer = read_answer_form(fields)
-        converted = {array.index: array.tensor(inputs[array.index]) for array in self._arrays}
+        converted = {array.index: array.converted(inputs[array.index]) for array in self._arrays}
         for index, tensor in converted.items():
             _check_count(inputs[index], tensor)
             set_binary_size(entries[index], tensor.size)
@@ -110,48 +138,41 @@ class InferRequestCodec:
         header = orjson.dumps(fields) if changed or converted else text
         return InferRequest(header, _body(inputs, converted), answer)
 
+    def _work_all(self) -> None:
+        while self.work():
+            pass
+
     def _check_places(self, entries: list[Fields]) -> None:
         """Check that every data is an array that was cut out, and stands where it was cut."""
-        places = {array.index: number for number, array in enumerate(self._arrays)}
+        places = {array.index: stand_in(number) for number, array in enumerate(self._arrays)}
         for index, entry in enumerate(entries):
-            if "data" in entry and entry["data"] != places.get(index):
+            if "data" in entry and entry["data"] != places.pop(index, None):
                 raise bad_request(f"the data of inputs[{index}] must be an array under a plain key")
+        if places:
+            raise bad_request("a data array stands in inputs that the request gives more than once")
 
 
 class _Array:
-    """The data of one input: its converter, or its text while the datatype is not known."""
+    """The data of one input; ``tensor`` is its converter, None while no datatype is known."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._waiting: deque[Run | StringPart] = deque()
-        self._tensor: TensorFromJson | None = None
+        self.tensor: TensorFromJson | None = None
 
     def learn(self, fields: Fields) -> None:
         """Take note of the input's fields: name and datatype, if they are there by now."""
         datatype = fields.get("datatype")
-        if self._tensor is None and isinstance(datatype, str) and datatype in DATATYPES:
+        if self.tensor is None and isinstance(datatype, str) and datatype in DATATYPES:
             name = fields.get("name")
             label = f"input '{name}'" if isinstance(name, str) else f"inputs[{self.index}]"
-            self._tensor = TensorFromJson(label, DATATYPES[datatype])
+            self.tensor = TensorFromJson(label, DATATYPES[datatype])
 
-    def take(self, item: Run | StringPart) -> None:
-        if self._tensor is None or self._waiting:
-            self._waiting.append(item)
-        else:
-            self._tensor.feed(item)
-
-    def work(self) -> bool:
-        if self._tensor is None or not self._waiting:
-            return False
-        self._tensor.feed(self._waiting.popleft())
-        return True
-
-    def tensor(self, declared: InputTensor) -> TensorFromJson:
+    def converted(self, declared: InputTensor) -> TensorFromJson:
         """Give the converted tensor; the header, which has the last word, must agree."""
-        assert self._tensor is not None
-        if self._tensor.datatype is not declared.datatype:
+        assert self.tensor is not None
+        if self.tensor.datatype is not declared.datatype:
             raise bad_request(f"input '{declared.name}' has more than one datatype")
-        return self._tensor
+        return self.tensor
 
 
 def _check_count(declared: InputTensor, tensor: TensorFromJson) -> None:

@@ -1,7 +1,7 @@
 """Cuts the ``data`` arrays out of a request's JSON while it streams by.
 
-What is left is a small header, in which the number of each array stands in its place; a JSON
-library parses it. An array that is not the ``data`` of an input is an error.
+What is left is a small header, in which a stand-in holds the place of each array; a JSON library
+parses it. An array that is not the ``data`` of an input is an error.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class ArrayStart:
 Event = ArrayStart | Run | StringPart
 
 
+def stand_in(number: int) -> list[int]:
+    """Give what the header has in place of an array: no other ``data`` can be an array there."""
+    return [number]
+
+
 class JsonCutter:
     """Takes the text of a request; gives the events of its arrays, and at last the header."""
 
@@ -43,6 +48,7 @@ class JsonCutter:
         self._depth_cap = depth_cap
         self._header = bytearray()
         self._fragment_start = 0
+        self._refused_at = 0
         self._buffer = b""
         self._after_key = b""
         self._array: ArrayScanner | None = None
@@ -70,7 +76,7 @@ class JsonCutter:
                 return
 
     def finish(self) -> bytes:
-        """Give the header, with the number of each array in its place.
+        """Give the header, with a stand-in for each array.
 
         To be called after ``feed(b"", last=True)``. Raises GatewayError (400) for text that ends
         inside an array.
@@ -136,7 +142,14 @@ class JsonCutter:
         self._after_key = b""
 
     def _refuse_data_of_input(self) -> None:
-        """Refuse an input's data that is no array; ``data`` elsewhere is the client's own."""
+        """Refuse an input's data that is no array; ``data`` elsewhere is the client's own.
+
+        The stand-ins show it at the end at the latest; but then a large string would be refused
+        for its size. Each look costs a parse: one only where the header has doubled.
+        """
+        if len(self._header) < 2 * self._refused_at:
+            return
+        self._refused_at = len(self._header)
         inputs = self._inputs_so_far(self._header[self._fragment_start :] + self._after_key)
         if inputs:
             index = max(0, self._input) + len(inputs) - 1
@@ -153,7 +166,7 @@ class JsonCutter:
         if not first and len(inputs) == 1:
             raise bad_request(f"inputs[{self._input}] has more than one data")
         self._input = len(inputs) - 1 + max(0, self._input)
-        self._keep(b"%d" % len(self.arrays))
+        self._keep(orjson.dumps(stand_in(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._input)
         self._array = ArrayScanner(self._label(), self._depth_cap)
@@ -163,17 +176,18 @@ class JsonCutter:
         """Parse the text since the last array up to a key ``data``; None if it is no input's.
 
         With the brackets closed that must be open here, the text is valid JSON, whose last input
-        has that key: a JSON library tells it better than any counting of quotes.
+        has that key, with the value put there: a JSON library tells it better than any counting
+        of quotes.
         """
         opening = b'{"inputs":[{"data":0' if self.arrays else b""
         try:
-            fields = orjson.loads(opening + fragment + b"0}]}")
+            fields = orjson.loads(opening + fragment + b"1}]}")
         except orjson.JSONDecodeError:
             return None
         inputs = fields.get("inputs") if isinstance(fields, dict) else None
         if not isinstance(inputs, list) or not all(isinstance(entry, dict) for entry in inputs):
             return None
-        return inputs if "data" in inputs[-1] else None
+        return inputs if inputs and inputs[-1].get("data") == 1 else None
 
     def _keep(self, text: bytes) -> None:
         self._header += text

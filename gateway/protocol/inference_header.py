@@ -20,6 +20,7 @@ from gateway.protocol.tensors import element_count
 Fields = dict[str, Any]
 
 _LARGEST_SIZE = 2**63 - 1
+_DEEPEST_ANSWER = 200
 
 
 class Source(Enum):
@@ -79,10 +80,14 @@ def parse_header(text: bytes, depth_cap: int) -> Fields:
         raise bad_request(f"the request is not valid JSON ({error.msg}), near: {near}") from None
     if not isinstance(fields, dict):
         raise bad_request("the request's JSON must be an object with inputs")
-    # Brackets inside strings count too, but only where the quick bound is exceeded.
-    if text.count(b"[") + text.count(b"{") > depth_cap and _depth(fields) > depth_cap:
+    if _is_deeper(text, fields, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
     return fields
+
+
+def _is_deeper(text: bytes, fields: Fields, cap: int) -> bool:
+    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    return text.count(b"[") + text.count(b"{") > cap and _depth(fields) > cap
 
 
 def _depth(value: object) -> int:
@@ -167,6 +172,8 @@ def parse_answer(text: bytes) -> Fields:
         raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
     if not isinstance(fields, dict):
         raise bad_answer("the server's answer is JSON, but no object")
+    if _is_deeper(text, fields, _DEEPEST_ANSWER):
+        raise bad_answer(f"the server's answer is JSON nested deeper than {_DEEPEST_ANSWER}")
     return fields
 
 
@@ -182,7 +189,8 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     try:
         name, shape = entry["name"], entry["shape"]
         datatype = DATATYPES[entry["datatype"]]
-        size = entry.get("parameters", {}).get("binary_data_size")
+        # KServe writes what it has none of as null.
+        size = (entry.get("parameters") or {}).get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
         raise bad_answer(
             f"outputs[{index}] of the server's answer lacks a name, shape or known datatype"

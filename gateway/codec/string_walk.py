@@ -1,0 +1,73 @@
+"""Where brackets and commas stand outside the strings of an array's text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
+
+_KINDS = np.full(256, _OTHER, np.uint8)
+_KINDS[list(b' \t\n\r"')] = _SPACE  # a quote here closes a string
+_KINDS[ord("[")] = _OPENING
+_KINDS[ord("]")] = _CLOSING
+_KINDS[ord(",")] = _COMMA
+
+_STEPS = np.zeros(5, np.int8)
+_STEPS[_OPENING], _STEPS[_CLOSING] = 1, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far the text of an array of strings holds whole elements.
+
+    ``position``: where the array ends (then ``ended``), or a string begins that is not whole, or
+    something stands that is no string. ``cut``: where the last comma ends, 0 if there is none,
+    and ``depth_at_cut``. ``last_string``: where the last string begins, None if there is none.
+    """
+
+    position: int
+    cut: int
+    depth_at_cut: int
+    deepest: int
+    last_string: int | None
+    ended: bool
+
+
+def walk_strings(text: bytes, depth: int) -> Walk:
+    """Walk through text of strings, brackets and commas that starts outside of any string.
+
+    ``depth`` counts the brackets open before it.
+    """
+    if b"\\" in text:
+        # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    codes = np.frombuffer(text, np.uint8)
+    is_quote = codes == ord('"')
+    inside = np.bitwise_and(np.cumsum(is_quote, dtype=np.uint8), 1)
+    kinds = _KINDS[codes] * (inside ^ 1)
+    marks = np.flatnonzero(kinds)
+    kinds = kinds[marks]
+    depths = depth + np.cumsum(_STEPS[kinds], dtype=np.int32)
+
+    ends = (kinds == _OTHER) | ((kinds == _CLOSING) & (depths == 0))
+    stop = int(ends.argmax()) if ends.any() else len(marks)
+    commas = np.flatnonzero(kinds[:stop] == _COMMA)
+    last_comma = int(commas[-1]) if commas.size else None
+    quotes = np.flatnonzero(is_quote)
+    is_open = len(quotes) % 2 == 1
+    last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
+    ended = stop < len(marks) and int(kinds[stop]) == _CLOSING
+    if stop < len(marks):
+        position = int(marks[stop]) + ended
+    else:
+        position = last_string if is_open and last_string is not None else len(text)
+    return Walk(
+        position,
+        0 if last_comma is None else int(marks[last_comma]) + 1,
+        depth if last_comma is None else int(depths[last_comma]),
+        int(depths[:stop].max(initial=depth)),
+        last_string,
+        ended,
+    )
