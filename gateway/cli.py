@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,10 @@ async def _serve(settings: Settings) -> None:
     async with Gateway(settings) as gateway:
         for address in gateway.addresses:
             _log.info("listening on %s", address)
+        # What is loaded by now stays: a full collection need not look at it again, which would
+        # hold the event loop for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         await stop.wait()
         _log.info("stopping: at most %g s for what is running", settings.limits.drain_time)
     if gateway.dropped:
