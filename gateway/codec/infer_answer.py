@@ -230,5 +230,9 @@ def _outputs_skeleton(
 
 def _without_binary_size(output: dict[str, Any]) -> dict[str, Any]:
     parameters = {k: v for k, v in output["parameters"].items() if k != "binary_data_size"}
-    plain = {k: v for k, v in output.items() if k != "parameters"}
-    return {**plain, "parameters": parameters} if parameters else plain
+    plain = {k: v for k, v in output.items() if k != "data"}
+    if parameters:
+        plain["parameters"] = parameters  # in its place
+    else:
+        del plain["parameters"]
+    return plain

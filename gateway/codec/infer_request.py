@@ -56,6 +56,15 @@ def _size(part: Sequence[bytes] | int) -> int:
     return part if isinstance(part, int) else sum(map(len, part))
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The JSON around the data, with a stand-in for each array."""
+
+    text: bytes
+    fields: Fields
+    inputs: tuple[InputTensor, ...]
+
+
 class InferRequestCodec:
     """Converts the JSON part of an infer request as it arrives.
 
@@ -70,6 +79,7 @@ class InferRequestCodec:
         self._arrays: list[_Array] = []
         self._waiting: deque[tuple[_Array, Run | StringPart]] = deque()
         self._failure: GatewayError | None = None
+        self._header: _Header | None = None
 
     def feed(self, text: bytes, last: bool = False) -> None:
         """Convert the next text of the request; ``last`` tells that it is the end.
@@ -79,6 +89,8 @@ class InferRequestCodec:
         if self._failure is None:
             for event in self._events(text, last):
                 self._take(event)
+            if last:
+                self._read_header()
         if self._failure is not None:
             self.work()
 
@@ -115,19 +127,15 @@ class InferRequestCodec:
         return False
 
     def finish(self) -> InferRequest:
-        """Give the request, once all text was fed.
+        """Give the request, once all text was fed, the end of it as such.
 
         Raises GatewayError (400) that names the tensor for whatever the header gets wrong.
         """
-        self._work_all()
-        text = self._cutter.finish()
-        fields = parse_header(text, self._depth_cap)
-        inputs = read_inputs(fields)
+        while self.work():
+            pass
+        assert self._header is not None
+        text, fields, inputs = self._header.text, self._header.fields, self._header.inputs
         entries = fields["inputs"]
-        self._check_places(entries)
-        for array in self._arrays:
-            array.learn(entries[array.index])
-        self._work_all()
         answer = read_answer_form(fields)
         converted = {array.index: array.converted(inputs[array.index]) for array in self._arrays}
         for index, tensor in converted.items():
@@ -138,9 +146,21 @@ class InferRequestCodec:
         header = orjson.dumps(fields) if changed or converted else text
         return InferRequest(header, _body(inputs, converted), answer)
 
-    def _work_all(self) -> None:
-        while self.work():
-            pass
+    def _read_header(self) -> None:
+        """Read what stands around the data; the last datatype may be seen only here."""
+        if self._failure is not None:
+            return
+        try:
+            text = self._cutter.finish()
+            fields = parse_header(text, self._depth_cap)
+            inputs = read_inputs(fields)
+            self._check_places(fields["inputs"])
+        except GatewayError as error:
+            self._failure = error
+            return
+        self._header = _Header(text, fields, inputs)
+        for array in self._arrays:
+            array.learn(fields["inputs"][array.index])
 
     def _check_places(self, entries: list[Fields]) -> None:
         """Check that every data is an array that was cut out, and stands where it was cut."""
@@ -158,14 +178,15 @@ class _Array:
     def __init__(self, index: int) -> None:
         self.index = index
         self.tensor: TensorFromJson | None = None
+        self._label = f"inputs[{index}]"
 
     def learn(self, fields: Fields) -> None:
         """Take note of the input's fields: name and datatype, if they are there by now."""
-        datatype = fields.get("datatype")
+        name, datatype = fields.get("name"), fields.get("datatype")
+        if isinstance(name, str):
+            self._label = f"input '{name}'"
         if self.tensor is None and isinstance(datatype, str) and datatype in DATATYPES:
-            name = fields.get("name")
-            label = f"input '{name}'" if isinstance(name, str) else f"inputs[{self.index}]"
-            self.tensor = TensorFromJson(label, DATATYPES[datatype])
+            self.tensor = TensorFromJson(self._label, DATATYPES[datatype])
 
     def converted(self, declared: InputTensor) -> TensorFromJson:
         """Give the converted tensor; the header, which has the last word, must agree."""

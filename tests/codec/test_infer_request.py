@@ -1,0 +1,701 @@
+from __future__ import annotations
+
+import json
+import random
+import struct
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec import array_scanner
+from gateway.codec.infer_request import InferRequestCodec
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import bodies
+from tests.codec.plain import PlainRequest, RefusedError, convert_request, pack_bytes
+
+HEADER_CAP = 1 << 20
+DEPTH_CAP = 12
+WINDOW = array_scanner.WINDOW
+# Small ones, so that there is a window's edge everywhere.
+WINDOWS = (24, 32, 64, WINDOW)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    header: bytes
+    tensors: list[bytes | int]
+    binary_by_default: bool
+    binary_by_output: dict[str, bool]
+    content_length: int
+    expected_size: int
+
+    @property
+    def fields(self) -> Any:
+        return json.loads(self.header)
+
+
+@dataclass(frozen=True)
+class Failed:
+    kind: ErrorKind
+    message: str
+
+
+Outcome = Accepted | Failed
+
+
+def outcome(
+    pieces: list[bytes],
+    *,
+    work: bool = True,
+    header_cap: int = HEADER_CAP,
+    depth_cap: int = DEPTH_CAP,
+) -> Outcome:
+    """Convert a body; `work` tells whether what has to wait is worked off between the pieces."""
+    codec = InferRequestCodec(header_cap, depth_cap)
+    try:
+        for piece in pieces:
+            codec.feed(piece)
+            while work and codec.work():
+                pass
+        codec.feed(b"", last=True)
+        request = codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return Accepted(
+        request.header,
+        [part if isinstance(part, int) else b"".join(part) for part in request.tensors],
+        request.answer.binary_by_default,
+        dict(request.answer.binary_by_output),
+        request.content_length,
+        request.expected_size,
+    )
+
+
+def converted(body: bytes) -> Accepted:
+    found = outcome([body])
+    assert isinstance(found, Accepted)
+    return found
+
+
+def plain_outcome(body: bytes) -> PlainRequest | None:
+    try:
+        return convert_request(body, DEPTH_CAP)
+    except RefusedError:
+        return None
+
+
+def agrees(found: Outcome, plain: PlainRequest | None) -> bool:
+    if isinstance(found, Failed):
+        without_comma = "bytes without a comma" in found.message
+        return found.kind is ErrorKind.BAD_REQUEST and (plain is None or without_comma)
+    return plain is not None and (
+        normal(found.header) == json.dumps(plain.header)
+        and found.tensors == plain.tensors
+        and found.binary_by_default == plain.binary_by_default
+        and found.binary_by_output == plain.binary_by_output
+        and found.content_length == len(found.header) + sum(map(size, plain.tensors))
+        and found.expected_size == sum(part for part in plain.tensors if isinstance(part, int))
+    )
+
+
+def size(part: bytes | int) -> int:
+    return part if isinstance(part, int) else len(part)
+
+
+def normal(header: bytes) -> str:
+    """Give a header in one form, with integers as a library of 64 bits reads them."""
+
+    def to_int(digits: str) -> int | float:
+        value = int(digits)
+        return value if -(2**63) <= value < 2**64 else float(value)
+
+    return json.dumps(json.loads(header, parse_int=to_int))
+
+
+def check_law(body: bytes, seed: int, window: int) -> None:
+    with mock.patch.object(array_scanner, "WINDOW", window):
+        found = outcome([body])
+        assert agrees(found, plain_outcome(body)), found
+        assert outcome([body], work=False) == found
+        assert outcome(bodies.cut(body, seed)) == found
+        assert outcome(bodies.cut(body, seed + 1), work=False) == found
+        assert outcome(bodies.bytewise(body)) == found
+
+
+# ---------------------------------------------------------------------------------- the law
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@bodies.LAW
+@given(body=bodies.request_bodies(), seed=bodies.SEEDS)
+def test_a_request_is_the_same_however_it_is_split(window: int, body: bytes, seed: int) -> None:
+    check_law(body, seed, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@bodies.LAW
+@given(body=bodies.request_bodies(faulty=True), seed=bodies.SEEDS)
+def test_faulty_elements_are_refused_however_split(window: int, body: bytes, seed: int) -> None:
+    check_law(body, seed, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@bodies.LAW
+@given(body=bodies.request_bodies(), seed=bodies.SEEDS)
+def test_broken_text_is_refused_however_split(window: int, body: bytes, seed: int) -> None:
+    check_law(bodies.mutated(body, seed), seed, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("seeds", range(4))
+def test_broken_arrays_are_refused_however_split(window: int, seeds: int) -> None:
+    # No strategy here: many small bodies with nothing but their array broken.
+    for seed in range(seeds * 500, seeds * 500 + 500):
+        body = bodies.array_body(random.Random(seed))
+        check_law(body, seed, window)
+
+
+@bodies.LAW
+@given(body=bodies.request_bodies(faulty=True), seed=bodies.SEEDS)
+def test_caps_are_met_however_split(body: bytes, seed: int) -> None:
+    for header_cap, depth_cap in ((60, 64), (200, 64), (HEADER_CAP, 4)):
+        split = [[body], bodies.cut(body, seed), bodies.bytewise(body)]
+        found, *others = [
+            outcome(pieces, header_cap=header_cap, depth_cap=depth_cap) for pieces in split
+        ]
+        assert others == [found, found]
+        assert isinstance(found, Accepted) or found.kind.value.status in (400, 413)
+
+
+# ---------------------------------------------------------------------------------- the table
+
+
+def request_body(datatype: str, shape: str, data: str, *more: str) -> bytes:
+    entry = [f'"name":"x","datatype":"{datatype}","shape":{shape},"data":{data}', *more]
+    return ('{"inputs":[{' + ",".join(entry) + "}]}").encode()
+
+
+def pack(code: str, *values: float) -> bytes:
+    return struct.pack(f"<{len(values)}{code}", *values)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+# PROTOCOL.md, "JSON requests at Triton, and what the gateway answers": what is accepted.
+ACCEPTED = [
+    ("FP32", "[3]", "[NaN, Infinity, -Infinity]", pack("f", NAN, INFINITY, -INFINITY)),
+    ("FP64", "[3]", "[NaN, Infinity, -Infinity]", pack("d", NAN, INFINITY, -INFINITY)),
+    ("FP16", "[2]", "[Infinity, 1.5]", pack("e", INFINITY, 1.5)),
+    ("BF16", "[2]", "[-Infinity, 1.5]", b"\x80\xff\xc0\x3f"),
+    ("FP32", "[2]", "[1, -2]", pack("f", 1, -2)),
+    ("FP64", "[1]", "[123456789012345678901]", pack("d", 123456789012345678901)),
+    ("INT32", "[3]", "[[1], [2, 3]]", pack("i", 1, 2, 3)),
+    ("INT32", "[2, 2]", "[1, 2, 3, 4]", pack("i", 1, 2, 3, 4)),
+    ("INT32", "[4]", "[[1, 2], [3, 4]]", pack("i", 1, 2, 3, 4)),
+    ("INT32", "[2, 2]", "[[1, 2], [3, 4]]", pack("i", 1, 2, 3, 4)),
+    ("INT32", "[]", "[7]", pack("i", 7)),
+    ("INT32", "[0]", "[]", b""),
+    ("INT32", "[3, 0]", "[[], [], []]", b""),
+    ("BYTES", "[0]", "[]", b""),
+    ("BOOL", "[2]", "[true, false]", b"\1\0"),
+    ("UINT64", "[1]", "[18446744073709551615]", b"\xff" * 8),
+    ("INT64", "[1]", "[-9223372036854775808]", b"\0" * 7 + b"\x80"),
+    ("FP64", "[2]", "[0.1, 0.30000000000000004]", pack("d", 0.1, 0.1 + 0.2)),
+    ("FP64", "[1]", "[2.2250738585072011e-308]", pack("d", 2.2250738585072011e-308)),
+    ("BYTES", "[2]", r'["a\u0000b", "é"]', pack_bytes([b"a\0b", "é".encode()])),
+    ("BYTES", "[1]", r'["\ud83d\ude00"]', pack_bytes(["😀".encode()])),
+]
+
+
+@pytest.mark.parametrize(("datatype", "shape", "data", "expected"), ACCEPTED)
+def test_what_the_table_accepts(datatype: str, shape: str, data: str, expected: bytes) -> None:
+    body = request_body(datatype, shape, data)
+    found = converted(body)
+    assert found.tensors == [expected]
+    assert found.fields == {
+        "inputs": [
+            {
+                "name": "x",
+                "datatype": datatype,
+                "shape": json.loads(shape),
+                "parameters": {"binary_data_size": len(expected)},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    for pieces in (bodies.bytewise(body), bodies.cut(body, 1)):
+        assert outcome(pieces) == found
+
+
+DEEP = 100_000
+X = "input 'x': "
+NOT_JSON = "the request is not valid JSON"
+NOT_AN_ARRAY = "the data of inputs[0] must be an array"
+
+# The same table: what is refused, each with 400.
+REFUSED = [
+    (request_body("UINT8", "[2]", "[0,300]"), X + "element 1 (300) does not fit UINT8"),
+    (
+        request_body("INT32", "[1]", "[-2147483649]"),
+        X + "element 0 (-2147483649) does not fit INT32",
+    ),
+    (request_body("FP32", "[3]", "[1,2,1e40]"), X + "element 2 (1e40) does not fit FP32"),
+    (request_body("FP64", "[1]", "[1e400]"), X + "element 0 (1e400) does not fit FP64"),
+    (request_body("FP32", "[1]", "[-1e400]"), X + "element 0 (-1e400) does not fit FP32"),
+    (
+        request_body("INT64", "[1]", "[9223372036854775808]"),
+        X + "element 0 (9223372036854775808) does not fit INT64",
+    ),
+    (request_body("UINT64", "[1]", "[-1]"), X + "element 0 (-1) does not fit UINT64"),
+    (
+        request_body("INT32", "[2]", "[1,1.0]"),
+        X + "element 1 (1.0) is not an integer, as INT32 needs",
+    ),
+    (request_body("BOOL", "[1]", "[1]"), X + "element 0 (1) is not true or false, as BOOL needs"),
+    (request_body("FP32", "[1]", "[true]"), X + "element 0 (true) is not a number, as FP32 needs"),
+    (request_body("FP32", "[1]", '["1"]'), X + 'element 0 ("1") is not a number, as FP32 needs'),
+    (request_body("FP32", "[1]", "[null]"), X + "element 0 (null) is not a number, as FP32 needs"),
+    (request_body("BYTES", "[1]", "[7]"), X + "element 0 (7) is not a string, as BYTES needs"),
+    (
+        request_body("BYTES", "[2]", '["a",7]'),
+        X + "element 1 (7) is not a string, as BYTES needs",
+    ),
+    (
+        request_body("INT32", "[2,2]", "[1,2,3]"),
+        X + "shape [2, 2] takes 4 elements, data has 3",
+    ),
+    (request_body("INT32", "[0]", "[1]"), X + "shape [0] takes 0 elements, data has 1"),
+    (request_body("INT32", "[]", "[]"), X + "shape [] takes 1 elements, data has 0"),
+    (
+        request_body("INT32", "[-1]", "[1]"),
+        X + "shape [-1] must hold integers of 0 or more only",
+    ),
+    (request_body("INT32", "[1]", "1"), NOT_AN_ARRAY),
+    (request_body("INT32", "[1]", '"1"'), NOT_AN_ARRAY),
+    (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY),
+    (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY),
+    (
+        request_body("FP8", "[1]", "[1]"),
+        X + 'unknown datatype "FP8"; known are BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, '
+        "INT32, INT64, FP16, FP32, FP64, BF16, BYTES",
+    ),
+    (
+        request_body("INT32", "[1]", "[" * DEEP + "]" * DEEP),
+        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+    ),
+    (
+        request_body("BYTES", "[1]", "[" * DEEP + '"a"' + "]" * DEEP),
+        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+    ),
+    (
+        request_body("BYTES", "[1]", '["a",' + "[" * DEEP + "]" * DEEP + "]"),
+        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"y":' + "[" * DEEP + "]" * DEEP),
+        NOT_JSON + " (",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"y":' + "[" * 100 + "]" * 100),
+        f"the request's JSON is nested deeper than {DEPTH_CAP}",
+    ),
+    (
+        request_body("BYTES", "[2]", r'["a","\ud83d"]'),
+        X + r'element 1 ("\ud83d") holds half of a surrogate pair',
+    ),
+    (
+        request_body("BYTES", "[1]", r'["\udc00"]'),
+        X + r'element 0 ("\udc00") holds half of a surrogate pair',
+    ),
+    (request_body("INT32", "[1]", "[1]", '"data":[1]'), "inputs[0] has more than one data"),
+    (request_body("INT32", "[1]", "[1]", '"data":1'), NOT_AN_ARRAY),
+    (b'{"id":7,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got 7"),
+    (b'{"id":null,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got null"),
+    (b"", NOT_JSON + " ("),
+    (b" \n", NOT_JSON + " ("),
+    (b"\xff" * 99, NOT_JSON + " ("),
+    (b"[" * DEEP, NOT_JSON + " ("),
+    (b'{"a":' * DEEP, NOT_JSON + " ("),
+    (b'{"x":[' * DEEP, NOT_JSON + " ("),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_what_the_table_refuses(body: bytes, message: str) -> None:
+    found = outcome([body])
+    assert isinstance(found, Failed)
+    assert found.kind.value.status == 400
+    assert found.message == message if not message.endswith("(") else message in found.message
+    assert len(found.message) < 300
+    if len(body) < 1000:
+        assert outcome(bodies.bytewise(body)) == found
+    assert outcome(bodies.cut(body, 1)) == found
+
+
+def test_unknown_keys_are_passed_on() -> None:
+    body = (
+        b'{"model_name":"other","x":{"data":{"y":[1.5,null,true,"\xc3\xa9\\u0000"]}},'
+        b'"inputs":[{"more":[1],"name":"x","shape":[1],"datatype":"INT8","data":[1],"last":{}}],'
+        b'"parameters":{"priority":18446744073709551615,"sequence":-9223372036854775808}}'
+    )
+    expected = json.loads(body)
+    entry = expected["inputs"][0]
+    del entry["data"]
+    entry["parameters"] = {"binary_data_size": 1}
+    expected["parameters"]["binary_data_output"] = True
+    header = converted(body).header
+    assert json.loads(header) == expected
+    assert list(json.loads(header)) == ["model_name", "x", "inputs", "parameters"]
+
+
+def test_classification_and_shared_memory_stay_as_they_are() -> None:
+    body = (
+        b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8",'
+        b'"parameters":{"shared_memory_region":"r","shared_memory_byte_size":2}}],'
+        b'"outputs":[{"name":"y","parameters":{"classification":3,"binary_data":true}},'
+        b'{"name":"z","parameters":{"shared_memory_region":"s"}}]}'
+    )
+    found = converted(body)
+    assert found == Accepted(body, [], False, {"y": True, "z": False}, len(body), 0)
+
+
+def test_a_request_that_needs_no_change_is_passed_byte_for_byte() -> None:
+    body = (
+        b'{ "inputs" : [{"name":"x", "shape":[2], "datatype":"INT8",\n'
+        b'"parameters": {"binary_data_size": 2}}], "parameters": {"binary_data_output": true},'
+        b' "x": 123456789012345678901234567890 }'
+    )
+    for pieces in ([body], bodies.bytewise(body)):
+        assert outcome(pieces) == Accepted(body, [2], True, {}, len(body) + 2, 2)
+
+
+def test_json_and_binary_inputs_keep_their_order() -> None:
+    body = (
+        b'{"inputs":[{"name":"a","shape":[2],"datatype":"INT8","data":[1,2]},'
+        b'{"name":"b","shape":[3],"datatype":"FP32","parameters":{"binary_data_size":12}},'
+        b'{"name":"c","shape":[1],"datatype":"BYTES","data":["z"],"parameters":{"p":1}},'
+        b'{"name":"d","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":9}}]}'
+    )
+    found = converted(body)
+    assert found.tensors == [b"\1\2", 12, b"\1\0\0\0z", 9]
+    assert found.expected_size == 21
+    assert found.content_length == len(found.header) + 28
+    sizes = [entry["parameters"]["binary_data_size"] for entry in found.fields["inputs"]]
+    assert sizes == [2, 12, 5, 9]
+    assert found.fields["inputs"][2]["parameters"] == {"p": 1, "binary_data_size": 5}
+
+
+def test_chunks_held_are_the_tensor() -> None:
+    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec.feed(request_body("INT32", "[50000]", json.dumps(list(range(50_000)))), last=True)
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert len(tensor) > 1
+    assert b"".join(tensor) == np.arange(50_000, dtype="<i4").tobytes()
+
+
+# ---------------------------------------------------------------------------------- more refusals
+
+OTHERS = [
+    (
+        b'{"inputs":[{"name":"x","shape":[1],"data":[1]}]}',
+        X + "unknown datatype null; known are",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"datatype":"INT64"'),
+        "input 'x' has more than one datatype",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"parameters":{"binary_data_size":4}'),
+        "input 'x' needs exactly one of data, binary_data_size and shared_memory_region; "
+        "it has data and binary_data_size",
+    ),
+    (
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":[]}',
+        "a data array stands in inputs that the request gives more than once",
+    ),
+    (
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":'
+        b'[{"name":"y","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}}]}',
+        "a data array stands in inputs that the request gives more than once",
+    ),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":[1]}]}',
+        "the data of inputs[0] must be an array under a plain key",
+    ),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
+        "the data of inputs[0] must be an array under a plain key",
+    ),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"\u0064ata":0}]}',
+        "the data of inputs[0] must be an array under a plain key",
+    ),
+    (
+        b'{"inputs":[{"data":["x"],"name":"x","datatype":"INT8","shape":[1]}]}',
+        X + 'element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (
+        b'{"inputs":[{"datatype":"INT8","data":["x"],"name":"x","shape":[1]}]}',
+        'inputs[0]: element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (
+        b'{"inputs":[{"name":"x","data":["x"],"datatype":"INT8","shape":[1]}]}',
+        X + 'element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (request_body("INT8", "[1]", "[1")[:-3], "the request ends inside the data of inputs[0]"),
+    (request_body("INT8", "[1]", '[1,{"a":2}]'), X + "element 1 ({) is not a JSON value"),
+    (
+        b'{"inputs":[{"name":"x","data":[1,{"a":2}],"datatype":"INT8"',
+        'the data of inputs[0] is not an array of plain values, near: {"a":2}],"datatype":"INT8"',
+    ),
+    (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
+    (request_body("INT8", "[1]", "[,1]"), X + "data is not a valid JSON array, near element 0"),
+    (request_body("INT8", "[2]", "[1]]"), X + "element 1 (}) is not a JSON value"),
+    (request_body("INT8", "[2]", "[1][2]"), X + "data is not a valid JSON array, near element 1"),
+    (request_body("INT8", "[2]", "[1] 2,3"), X + "data is not a valid JSON array, near element 0"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), OTHERS)
+def test_what_else_is_refused(body: bytes, message: str) -> None:
+    found = outcome([body])
+    assert isinstance(found, Failed)
+    assert found.kind.value.status == 400
+    assert found.message.startswith(message)
+    assert outcome(bodies.bytewise(body)) == found
+    assert outcome(bodies.cut(body, 2), work=False) == found
+
+
+FIRST_FAULT = '{"name":"a","shape":[1],"data":["x"],"datatype":"INT8"}'
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        '{"name":"b","datatype":"INT8","shape":[1],"data":["y"]}',
+        '{"name":"b","datatype":"INT8","shape":[1],"data":' + "[" * 99 + "]" * 99 + "}",
+        '{"name":"b","datatype":"INT8","shape":[1],"data":[1,' + "1" * 70_000 + "]}",
+        '{"name":"b","data":5}',
+        '{"name":"b","data":[1],"data":[2]}',
+        '{"name":"b","x":{"data":[1]}}',
+        '{"name":"' + "b" * 3000 + '","data":[1]}',
+        '{"name":"b","shape":[1],"data":["y"],"datatype":"INT8"}',
+        '{"name":7,"data":[1]}',
+        '{"name":"b" nonsense',
+    ],
+)
+def test_of_two_faults_the_first_is_told(behind: str) -> None:
+    # The first waits for its datatype; what stands behind it does not.
+    body = ('{"inputs":[' + FIRST_FAULT + ',{"data":[]},' + behind + "]}").encode()
+    found = outcome([body], header_cap=2000)
+    assert isinstance(found, Failed)
+    assert found.message == "input 'a': element 0 (\"x\") is not an integer, as INT8 needs"
+    for work in (True, False):
+        for pieces in (bodies.bytewise(body), bodies.cut(body, 3), [body]):
+            assert outcome(pieces, work=work, header_cap=2000) == found
+
+
+def test_data_before_the_last_datatype_is_worked_off_run_by_run() -> None:
+    # Keys in order, as many clients sort them.
+    numbers = json.dumps(list(range(100_000)))
+    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec.feed(b'{"inputs":[{"data":' + numbers.encode())
+    codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
+    assert not codec.work()
+    codec.feed(b"", last=True)
+    rounds = 0
+    while codec.work():
+        rounds += 1
+    assert rounds > 3
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert b"".join(tensor) == np.arange(100_000, dtype="<i4").tobytes()
+
+
+def test_data_that_waits_is_worked_off_run_by_run() -> None:
+    numbers = json.dumps(list(range(100_000)))
+    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
+    assert not codec.work()
+    codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')
+    rounds = 0
+    while codec.work():
+        rounds += 1
+    assert rounds > 3
+    codec.feed(b'"datatype":"INT8","shape":[1]}]}', last=True)
+    first, second = codec.finish().tensors
+    assert not isinstance(first, int)
+    assert b"".join(first) == np.arange(100_000, dtype="<i4").tobytes()
+    assert second == [b"\1"]
+
+
+# ---------------------------------------------------------------------------------- caps
+
+
+def test_the_header_cap_does_not_count_data() -> None:
+    body = request_body("INT8", "[9000]", json.dumps([1] * 9000))
+    least = len(body) - len(json.dumps([1] * 9000)) + len("[0]")
+    assert isinstance(outcome([body], header_cap=least), Accepted)
+    for pieces in ([body], bodies.bytewise(body)):
+        assert outcome(pieces, header_cap=least - 1) == Failed(
+            ErrorKind.TOO_LARGE,
+            f"the JSON around the data is larger than {least - 1} bytes (limits.header_bytes)",
+        )
+
+
+@pytest.mark.parametrize("depth_cap", [4, 5, 64, 200])
+def test_the_depth_cap(depth_cap: int) -> None:
+    def body(data: int, header: int) -> bytes:
+        array = "[" * data + "7" + "]" * data
+        nest = "[" * (header - 3) + "]" * (header - 3)
+        return request_body("INT8", "[1]", array, f'"z":{nest}')
+
+    assert isinstance(outcome([body(depth_cap, depth_cap)], depth_cap=depth_cap), Accepted)
+    assert outcome([body(depth_cap + 1, depth_cap)], depth_cap=depth_cap) == Failed(
+        ErrorKind.BAD_REQUEST, f"the data of inputs[0]: data is nested deeper than {depth_cap}"
+    )
+    assert outcome([body(depth_cap, depth_cap + 1)], depth_cap=depth_cap) == Failed(
+        ErrorKind.BAD_REQUEST, f"the request's JSON is nested deeper than {depth_cap}"
+    )
+
+
+def test_a_shape_of_many_dimensions() -> None:
+    dimensions = 100_000
+    ones = json.dumps([1] * dimensions)
+    assert converted(request_body("INT8", ones, "[7]")).tensors == [b"\7"]
+    found = outcome([request_body("INT8", json.dumps([9] * dimensions), "[7]")])
+    assert isinstance(found, Failed)
+    assert found.message.endswith("takes 9223372036854775808 elements, data has 1")
+
+
+@pytest.mark.parametrize("digits", [100, 5000, 60_000])
+@pytest.mark.parametrize("datatype", ["INT64", "UINT8", "FP64", "FP32", "BF16"])
+def test_thousands_of_digits(datatype: str, digits: int) -> None:
+    found = outcome([request_body(datatype, "[2]", "[1," + "7" * digits + "]")])
+    if datatype == "FP64" and digits == 100:
+        assert isinstance(found, Accepted)
+    else:
+        assert found == Failed(
+            ErrorKind.BAD_REQUEST, X + f"element 1 ({'7' * 37}...) does not fit {datatype}"
+        )
+    small = converted(request_body("FP64", "[1]", "[0." + "7" * digits + "]"))
+    assert small.tensors == [pack("d", float("0." + "7" * digits))]
+
+
+@pytest.mark.parametrize("exponent", ["308", "-324", "-400", "-99999", "-" + "9" * 5000])
+def test_huge_exponents(exponent: str) -> None:
+    text = f"1e{exponent}"
+    assert converted(request_body("FP64", "[1]", f"[{text}]")).tensors == [pack("d", float(text))]
+    text = f"1e{exponent.strip('-')}9"
+    found = outcome([request_body("FP64", "[1]", f"[{text}]")])
+    assert isinstance(found, Failed)
+    assert found.message.endswith(") does not fit FP64")
+
+
+# ---------------------------------------------------------------------------------- real sizes
+
+
+def chunks(body: bytes, step: int) -> list[bytes]:
+    return [body[i : i + step] for i in range(0, len(body), step)]
+
+
+def check_large(body: bytes, steps: tuple[int, ...] = (65536, 50_001)) -> Accepted:
+    found = converted(body)
+    assert agrees(found, plain_outcome(body))
+    for step in steps:
+        assert outcome(chunks(body, step)) == found
+    return found
+
+
+UNITS = ["a", "é", "€", "😀", "\\n", "\\u00e9", "\\ud83d\\ude00", '\\"', "\\\\", "]", "\\u005b,"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("before", range(0, 12, 3))
+def test_long_strings(unit: str, before: int) -> None:
+    count = 205_000 // len(unit.encode())
+    first, second = "x" * before + unit * count, unit * (count // 3) + "x"
+    body = request_body("BYTES", "[4]", f'["a","{first}",["","{second}"]]')
+    check_large(body)
+
+
+@pytest.mark.parametrize("length", [*range(WINDOW - 8, WINDOW + 3), *range(131_060, 131_076)])
+def test_strings_as_long_as_a_window(length: int) -> None:
+    check_large(request_body("BYTES", "[2]", '["' + "a" * length + '" , "b"]'))
+    check_large(request_body("BYTES", "[1]", '["' + "a" * length + '"]'), (65536,))
+
+
+@pytest.mark.parametrize("shift", range(12))
+@pytest.mark.parametrize("behind", [",\n    ", " ,", "\n}"])
+def test_a_window_ends_behind_the_array(shift: int, behind: str) -> None:
+    rest = behind + '"shape":[32766]}]}' if "," in behind else behind + "]}"
+    shape = "" if "," in behind else '"shape":[32766],'
+    numbers = "[" + " " * shift + "1," * 32_765 + "1]"
+    body = '{"inputs":[{"name":"x","datatype":"INT8",' + shape + '"data":' + numbers + rest
+    check_large(body.encode(), (65536, 65535))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "[1,2," + " " * 65_530 + ",3]",
+        "[1,2,," + "1" * 65_530 + ",3]",
+        "[1,[," + " " * 65_530 + "3]]",
+        "[1,2,3," + " " * 65_530 + "]",
+        "[" + "1," * 32_767 + "," + "1," * 32_767 + "1]",
+        "[" + "1," * 32_767 + "]",
+        '["a",' + '"b",' * 16_382 + "," + '"c"]',
+        '["a",[' + "," + " " * 65_530 + '"c"]]',
+    ],
+)
+@pytest.mark.parametrize("datatype", ["INT32", "FP32", "BYTES"])
+def test_commas_at_the_edge_of_a_window_need_elements(datatype: str, data: str) -> None:
+    found = outcome([request_body(datatype, "[3]", data)])
+    assert isinstance(found, Failed)
+    assert found.kind is ErrorKind.BAD_REQUEST
+
+
+def test_half_a_surrogate_pair_in_a_long_string() -> None:
+    message = X + "element 1 is not a valid JSON string (no low surrogate in string)"
+    for end in ("", "x", "x" * 70_000):
+        body = request_body("BYTES", "[2]", '["a","' + "é" * 40_000 + "\\ud83d" + end + '"]')
+        for pieces in ([body], chunks(body, 999)):
+            assert outcome(pieces) == Failed(ErrorKind.BAD_REQUEST, message)
+
+
+def test_a_million_integers() -> None:
+    values = np.random.default_rng(0).integers(-(2**31), 2**31, 1_000_000).astype("<i4")
+    body = request_body("INT32", "[1000,1000]", json.dumps(values.reshape(1000, 1000).tolist()))
+    found = check_large(body)
+    assert found.tensors == [values.tobytes()]
+
+
+def test_a_million_floats() -> None:
+    values = np.random.default_rng(0).standard_normal(1_000_000)
+    values[::251] = np.nan
+    body = request_body("FP32", "[1000000]", json.dumps(values.tolist(), separators=(",", ":")))
+    found = converted(body)
+    assert found.tensors == [values.astype("<f4").tobytes()]
+    assert outcome(chunks(body, 65536)) == found
+
+
+def test_large_bytes_in_crumbs() -> None:
+    rng = random.Random(0)
+    texts = ["".join(rng.choices('a é😀"\\\n[],', k=rng.choice([0, 5, 900]))) for _ in range(300)]
+    texts[7] = "".join(rng.choices('a é😀"\\\n', k=90_000))
+    body = request_body("BYTES", "[300]", json.dumps(texts))
+    found = check_large(body, (65536, 4099))
+    assert found.tensors == [pack_bytes([text.encode() for text in texts])]
+    body = request_body("BYTES", "[300]", json.dumps(texts, ensure_ascii=False))
+    assert check_large(body).tensors == found.tensors
+
+
+def test_a_window_and_more_byte_by_byte() -> None:
+    body = request_body("INT16", "[15000]", json.dumps(list(range(15_000))))
+    assert len(body) > WINDOW
+    assert outcome(bodies.bytewise(body)) == converted(body)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import bodies
+
+
+def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event], bytes]:
+    cutter = JsonCutter(header_cap, 64)
+    events: list[Event] = []
+    for piece in pieces:
+        events += cutter.feed(piece)
+    events += cutter.feed(b"", last=True)
+    return events, cutter.finish()
+
+
+def refusal(body: bytes, header_cap: int = 10_000) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        cut_out([body], header_cap)
+    for pieces in (bodies.bytewise(body), bodies.cut(body, 1)):
+        with pytest.raises(GatewayError, match=f"^{_quoted(str(caught.value))}$"):
+            cut_out(pieces, header_cap)
+    return caught.value
+
+
+def _quoted(text: str) -> str:
+    return "".join("\\" + c if c.isascii() and not c.isalnum() else c for c in text)
+
+
+def body(*inputs: str) -> bytes:
+    return ('{"inputs":[' + ",".join(inputs) + "]}").encode()
+
+
+def test_arrays_go_and_a_stand_in_stays() -> None:
+    text = body('{"name":"a","data":[1,2],"shape":[2]}', '{"data" : [["x"]] }')
+    events, header = cut_out([text])
+    assert header == b'{"inputs":[{"name":"a","data":[0],"shape":[2]},{"data":[1] }]}'
+    starts = [event for event in events if isinstance(event, ArrayStart)]
+    assert [event.index for event in starts] == [0, 1]
+    runs = [event.text for event in events if not isinstance(event, ArrayStart)]
+    assert runs == [b"[1,2]", b'[["x"]]']
+
+
+def test_each_array_is_told_the_fields_around_it() -> None:
+    text = body(
+        '{"data":[1],"name":"a"}',
+        '{"name":"b","parameters":{"binary_data_size":4}}',
+        '{"name":"c","datatype":"INT8","data":[2]}',
+    )
+    first, _, second, _ = cut_out([text])[0]
+    assert isinstance(first, ArrayStart)
+    assert isinstance(second, ArrayStart)
+    assert (first.index, first.fields, first.previous) == (0, {"data": 1}, {})
+    assert second.index == 2
+    assert second.fields == {"name": "c", "datatype": "INT8", "data": 1}
+    assert second.previous == {"data": 0, "name": "a"}
+
+
+# What looks like the data of an input, but is not; the header keeps it.
+LOOKALIKES = [
+    {"note": '"data":[1,2]'},
+    {"note": "data"},
+    {"note": ["data", "data"]},
+    {'"data"': [1, 2]},
+    {'my"data': [1, 2]},
+    {'\\"data': [1, 2]},
+    {"data": "text"},
+    {"data": {"data": 5}},
+    {"data": None},
+    {"datas": [1], "dat": [2]},
+    {"x": [{"data": 1}, {"data": None}]},
+    {"C:\\": '\\\\"', '\\\\"': "\\"},
+]
+
+
+@pytest.mark.parametrize("lookalike", LOOKALIKES)
+@pytest.mark.parametrize("spaces", [None, 1])
+@pytest.mark.parametrize("place", ["before", "after", "in parameters", "only"])
+def test_what_only_looks_like_data_stays(lookalike: Any, spaces: int | None, place: str) -> None:
+    entry: dict[str, Any] = {"name": "a", "data": [7]}
+    fields: dict[str, Any] = {"inputs": [entry]}
+    if place == "before":
+        fields = {"x": lookalike} | fields
+    elif place == "after":
+        fields = fields | {"x": lookalike}
+    elif place == "in parameters":
+        fields["inputs"] = [{"parameters": lookalike} | entry, {"parameters": lookalike}]
+    else:
+        fields = {"inputs": [{"parameters": lookalike}]}
+    text = json.dumps(fields, indent=spaces).encode()
+    if place != "only":
+        entry["data"] = [0]
+        if place == "in parameters":
+            fields["inputs"][0]["data"] = [0]
+    for pieces in ([text], bodies.bytewise(text), bodies.cut(text, 5)):
+        events, header = cut_out(pieces)
+        assert json.loads(header) == fields
+        assert len(events) == (0 if place == "only" else 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (body('{"data":5}'), "the data of inputs[0] must be an array"),
+        (body('{"data" : "text"}'), "the data of inputs[0] must be an array"),
+        (body('{"data":{"x":[1]}}'), "the data of inputs[0] must be an array"),
+        (body('{"data":[1]}', "{}", '{"data":null}'), "the data of inputs[2] must be an array"),
+        (body('{"data":[1],"data":2}'), "the data of inputs[0] must be an array"),
+        (body('{"data":[1],"data":[2]}'), "inputs[0] has more than one data"),
+        (
+            body('{"data":[1]}', '{"data":[2],"x":1,"data":[3]}'),
+            "inputs[1] has more than one data",
+        ),
+    ],
+)
+def test_an_input_has_one_array_of_data(text: bytes, message: str) -> None:
+    error = refusal(text)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert error.message == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"data":[1]}',
+        b'[{"data":[1]}]',
+        b'{"parameters":{"data":[1]},"inputs":[]}',
+        b'{"inputs":[],"x":[{"data":[1]}]}',
+        b'{"inputs":[{"name":"a"}],"x":[{"data":[1]}]}',
+        b'{"inputs":[{"data":[0]}],"outputs":[{"data":[1]}]}',
+        b'{"inputs":[{"parameters":{"data":[1]}}]}',
+        b'{"inputs":[{"x":[{"data":[1]}]}]}',
+        b'{"inputs":{"data":[1]}}',
+        b'{"inputs":["a",{"data":[1]}]}',
+        b'{"inputs":[{"a":1 "data":[1]}]}',
+        b'"data":[1]',
+        b'nonsense "data" : [1]',
+        b'\xef\xbb\xbf{"inputs":[{"data":[1]}]}',
+        b'{"inputs":[{"name":"\xff","data":[1]}]}',
+    ],
+)
+def test_an_array_that_is_no_inputs_data_is_refused(text: bytes) -> None:
+    error = refusal(text)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert error.message.startswith("a data array stands where no input's data can be")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"inputs":[{"data":[1,2', "the request ends inside the data of inputs[0]"),
+        (b'{"inputs":[{"data":["x', "the request ends inside the data of inputs[0]"),
+        (b'{"inputs":[{"data":[', "the request ends inside the data of inputs[0]"),
+        (
+            body('{"data":[1]}', '{"data":[2,{"x":1}]}'),
+            'the data of inputs[1] is not an array of plain values, near: {"x":1}]}]}',
+        ),
+    ],
+)
+def test_text_that_ends_or_breaks_inside_an_array(text: bytes, message: str) -> None:
+    assert refusal(text).message == message
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"x":"data"', b'{"inputs":[{"data"', b'{"data" : '])
+def test_other_text_that_ends_early_is_left_to_the_json_library(text: bytes) -> None:
+    for pieces in ([text], bodies.bytewise(text)):
+        events, header = cut_out(pieces)
+        assert events == []
+        assert header.replace(b" ", b"") == text.replace(b" ", b"")
+
+
+def test_the_cap_is_on_the_header_alone() -> None:
+    text = body('{"name":"a","data":[' + "1," * 5000 + "1]}", '{"data":[2]}')
+    header = cut_out([text])[1]
+    assert cut_out([text], len(header))[1] == header
+    error = refusal(text, len(header) - 1)
+    assert error.kind is ErrorKind.TOO_LARGE
+    assert error.message == (
+        f"the JSON around the data is larger than {len(header) - 1} bytes (limits.header_bytes)"
+    )
+
+
+def test_a_large_string_for_data_is_refused_for_what_it_is() -> None:
+    error = refusal(body('{"name":"a","data":"' + "QUJD" * 5000 + '"}'))
+    assert error.message == "the data of inputs[0] must be an array"
+
+
+def test_many_keys_called_data_cost_no_parse_each() -> None:
+    # With a parse for each this would take minutes.
+    text = b'{"inputs":[{"data":[1]}],"x":[' + b'{"data":1},' * 40_000 + b"1]}"
+    events, header = cut_out([text[i : i + 65536] for i in range(0, len(text), 65536)], 1 << 20)
+    assert len(events) == 2
+    assert len(header) == len(text)

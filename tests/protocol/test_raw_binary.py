@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+
+
+def model(datatype: str, *shapes: list[int], batching: bool = False) -> ModelMetadata:
+    tensors = [
+        TensorSpec(f"in{i}", DATATYPES[datatype], tuple(shape)) for i, shape in enumerate(shapes)
+    ]
+    return ModelMetadata("m", tuple(tensors), batching)
+
+
+# PROTOCOL.md, "Raw binary request": what Triton was seen to do, and more of the kind.
+ACCEPTED = [
+    (model("FP32", [-1]), 8, [2]),
+    (model("FP32", [-1]), 0, [0]),
+    (model("FP32", [-1, -1, 4], batching=True), 16, [1, 1, 4]),
+    (model("FP32", [-1, 4], batching=True), 16, [1, 4]),
+    (model("FP32", [4]), 16, [4]),
+    (model("FP32", []), 4, []),
+    (model("FP32", [-1], batching=True), 4, [1]),
+    (model("UINT8", [-1, 3]), 9, [3, 3]),
+    (model("UINT8", [2, -1, 2]), 8, [2, 2, 2]),
+    (model("BF16", [2, -1]), 12, [2, 3]),
+    (model("FP64", [-1, 0]), 0, [0, 0]),
+    (model("INT64", [0]), 0, [0]),
+]
+
+
+@pytest.mark.parametrize(("metadata", "size", "shape"), ACCEPTED)
+def test_the_shape_follows_from_the_size(
+    metadata: ModelMetadata, size: int, shape: list[int]
+) -> None:
+    preamble = raw_binary_preamble(metadata, size)
+    assert preamble.prefix == b""
+    assert json.loads(preamble.header) == {
+        "inputs": [
+            {
+                "name": "in0",
+                "shape": shape,
+                "datatype": metadata.inputs[0].datatype.name,
+                "parameters": {"binary_data_size": size},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("metadata", "shape"),
+    [
+        (model("BYTES", [1]), [1]),
+        (model("BYTES", [-1, 1], batching=True), [1, 1]),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 3, 2**32 - 1])
+def test_bytes_get_their_length(metadata: ModelMetadata, shape: list[int], size: int) -> None:
+    preamble = raw_binary_preamble(metadata, size)
+    assert preamble.prefix == size.to_bytes(4, "little")
+    entry = json.loads(preamble.header)["inputs"][0]
+    assert entry["shape"] == shape
+    assert entry["parameters"] == {"binary_data_size": size + 4}
+
+
+REFUSED = [
+    (model("FP32"), 4, "model 'm' takes 0 inputs; a raw binary request"),
+    (model("FP32", [-1], [-1]), 4, "model 'm' takes 2 inputs; a raw binary request"),
+    (model("FP32", [-1, -1]), 4, "shape [-1, -1]; a raw binary request allows at most 1 variable"),
+    (model("FP32", [-1, -1, -1], batching=True), 4, "has shape [-1, -1]; a raw binary request"),
+    (model("FP32", [-1, 3]), 16, "takes a multiple of 12 bytes, got 16"),
+    (model("FP32", [-1]), 3, "'in0' of shape [-1] and datatype FP32 takes a multiple of 4 bytes"),
+    (model("FP32", [2, 2]), 15, "'in0' of shape [2, 2] and datatype FP32 takes 16 bytes, got 15"),
+    (model("FP32", [-1, 0]), 4, "takes a multiple of 0 bytes, got 4"),
+    (model("BYTES", [2]), 4, "'in0' of model 'm' is BYTES of shape [2]; a raw binary request"),
+    (model("BYTES", [-1]), 4, "is BYTES of shape [-1]; a raw binary request needs shape [1]"),
+    (model("BYTES", [1], batching=True), 4, "is BYTES of shape []; a raw binary request"),
+    (model("BYTES", [1]), 2**32, "input 'in0' can take at most 4 GiB in one BYTES element"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "size", "message"), REFUSED)
+def test_what_cannot_be_raw_is_refused(metadata: ModelMetadata, size: int, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        raw_binary_preamble(metadata, size)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert message in caught.value.message

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.protocol.tensors import element_count
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        ((), 1),
+        ((0,), 0),
+        ((5,), 5),
+        ((2, 3, 4), 24),
+        ((2**62, 2**62, 0), 0),
+        ((2**31, 2**31), 2**62),
+        ((2**63 - 1,), 2**63 - 1),
+        ((2**64 - 1,), 2**63),
+        ((2**40, 2**40), 2**63),
+        ((1,) * 100_000, 1),
+        ((9,) * 100_000, 2**63),
+    ],
+)
+def test_elements_of_a_shape(shape: tuple[int, ...], count: int) -> None:
+    assert element_count(shape) == count
+    assert element_count(list(shape)) == count
