@@ -1,0 +1,58 @@
+"""How long one exchange keeps the event loop from all others."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import orjson
+
+from benchmarks.client import BenchmarkError, Connection
+from benchmarks.lab import Lab
+from benchmarks.processes import gateway_before
+from benchmarks.raw_server import model_answering
+from benchmarks.report import Row, below
+from benchmarks.speed import NAN_SHARE
+from benchmarks.watched_gateway import RESULT_MARK
+from benchmarks.wire import Request, json_of_doubles, json_of_shortest, normal, with_nan
+
+_COMMAND = (sys.executable, "-m", "benchmarks.watched_gateway")
+_TEXT = 16_000_000
+_MOST = 5.0  # milliseconds
+_PER_VALUE_SHORTEST, _PER_VALUE_OF_DOUBLE = 10.9, 20.6  # bytes, with what stands between them
+
+
+def holds(lab: Lab) -> list[Row]:
+    """Measure the holds while JSON requests of 16 MB are converted, and answers of their size."""
+    requests = _requests()
+    count = lab.rounds(36)
+    with gateway_before(lab.raw_port, _COMMAND) as gateway:
+        with Connection(gateway.port) as through:
+            for number in range(count):
+                through.time(requests[number % len(requests)])
+        printed = gateway.stop()
+    _, mark, result = printed.partition(RESULT_MARK)
+    if not mark:
+        raise BenchmarkError(f"the watched gateway failed:\n{printed}")
+    turns = np.array(orjson.loads(result)) / 1e6
+    longest = float(turns.max())
+    return [
+        Row(
+            f"event loop held, {count} JSON requests of 16 MB",
+            "",
+            f"{longest:.2f} ms",
+            f"p50 {np.quantile(turns, 0.5):.2f} ms, p99.9 {np.quantile(turns, 0.999):.2f} ms",
+            below(longest, _MOST, f"{_MOST:.0f} ms"),
+        )
+    ]
+
+
+def _requests() -> list[Request]:
+    many = normal(int(_TEXT / _PER_VALUE_SHORTEST))
+    fewer = normal(int(_TEXT / _PER_VALUE_OF_DOUBLE))
+    model = model_answering(fewer.nbytes)
+    return [
+        json_of_shortest(model_answering(many.nbytes), many),
+        json_of_doubles(model, fewer),
+        json_of_doubles(model, with_nan(fewer, NAN_SHARE)),
+    ]

@@ -1,0 +1,104 @@
+"""What the measurements share: servers that start when they are needed, and how rounds go."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from benchmarks.client import HOST, Connection
+from benchmarks.processes import Gateway, gateway_before, raw_server
+from tests.integration.triton.models import named
+from tests.integration.triton.server import TritonServer
+
+_MODELS = ("identity_fp32", "identity_fp16", "image")
+
+Job = Callable[[], object]
+
+
+class Lab:
+    """The servers, running from the first use until the context is left.
+
+    ``quick`` asks for fewer rounds.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self._quick = quick
+        self._open = ExitStack()
+        self.triton_version: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def rounds(self, usual: int) -> int:
+        """Give the number of rounds to go."""
+        return max(3, usual // 5) if self._quick else usual
+
+    @cached_property
+    def triton_port(self) -> int:
+        """The port of a real Triton."""
+        triton = self._open.enter_context(TritonServer(named(*_MODELS)))
+        self.triton_version = _version(triton.http_port)
+        return triton.http_port
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        """A gateway in front of Triton."""
+        return self._open.enter_context(gateway_before(self.triton_port))
+
+    @cached_property
+    def directly(self) -> Connection:
+        """A connection to Triton."""
+        return self._open.enter_context(Connection(self.triton_port))
+
+    @cached_property
+    def through(self) -> Connection:
+        """A connection to the gateway in front of Triton."""
+        return self._open.enter_context(Connection(self.gateway.port))
+
+    @cached_property
+    def raw_port(self) -> int:
+        """The port of the raw server."""
+        return self._open.enter_context(raw_server())
+
+
+def medians(rounds: int, jobs: Mapping[str, Job]) -> dict[str, float]:
+    """Give the median of the seconds that each job takes.
+
+    Each round does every job once, so that what disturbs them disturbs all alike; every second
+    round goes backwards, so that none always follows the same one. The first is not timed.
+    """
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        job()
+    gc.collect()
+    for number in range(rounds):
+        for name in list(jobs)[:: 1 if number % 2 else -1]:
+            began = perf_counter()
+            jobs[name]()
+            times[name].append(perf_counter() - began)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _version(port: int) -> str:
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    try:
+        connection.request("GET", "/v2")
+        return str(json.loads(connection.getresponse().read())["version"])
+    finally:
+        connection.close()

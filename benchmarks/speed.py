@@ -1,0 +1,241 @@
+"""JSON requests: directly to Triton, which parses JSON itself, and through the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import simdjson
+
+from benchmarks.client import Answer, BenchmarkError, Connection
+from benchmarks.lab import Job, Lab, medians
+from benchmarks.report import Row, at_least, at_most, milliseconds
+from benchmarks.wire import (
+    Request,
+    Values,
+    binary,
+    json_of_doubles,
+    json_of_shortest,
+    normal,
+    with_nan,
+)
+from gateway.codec.infer_answer import JsonAnswer
+from gateway.codec.infer_request import InferRequestCodec
+from gateway.codec.policies import JsonPolicies
+from gateway.exchange.pump import CHUNK
+
+_IMAGE = (1, 3, 224, 224)
+_IMAGE_COUNT = 150_528
+NAN_SHARE = 0.004
+"""As much as NVIDIA's perf_analyzer puts into its random data."""
+_NAN_COSTS_AT_MOST = 2.0
+_HEADER_CAP, _DEPTH_CAP = 2**20, 64
+_PARSER = simdjson.Parser()  # kept, as its memory is most of what a new one costs
+
+
+@dataclass(frozen=True, slots=True)
+class _Digits:
+    """A way in which clients print float32 values."""
+
+    name: str
+    request: Callable[[str, Values], Request]
+
+
+_DIGITS = (
+    _Digits("17 digits", json_of_doubles),
+    _Digits("shortest digits", json_of_shortest),
+)
+
+
+def image(lab: Lab) -> list[Row]:
+    """Measure as many FP32 values as an image has."""
+    return _json_to_json(lab, _IMAGE_COUNT, lab.rounds(25), sooner=3)
+
+
+def million(lab: Lab) -> list[Row]:
+    """Measure a million FP32 values."""
+    return _json_to_json(lab, 1_000_000, lab.rounds(9), sooner=4)
+
+
+def nested(lab: Lab) -> list[Row]:
+    """Compare data nested as its shape says with flat data."""
+    values = normal(_IMAGE_COUNT).reshape(_IMAGE)
+    deep = json_of_doubles("image", values)
+    flat = json_of_doubles("image", values, flat=True)
+    jobs: dict[str, Job] = {
+        "direct": lambda: lab.directly.time(deep),
+        "deep": lambda: lab.through.time(deep),
+        "flat": lambda: lab.through.time(flat),
+    }
+    _check(lab.through, deep, values)
+    took = medians(lab.rounds(20), jobs)
+    return [
+        Row(
+            f"JSON {list(_IMAGE)} FP32, nested, 17 digits",
+            milliseconds(took["direct"]),
+            milliseconds(took["deep"]),
+            f"{took['deep'] / took['flat']:.2f} × flat ({milliseconds(took['flat'])})",
+        )
+    ]
+
+
+def nonfinite(lab: Lab) -> list[Row]:
+    """Compare data in which there are bare NaN tokens with data in which there are none."""
+    values = normal(_IMAGE_COUNT)
+    some_nan = with_nan(values, NAN_SHARE)
+    clean = json_of_doubles("identity_fp32", values)
+    dirty = json_of_doubles("identity_fp32", some_nan)
+    _check(lab.through, dirty, some_nan)
+    took = medians(
+        lab.rounds(20),
+        {
+            "direct": lambda: lab.directly.time(dirty),
+            "dirty": lambda: lab.through.time(dirty),
+            "clean": lambda: lab.through.time(clean),
+        },
+    )
+    ratio = took["dirty"] / took["clean"]
+    return [
+        Row(
+            f"JSON {_IMAGE_COUNT:,} FP32, {NAN_SHARE:.1%} NaN, 17 digits",
+            milliseconds(took["direct"]),
+            milliseconds(took["dirty"]),
+            f"{ratio:.2f} × without NaN ({milliseconds(took['clean'])})",
+            at_most(ratio, _NAN_COSTS_AT_MOST, f"{_NAN_COSTS_AT_MOST} ×"),
+        )
+    ]
+
+
+def half(lab: Lab) -> list[Row]:
+    """Measure FP16, which has no JSON form in Triton."""
+    values = normal(_IMAGE_COUNT).astype(np.float16)
+    request = json_of_doubles("identity_fp16", values)
+    _check(lab.through, request, values)
+    took = medians(lab.rounds(20), {"gateway": lambda: lab.through.time(request)})
+    direct = _directly(lab.triton_port, request)
+    return [Row(f"JSON {_IMAGE_COUNT:,} FP16, 17 digits", direct, milliseconds(took["gateway"]))]
+
+
+def _directly(port: int, request: Request) -> str:
+    with Connection(port) as connection:
+        try:
+            return milliseconds(connection.time(request).total)
+        except BenchmarkError:
+            return "refused"
+
+
+def small(lab: Lab) -> list[Row]:
+    """Measure what the gateway adds to a request so small that nothing can be gained."""
+    values = normal(16)
+    request = json_of_doubles("identity_fp32", values)
+    _check(lab.through, request, values)
+    took = medians(
+        lab.rounds(1000),
+        {
+            "direct": lambda: lab.directly.time(request),
+            "gateway": lambda: lab.through.time(request),
+        },
+    )
+    return [
+        Row(
+            "JSON 16 FP32",
+            milliseconds(took["direct"]),
+            milliseconds(took["gateway"]),
+            f"{milliseconds(took['gateway'] - took['direct'])} added",
+        )
+    ]
+
+
+def _json_to_json(lab: Lab, count: int, rounds: int, sooner: int) -> list[Row]:
+    values = normal(count)
+    asked_binary = binary("identity_fp32", values)
+    answer = lab.directly.fetch(asked_binary)
+    jobs: dict[str, Job] = {
+        "server": lambda: lab.directly.time(asked_binary),
+        "print": lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),
+        "answer": lambda: _convert_answer(answer),
+    }
+    for digits in _DIGITS:
+        request = digits.request("identity_fp32", values)
+        _check(lab.directly, request, values)
+        _check(lab.through, request, values)
+        jobs |= _jobs(lab, digits, request)
+    took = medians(rounds, jobs)
+    return [row for digits in _DIGITS for row in _rows(count, digits, took, sooner)]
+
+
+def _jobs(lab: Lab, digits: _Digits, request: Request) -> dict[str, Job]:
+    return {
+        f"direct, {digits.name}": lambda: lab.directly.time(request),
+        f"gateway, {digits.name}": lambda: lab.through.time(request),
+        f"parse, {digits.name}": lambda: _parse(request.body),
+        f"request, {digits.name}": lambda: _convert_request(request.body),
+    }
+
+
+def _rows(count: int, digits: _Digits, took: dict[str, float], sooner: int) -> list[Row]:
+    direct, through = took[f"direct, {digits.name}"], took[f"gateway, {digits.name}"]
+    parse, request = took[f"parse, {digits.name}"], took[f"request, {digits.name}"]
+    server, print_, answer = took["server"], took["print"], took["answer"]
+    floor = parse + server + print_
+    rest = through - request - server - answer
+    ratio = direct / through
+    return [
+        Row(
+            f"JSON {count:,} FP32, {digits.name}",
+            milliseconds(direct),
+            milliseconds(through),
+            f"{ratio:.1f} × sooner",
+            at_least(ratio, sooner, f"{sooner} ×"),
+        ),
+        Row(
+            "… the floor",
+            f"simdjson {milliseconds(parse)}, binary exchange {milliseconds(server)}, "
+            f"orjson {milliseconds(print_)}: {milliseconds(floor)}",
+            "",
+            f"{through / floor:.2f} × the floor",
+        ),
+        Row(
+            "… where its time goes",
+            "",
+            f"request {milliseconds(request)}, server {milliseconds(server)}, "
+            f"answer {milliseconds(answer)}, HTTP and event loop {milliseconds(rest)}",
+        ),
+    ]
+
+
+def _parse(body: bytes) -> Values:
+    """Take the text in one go, with all of it at hand."""
+    document = _PARSER.parse(body)
+    assert isinstance(document, simdjson.Object)
+    data = document.at_pointer("/inputs/0/data")
+    assert isinstance(data, simdjson.Array)
+    return np.frombuffer(data.as_buffer(of_type="d"), np.float64).astype(np.float32)
+
+
+def _convert_request(body: bytes) -> None:
+    """Do what the gateway does with a request's body, and nothing else."""
+    codec = InferRequestCodec(_HEADER_CAP, _DEPTH_CAP)
+    for start in range(0, len(body), CHUNK):
+        codec.feed(body[start : start + CHUNK])
+    codec.feed(b"", last=True)
+    codec.finish()
+
+
+def _convert_answer(answer: Answer) -> None:
+    """Do what the gateway does with a binary answer's body, and nothing else."""
+    assert answer.json_length is not None
+    codec = JsonAnswer(answer.json_length, JsonPolicies())
+    for start in range(0, len(answer.body), CHUNK):
+        codec.feed(answer.body[start : start + CHUNK])
+    codec.finish()
+
+
+def _check(connection: Connection, request: Request, values: Values) -> None:
+    """See to it that nobody is quick by being wrong."""
+    data = json.loads(connection.fetch(request).body)["outputs"][0]["data"]
+    if not np.array_equal(np.array(data, values.dtype), values.ravel(), equal_nan=True):
+        raise BenchmarkError("the answer does not hold the values that were sent")
