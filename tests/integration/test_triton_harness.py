@@ -21,7 +21,6 @@ from tests.integration.triton import install, installation
 from tests.integration.triton.models import DATATYPES, MODELS, named
 from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonError, TritonServer
 
-pytest_plugins = ["tests.integration.triton.fixtures"]
 pytestmark = pytest.mark.triton
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,31 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.client import Client
+from tests.integration.gateway import Gateway, serving
+from tests.integration.triton.fixtures import triton
+from tests.integration.triton.server import HOST, TritonServer
+
+__all__ = ["triton"]
+
+
+@pytest.fixture(scope="session")
+def gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with default settings in front of the Triton server."""
+    with serving(tmp_path_factory.mktemp("gateway"), triton.http_url) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def direct(triton: TritonServer) -> Iterator[Client]:
+    """A connection to the Triton server."""
+    with Client(HOST, triton.http_port) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def through(gateway: Gateway) -> Iterator[Client]:
+    """A connection to the gateway."""
+    with Client(gateway.host, gateway.port) as client:
+        yield client
