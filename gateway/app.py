@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -43,7 +43,7 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         settings = self._settings
-        sockets = [sock for address in settings.listen for sock in _bind(address)]
+        sockets = _listen(settings.listen)
         self._session = open_session(settings.limits.connect_time)
         self._upstreams = _upstreams(settings, self._session)
         route = _route(settings, self._upstreams)
@@ -69,7 +69,20 @@ class Gateway:
         await self._session.close()
 
 
-def _bind(address: Address) -> list[socket.socket]:
+def _listen(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Listen on all addresses, or on none."""
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            sockets += _listen_on(address)
+    except ListenError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _listen_on(address: Address) -> list[socket.socket]:
     try:
         if isinstance(address, UnixAddress):
             return [unix_socket(address.path)]

@@ -52,7 +52,13 @@ def check(config: Path) -> None:
 
 @main.command()
 @click.option("--once", is_flag=True, help="Leave after the show.")
-@click.option("--port", default=8080, show_default=True, help="The gateway's port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="The gateway's port.",
+)
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
     _start_logging("warning")

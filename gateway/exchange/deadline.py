@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 
 from gateway.errors import ErrorKind, GatewayError
 
+_SLACK = 0.05
+"""Part of the idle time by which a turn may last longer, so that few turns move the timer."""
+
 
 class Deadline:
     """Knows whose turn it is; each turn may take ``idle_time`` seconds."""
@@ -16,6 +19,7 @@ class Deadline:
         self._idle = idle
         self._idle_time = idle_time
         self._loop = asyncio.get_running_loop()
+        self._move_after = 0.0
         self._server: str | None = None
 
     def wait_for_client(self) -> None:
@@ -34,8 +38,10 @@ class Deadline:
 
     def _wait_for(self, server: str | None) -> None:
         self._server = server
-        if not self._idle.expired():
-            self._idle.reschedule(self._loop.time() + self._idle_time)
+        now = self._loop.time()
+        if now >= self._move_after and not self._idle.expired():
+            self._move_after = now + self._idle_time * _SLACK
+            self._idle.reschedule(self._move_after + self._idle_time)
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ async def infer(
     body = ClientBody(request, route.limits.request_bytes, deadline)
     with route.upstream.pool.endpoint() as endpoint:
         if length == 0:
-            converted = await _convert_raw(body, asked, endpoint, route)
+            converted = await _convert_raw(body, asked, endpoint, route, deadline)
         else:
             converted = await _convert(body, length, route)
         upstream_request = _upstream_request(request, converted)
@@ -95,6 +95,8 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
         raise bad_request(
             f"an input has binary_data_size, but the request has no {HEADER_LENGTH} header"
         )
+    if body.size is None and not request.expected_size:
+        await _check_end(body)
     held = _held_body(request)
     return _Converted(
         _streamed_body(request, body) if held is None else held,
@@ -149,23 +151,41 @@ async def _streamed_body(request: InferRequest, body: ClientBody) -> AsyncIterat
             continue
         async for piece in body.read_exactly(part):
             missing -= len(piece)
-            if not missing and await body.read():
+            if not missing:
                 # Said before the server has the whole request.
-                raise bad_request("the body goes on after all that its header says")
+                await _check_end(body)
             yield piece
 
 
+async def _check_end(body: ClientBody) -> None:
+    if await body.read():
+        raise bad_request("the body goes on after all that its header says")
+
+
 async def _convert_raw(
-    body: ClientBody, asked: Endpoint, endpoint: UpstreamEndpoint, route: Route
+    body: ClientBody,
+    asked: Endpoint,
+    endpoint: UpstreamEndpoint,
+    route: Route,
+    deadline: Deadline,
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    model = await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
+    deadline.wait_for_server(endpoint.url)
+    cache = route.upstream.metadata
+    name = asked.model or ""
+    model = await cache.get(name, asked.version, endpoint)
     chunks: list[bytes] | None = None
     size = body.size
     if size is None:
         chunks = await _spool(body, route.limits.spool_bytes)
         size = sum(map(len, chunks))
-    preamble = raw_binary_preamble(model, size)
+    try:
+        preamble = raw_binary_preamble(model, size)
+    except GatewayError:
+        # The model may have changed since: only what it takes now is a reason to refuse.
+        cache.drop(name)
+        deadline.wait_for_server(endpoint.url)
+        preamble = raw_binary_preamble(await cache.get(name, asked.version, endpoint), size)
     start = preamble.header + preamble.prefix
     return _Converted(
         _after(start, body) if chunks is None else [start, *chunks],

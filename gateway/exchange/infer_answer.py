@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from multidict import CIMultiDict
 
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
-from gateway.errors import GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
@@ -29,26 +30,34 @@ async def relay_answer(
     if response.status != 200 or form.all_binary:
         await forward_answer(response, answer, url, deadline)
         return
-    header_size = _header_size(response, route, url)
     chunks = response_chunks(response, url, deadline)
-    if header_size is None:
-        await _relay_json(response, chunks, answer, route, deadline)
-    elif form.all_json:
-        await _relay_as_json(response, chunks, header_size, answer, route, deadline)
-    else:
-        await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+    try:
+        header_size = _header_size(response, route)
+        if header_size is None:
+            change = partial(_with_empty_data, form=form, route=route)
+            cap = route.limits.header_bytes
+            await relay_document(response, chunks, answer, change, cap, deadline)
+        elif form.all_json:
+            await _relay_as_json(response, chunks, header_size, answer, route, deadline)
+        else:
+            await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+    except GatewayError as error:
+        if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
+            # The codecs, which know of no server, have said "the server".
+            raise bad_answer(f"{url}: {error.message}") from error
+        raise
 
 
-def _header_size(response: UpstreamResponse, route: Route, url: str) -> int | None:
+def _header_size(response: UpstreamResponse, route: Route) -> int | None:
     # Servers differ in Content-Type: a binary answer is known by this header alone.
     value = response.headers.get(HEADER_LENGTH)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()):
-        raise bad_answer(f"{url} answered with {HEADER_LENGTH}: {value[:40]}")
+    if not (value.isascii() and value.isdigit() and len(value) < 20):
+        raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]}")
     if int(value) > route.limits.header_bytes:
         raise bad_answer(
-            f"{url} answered with {value} bytes of JSON before the tensors; "
+            f"the server's answer has {value} bytes of JSON before the tensors; "
             f"at most {route.limits.header_bytes} are taken (limits.header_bytes)"
         )
     return int(value)
@@ -98,36 +107,31 @@ async def _relay_mixed(
             codec.feed(chunk[start : start + CHUNK])
             await breathe()
     header, tensors = codec.finish()
-    changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    changed = {"Content-Type": "application/json"}
+    if any(tensors):
+        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     await send_whole(answer, with_body(response.headers, changed), [header, *tensors], deadline)
 
 
-async def _relay_json(
+async def relay_document(
     response: UpstreamResponse,
     chunks: AsyncIterator[bytes],
     answer: ClientAnswer,
-    route: Route,
+    change: Callable[[bytes], bytes],
+    cap: int,
     deadline: Deadline,
 ) -> None:
-    """Pass on an answer without tensors behind it.
-
-    Triton sends such a one where every binary output is empty: with sizes of 0, and no data.
-    """
+    """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
     held: list[bytes] = []
     size = 0
     async for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
-        if size > route.limits.header_bytes:
+        if size > cap:
             break
     else:
-        try:
-            codec = JsonAnswer(size, route.policies)
-            held = [codec.feed(b"".join(held))]
-            codec.finish()
-        except GatewayError:
-            pass  # not what we know: the client shall see what the server said
-        await send_whole(answer, with_body(response.headers, {}), held, deadline)
+        document = change(b"".join(held))
+        await send_whole(answer, with_body(response.headers, {}), [document], deadline)
         return
     await answer.start(response.status, response.reason, end_to_end(response.headers))
     for chunk in held:
@@ -135,6 +139,26 @@ async def _relay_json(
     async for chunk in chunks:
         await write(answer, chunk, deadline)
     await answer.finish()
+
+
+def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
+    """Give an answer without tensors behind it the data that the client wants as JSON.
+
+    Triton sends such a one where every binary output is empty: with sizes of 0, and no data.
+    """
+    if b'"binary_data_size"' not in document:
+        return document
+    try:
+        if form.all_json:
+            codec = JsonAnswer(len(document), route.policies)
+            text = codec.feed(document)
+            codec.finish()
+            return text
+        mixed = MixedAnswer(len(document), form, route.policies, route.limits.spool_bytes)
+        mixed.feed(document)
+        return mixed.finish()[0]
+    except GatewayError:
+        return document  # not what we know: the client shall see what the server said
 
 
 async def _whole(chunks: AsyncIterator[bytes]) -> bytes:

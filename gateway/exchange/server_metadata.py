@@ -7,8 +7,8 @@ import orjson
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer, send
-from gateway.exchange.headers import end_to_end, with_body
-from gateway.exchange.infer_answer import send_whole
+from gateway.exchange.headers import end_to_end
+from gateway.exchange.infer_answer import relay_document
 from gateway.exchange.pump import response_chunks
 from gateway.upstream.base import UpstreamRequest
 
@@ -21,19 +21,21 @@ async def server_metadata(
 ) -> None:
     """Pass the server's metadata on, with the binary form among its extensions."""
     headers = end_to_end(request.headers)
-    headers.popall("Accept-Encoding", None)
+    # The answer has to be read here, and a body, if there is one, is not passed on.
+    for name in ("Accept-Encoding", "Content-Length"):
+        headers.popall(name, None)
     with route.upstream.pool.endpoint() as endpoint:
         response = await send(
             endpoint, UpstreamRequest(request.method, request.target, headers), deadline
         )
         try:
-            size = response.content_length
-            if response.status != 200 or size is None or size > _LARGEST_DOCUMENT:
+            if response.status != 200:
                 await forward_answer(response, answer, endpoint.url, deadline)
                 return
             chunks = response_chunks(response, endpoint.url, deadline)
-            document = _with_extension(b"".join([chunk async for chunk in chunks]))
-            await send_whole(answer, with_body(response.headers, {}), [document], deadline)
+            await relay_document(
+                response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, deadline
+            )
         finally:
             response.close()
 

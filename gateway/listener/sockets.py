@@ -8,7 +8,7 @@ import stat
 
 
 def tcp_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bind a TCP socket to each address of a host; port 0 lets the system choose.
+    """Listen on each address of a host; port 0 lets the system choose.
 
     Raises OSError where one cannot be had.
     """
@@ -23,6 +23,7 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             # All addresses of the host get the port that the first one got.
             sock.bind((address[0], sockets[0].getsockname()[1] or port, *address[2:]))
+            sock.listen()
     except OSError:
         for sock in sockets:
             sock.close()
@@ -31,7 +32,7 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def unix_socket(path: str) -> socket.socket:
-    """Bind a Unix socket, in place of one that a process left behind.
+    """Listen on a Unix socket, put in place of one that a process left behind.
 
     Raises OSError where the path is taken by something else, or by a socket in use.
     """
@@ -40,6 +41,7 @@ def unix_socket(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(path)
+        sock.listen()
     except OSError:
         sock.close()
         raise

@@ -128,7 +128,8 @@ def read_answer_form(fields: Fields) -> AnswerForm:
     for i, entry in enumerate(_requested_outputs(fields)):
         name = _name(entry, f"outputs[{i}]")
         label = f"output '{name}'"
-        by_output[name] = _flag(_parameters(entry, label), "binary_data", default, label)
+        wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
+        by_output.setdefault(name, wants_binary)  # of an output listed twice the first counts
     return AnswerForm(default, by_output)
 
 
