@@ -61,9 +61,14 @@ async def _dispatch(
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
-    body = orjson.dumps({"error": error.message})
     headers = CIMultiDict({"Content-Type": "application/json"})
-    await _answer(answer, error.kind.value.status, headers, body)
+    await _answer(answer, error.kind.value.status, headers, error_body(error.message))
+
+
+def error_body(message: str) -> bytes:
+    """Write an error in the protocol's form."""
+    # What a message quotes of an HTTP header need not have been UTF-8.
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})
 
 
 async def _answer(

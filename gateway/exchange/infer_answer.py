@@ -54,7 +54,7 @@ def _header_size(response: UpstreamResponse, route: Route) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]}")
+        raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
     if int(value) > route.limits.header_bytes:
         raise bad_answer(
             f"the server's answer has {value} bytes of JSON before the tensors; "

@@ -13,7 +13,6 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 
-import orjson
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
@@ -21,7 +20,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.exchange.dispatch import answer_error
+from gateway.exchange.dispatch import answer_error, error_body
 from gateway.observe.access_log import AccessLog
 
 READ_BUFFER = 256 * 1024
@@ -70,10 +69,9 @@ class HttpListener:
         self._draining = True
         for server in self._servers:
             server.close()
-        busy = set(self._busy.values())
         for connection in self._web.connections:
-            if connection not in busy:
-                connection.force_close()  # close() would only stop to read from it
+            if connection._waiter is not None and not connection._waiter.done():
+                connection.force_close()  # it waits for a request
         late: set[asyncio.Task[None]] = set()
         if self._busy:
             _, late = await asyncio.wait(self._busy, timeout=patience)
@@ -171,7 +169,7 @@ class _Connection(RequestHandler):
             message = "the gateway failed; its log says why"
         response = web.Response(
             status=status,
-            body=orjson.dumps({"error": message}),
+            body=error_body(message),
             content_type="application/json",
             headers={"Server": _SERVER},
         )

@@ -1,0 +1,116 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.deadline import Deadline, deadline
+
+SHORT = 0.02
+LONG = 60.0
+URL = "http://server:8000"
+
+
+async def test_what_is_done_in_time_passes() -> None:
+    async with deadline(LONG, LONG) as turns:
+        turns.wait_for_client()
+        turns.wait_for_server(URL)
+        await asyncio.sleep(0)
+    assert turns is not None
+
+
+@pytest.mark.parametrize(
+    ("idle_time", "total_time", "limit"),
+    [(SHORT, LONG, "limits.idle_time"), (LONG, SHORT, "limits.total_time")],
+)
+async def test_it_is_the_clients_turn_first(
+    idle_time: float, total_time: float, limit: str
+) -> None:
+    with pytest.raises(GatewayError) as caught:
+        async with deadline(idle_time, total_time):
+            await asyncio.sleep(LONG)
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+    assert caught.value.message.startswith("waiting for the client: ")
+    assert f"{SHORT:g} s ({limit})" in caught.value.message
+
+
+async def _waiting(
+    note: Callable[[Deadline], None], idle_time: float = SHORT, total_time: float = LONG
+) -> GatewayError:
+    """Note whose turn it is, and wait; give the error that ends that."""
+
+    async def run() -> None:
+        async with deadline(idle_time, total_time) as turns:
+            note(turns)
+            await asyncio.sleep(LONG)
+
+    with pytest.raises(GatewayError) as caught:
+        await run()
+    return caught.value
+
+
+@pytest.mark.parametrize(("idle_time", "total_time"), [(SHORT, LONG), (LONG, SHORT)])
+async def test_the_servers_turn(idle_time: float, total_time: float) -> None:
+    error = await _waiting(lambda turns: turns.wait_for_server(URL), idle_time, total_time)
+    assert error.kind is ErrorKind.SERVER_TIMEOUT
+    assert error.message.startswith(f"waiting for {URL}: ")
+
+
+async def test_the_client_again() -> None:
+    def turns_of_both(turns: Deadline) -> None:
+        turns.wait_for_server(URL)
+        turns.wait_for_client()
+
+    error = await _waiting(turns_of_both)
+    assert error.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_each_turn_starts_anew() -> None:
+    async with deadline(0.1, LONG) as turns:
+        for _ in range(6):
+            await asyncio.sleep(0.03)
+            turns.wait_for_client()
+    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_a_turn_may_be_noted_by_another_task() -> None:
+    def later(turns: Deadline) -> None:
+        asyncio.get_running_loop().call_soon(turns.wait_for_server, URL)
+
+    assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_turns_noted_too_late_change_nothing() -> None:
+    async def run() -> None:
+        async with deadline(SHORT, LONG) as turns:
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                turns.wait_for_client()
+
+    with pytest.raises(GatewayError, match=r"idle_time"):
+        await run()
+
+
+async def test_leaving_is_not_a_timeout() -> None:
+    async def run() -> None:
+        async with deadline(LONG, LONG):
+            await asyncio.sleep(LONG)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_timeout_of_what_is_inside_is_its_own() -> None:
+    with pytest.raises(TimeoutError):
+        async with deadline(LONG, LONG):
+            raise TimeoutError
+
+
+async def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError):
+        async with deadline(LONG, LONG):
+            raise KeyError

@@ -1,0 +1,310 @@
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
+from gateway.exchange.base import Route
+from gateway.exchange.deadline import deadline
+from gateway.exchange.infer import infer
+from gateway.protocol.endpoints import parse_endpoint
+from gateway.upstream.metadata_cache import ServerRefusalError
+from tests.servers.doubles import (
+    Log,
+    ScriptedAnswer,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedResponse,
+    Step,
+    route_to,
+)
+from tests.servers.tensors import (
+    FLOATS,
+    INFER,
+    LENGTH,
+    answer_header,
+    binary_header,
+    json_request,
+    metadata,
+)
+
+HEADER = answer_header(12)
+ANSWER = ScriptedResponse(
+    200,
+    {LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12)},
+    [HEADER + FLOATS.tobytes()],
+)
+METADATA = ScriptedResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedResponse(404)
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+class _Scene:
+    """One infer exchange, and its log."""
+
+    def __init__(
+        self,
+        *turns: ScriptedResponse | BaseException | asyncio.Event,
+        body: Sequence[Step],
+        headers: dict[str, str] | None = None,
+        target: str = INFER,
+    ) -> None:
+        self.log = Log()
+        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
+        self.answer = ScriptedAnswer(self.log)
+        self.endpoint = ScriptedEndpoint(self.log, *turns)
+        self.route: Route = route_to(self.endpoint)
+
+    async def run(self) -> ScriptedAnswer:
+        asked = parse_endpoint("POST", self.request.target)
+        try:
+            async with deadline(9, 9) as turns:
+                await infer(self.request, self.answer, asked, self.route, turns)
+        finally:
+            assert sum(self.route.upstream.pool._outstanding) == 0
+        return self.answer
+
+    @property
+    def sent(self) -> tuple[dict[str, object], bytes]:
+        """Give the header and the tensors of the last request that the server got."""
+        size = int(self.endpoint.requests[-1].headers[LENGTH])
+        body = self.endpoint.bodies[-1]
+        return json.loads(body[:size]), body[size:]
+
+
+async def test_json_is_sent_when_it_is_complete() -> None:
+    text = json_request()
+    scene = _Scene(ANSWER, body=[text[:9], text[9:]])
+    answer = await scene.run()
+    assert scene.log == [
+        "client sends 9",
+        f"client sends {len(text) - 9}",
+        "client has sent all",
+        f"server is asked POST {INFER}",
+        "server answers 200",
+        f"server sends {len(HEADER) + 12}",
+        "client gets 200",
+        f"client gets {len(answer.body)}",
+        "client has got all",
+        "server is let go",
+    ]
+    fields, tensors = scene.sent
+    assert tensors == FLOATS.tobytes()
+    assert fields["parameters"] == {"binary_data_output": True}
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+async def test_binary_is_sent_as_it_comes() -> None:
+    header = binary_header(8, binary_output=True)
+    scene = _Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
+    await scene.run()
+    assert scene.log[:8] == [
+        f"client sends {len(header)}",
+        f"server is asked POST {INFER}",
+        f"server gets {len(header)}",
+        "client sends 4",
+        "server gets 4",
+        "client sends 4",
+        "client has sent all",  # the last piece is not sent before it is known to be the last
+        "server gets 4",
+    ]
+    assert scene.endpoint.bodies == [header + b"12345678"]
+
+
+async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
+    header = binary_header(8)
+    scene = _Scene(ANSWER, body=[header + bytes(8)], headers={LENGTH: str(len(header))})
+    answer = await scene.run()
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    fields, tensors = scene.sent
+    assert (fields["parameters"], tensors) == ({"binary_data_output": True}, bytes(8))
+
+
+async def test_raw_gets_its_header() -> None:
+    scene = _Scene(
+        METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={LENGTH: "0", "X": "1"}
+    )
+    answer = await scene.run()
+    assert scene.log[:5] == [
+        "server is asked GET /v2/models/m",
+        "server answers 200",
+        f"server sends {len(metadata(-1))}",
+        "server is let go",
+        "server is asked GET /v2/models/m/config",
+    ]
+    sent = scene.log.index(f"server is asked POST {INFER}")
+    assert sent < scene.log.index("client sends 4")
+    fields, tensors = scene.sent
+    assert fields["inputs"] == [
+        {"name": "IN", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    ]
+    assert tensors == b"12345678"
+    assert answer.body == HEADER + FLOATS.tobytes()  # all outputs binary
+    assert answer.headers[LENGTH] == str(len(HEADER))
+
+
+async def test_raw_without_length_is_held() -> None:
+    scene = _Scene(
+        METADATA,
+        NO_CONFIG,
+        ANSWER,
+        body=[b"1234", b"5678"],
+        headers={LENGTH: "0", **CHUNKED},
+    )
+    await scene.run()
+    sent = scene.log.index(f"server is asked POST {INFER}")
+    assert scene.log.index("client has sent all") < sent
+    assert scene.sent[1] == b"12345678"
+
+
+async def test_raw_text_gets_its_length() -> None:
+    text = ScriptedResponse(200, {}, [metadata(1, datatype="BYTES")])
+    scene = _Scene(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={LENGTH: "0"})
+    await scene.run()
+    assert scene.sent[1] == b"\x05\0\0\0hello"
+
+
+async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
+    refusal = ScriptedResponse(400, {}, [b"{}"])
+    endpoint = ScriptedEndpoint(
+        Log(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
+    )
+    route = route_to(endpoint)
+    for status in (400, 200, 200):
+        log = Log()
+        answer = ScriptedAnswer(log)
+        request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(8)])
+        async with deadline(9, 9) as turns:
+            await infer(request, answer, parse_endpoint("POST", INFER), route, turns)
+        assert answer.status == status
+    assert len(endpoint.requests) == 7
+
+
+async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
+    refusal = ScriptedResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
+    scene = _Scene(refusal, body=[bytes(8)], headers={LENGTH: "0"})
+    with pytest.raises(ServerRefusalError) as caught:
+        await scene.run()
+    assert (caught.value.status, caught.value.body) == (404, b"no such model")
+    assert not scene.log.count_of("client sends")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x", "gzip, gzip"])
+async def test_encoded_bodies_are_forwarded(encoding: str) -> None:
+    headers = {"Content-Encoding": encoding, LENGTH: "nonsense"}
+    scene = _Scene(ScriptedResponse(200, {}, [b"{}"]), body=[b"zipped"], headers=headers)
+    assert (await scene.run()).body == b"{}"
+    assert scene.endpoint.bodies == [b"zipped"]
+    assert dict(scene.endpoint.requests[0].headers) == {**headers, "Content-Length": "6"}
+
+
+async def test_identity_is_no_encoding() -> None:
+    scene = _Scene(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
+    await scene.run()
+    assert scene.sent[1] == FLOATS.tobytes()
+
+
+BAD: dict[str, Callable[[], _Scene]] = {
+    "no body": lambda: _Scene(body=[]),
+    "no JSON": lambda: _Scene(body=[b"no"]),
+    "broken off": lambda: _Scene(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
+    "length": lambda: _Scene(body=[b"{}"], headers={LENGTH: "x"}),
+    "length beyond the body": lambda: _Scene(body=[b"{}"], headers={LENGTH: "3"}),
+    "chunked, length beyond": lambda: _Scene(body=[b"{}"], headers={LENGTH: "3", **CHUNKED}),
+    "surplus": lambda: _Scene(
+        body=[json_request(), b"x"], headers={LENGTH: str(len(json_request()))}
+    ),
+    "chunked, surplus": lambda: _Scene(
+        body=[json_request(), b"x"], headers={LENGTH: str(len(json_request())), **CHUNKED}
+    ),
+    "missing": lambda: _Scene(
+        body=[binary_header(8), bytes(7)], headers={LENGTH: str(len(binary_header(8)))}
+    ),
+    "no header length": lambda: _Scene(body=[binary_header(8), bytes(8)]),
+}
+
+
+@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
+async def test_bad_requests_reach_no_server(make: Callable[[], _Scene]) -> None:
+    scene = make()
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert not scene.log.count_of("server")
+    assert not scene.answer.started
+
+
+@pytest.mark.parametrize("surplus", [0, 1])
+async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
+    surplus: int,
+) -> None:
+    header = binary_header(8)
+    size = 8 + surplus if surplus else 7
+    headers = {LENGTH: str(len(header)), **CHUNKED}
+    scene = _Scene(body=[header, bytes(size)], headers=headers)
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert scene.endpoint.bodies == []
+
+
+async def test_large_bodies_let_others_have_their_turn() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    text = json_request(*np.zeros(100_000).tolist())
+    # As it comes where the datatype is known; afterwards where it stands behind the data.
+    behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
+    for body in (text, behind):
+        turns = 0
+        scene = _Scene(ANSWER, body=[body])
+        task = asyncio.create_task(others())
+        await scene.run()
+        task.cancel()
+        assert turns > len(body) / 65536
+        assert scene.sent[1] == bytes(400_000)
+
+
+FORMS: dict[str, Callable[..., _Scene]] = {
+    "json": lambda *turns: _Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
+    "binary": lambda *turns: _Scene(
+        *turns,
+        body=[binary_header(8), b"1234", b"5678"],
+        headers={LENGTH: str(len(binary_header(8)))},
+    ),
+    "raw": lambda *turns: _Scene(
+        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
+    scene = make(bad_answer("it fell over"))
+    with pytest.raises(GatewayError, match="it fell over"):
+        await scene.run()
+    assert not scene.answer.started
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
+    for moment in range(100):
+        scene = make(ANSWER)
+        task = asyncio.create_task(scene.run())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        if task.done():
+            break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await scene.route.upstream.metadata.close()
+        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
+    assert moment >= 8

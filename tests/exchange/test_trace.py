@@ -1,0 +1,59 @@
+import logging
+
+import pytest
+
+from gateway.exchange.deadline import deadline
+from gateway.exchange.trace import trace_setting
+from gateway.protocol.endpoints import parse_endpoint
+from tests.servers.doubles import (
+    Log,
+    ScriptedAnswer,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedResponse,
+    route_to,
+)
+
+
+async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
+    """Pass a trace call on; give the target and the body that the server got."""
+    log = Log()
+    endpoint = ScriptedEndpoint(log, ScriptedResponse(200, {}, [b"{}"]))
+    request = ScriptedRequest(log, method, target, body=[body] if body else [])
+    answer = ScriptedAnswer(log)
+    async with deadline(9, 9) as turns:
+        asked = parse_endpoint(method, target)
+        await trace_setting(request, answer, asked, route_to(endpoint), turns)
+    assert (answer.status, answer.body) == (200, b"{}")
+    return endpoint.requests[0].target, endpoint.bodies[0]
+
+
+@pytest.mark.parametrize("spelling", ["/trace", "/trace/setting"])
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("/v2", "/v2"),
+        ("/v2/models/m", "/v2/models/m"),
+        ("/v2/models/m/versions/1", "/v2/models/m"),
+    ],
+)
+async def test_paths(spelling: str, asked: str, sent: str) -> None:
+    assert await _sent("GET", asked + spelling) == (f"{sent}/trace/setting", b"")
+    assert await _sent("POST", asked + spelling, b"{}") == (f"{sent}/trace/setting", b"{}")
+
+
+@pytest.mark.parametrize("query", ["?", "?a=b", "?a?b"])
+async def test_queries(query: str) -> None:
+    assert (await _sent("GET", "/v2/trace" + query))[0] == "/v2/trace/setting" + query
+
+
+async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    await _sent("GET", "/v2/models/m/trace")
+    assert not caplog.messages
+    await _sent("GET", "/v2/models/m/versions/7/trace")
+    (message,) = caplog.messages
+    assert "version 7 of model m" in message
+    assert "triton" in message

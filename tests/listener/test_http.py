@@ -1,0 +1,435 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.exchange.base import ClientAnswer, ClientRequest
+from gateway.listener.http import Exchange, HttpListener
+from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.observe.access_log import AccessLog
+from tests.servers.http_text import chunked, message, request
+from tests.servers.raw_client import connect
+from tests.servers.running_gateway import nothing_left, until
+
+
+class _Listening:
+    """A listener at work, at an address of its own."""
+
+    def __init__(self, listener: HttpListener, url: str) -> None:
+        self.listener = listener
+        self.url = url
+
+
+@asynccontextmanager
+async def _listening(
+    exchange: Exchange, access_log: AccessLog | None = None
+) -> AsyncIterator[_Listening]:
+    async with nothing_left():
+        listener = HttpListener(exchange, access_log)
+        (sock,) = tcp_sockets("127.0.0.1", 0)
+        url = "http://{}:{}".format(*sock.getsockname())
+        await listener.listen(sock)
+        yield _Listening(listener, url)
+        await listener.drain(0.05)
+
+
+async def _answer(answer: ClientAnswer, body: bytes, **headers: str) -> None:
+    await answer.start(200, "", CIMultiDict({"Content-Length": str(len(body)), **headers}))
+    await answer.write(body)
+    await answer.finish()
+
+
+async def _echo(client: ClientRequest, answer: ClientAnswer) -> None:
+    """Answer with what the exchange is told of a request, and with its body."""
+    body = b"".join([piece async for piece in client.chunks()])
+    told = f"{client.method} {client.target} {client.content_length} {client.headers.get('X')} "
+    await _answer(answer, told.encode() + body)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (request("GET", "/a?b"), b"GET /a?b 0 None "),
+        (request("POST", "/a%2F", b""), b"POST /a%2F 0 None "),
+        (request("POST", "/", b"body", {"X": "y"}), b"POST / 4 y body"),
+        (request("GET", "/", b"body"), b"GET / 4 None body"),
+        (
+            message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+            + chunked(b"bo", b"dy"),
+            b"PUT / None None body",
+        ),
+        (
+            message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}) + chunked(),
+            b"PUT / None None ",
+        ),
+        (b"GET / HTTP/1.0\r\n\r\n", b"GET / 0 None "),
+        (request("GET", "http://x/a"), b"GET /a 0 None "),
+        (request("GET", "hTTps://x"), b"GET / 0 None "),
+    ],
+)
+async def test_what_an_exchange_is_told(data: bytes, told: bytes) -> None:
+    async with _listening(_echo) as here, connect(here.url) as client:
+        for _ in range(1 if b"HTTP/1.0" in data else 3):
+            reply = await client.ask(data)
+            assert (reply.status, reply.body) == (200, told)
+
+
+async def test_compressed_bodies_are_left_as_they_are() -> None:
+    async with _listening(_echo) as here, connect(here.url) as client:
+        reply = await client.call("POST", "/", b"\x1f\x8b", {"Content-Encoding": "gzip"})
+        assert reply.body.endswith(b"\x1f\x8b")
+
+
+async def test_an_answer_in_parts() -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        assert not answer.started
+        headers = CIMultiDict([("X", "1"), ("X", "2"), ("Server", "mine")])
+        await answer.start(299, "So So", headers)
+        assert answer.started
+        await answer.write(b"one")
+        await answer.write(b"")
+        await answer.write(b"two")
+        await answer.finish()
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        for _ in range(2):
+            reply = await client.call("GET", "/")
+            assert reply.head.first == "HTTP/1.1 299 So So"
+            assert reply.head.all("X") == ["1", "2"]
+            assert reply.head.get("Server") == "mine"
+            assert reply.head.get("Transfer-Encoding") == "chunked"
+            assert reply.body == b"onetwo"
+
+
+@pytest.mark.parametrize(
+    ("status", "line"), [(200, "HTTP/1.1 200 OK"), (404, "HTTP/1.1 404 Not Found"), (799, None)]
+)
+async def test_a_reason_is_found_where_there_is_none(status: int, line: str | None) -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(status, "", CIMultiDict({"Content-Length": "0"}))
+        await answer.finish()
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        reply = await client.call("GET", "/")
+        assert reply.head.first.rstrip() == (line or "HTTP/1.1 799")
+        assert reply.head.get("Server") == "tensorgate"
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+async def test_an_error_is_answered(kind: ErrorKind) -> None:
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        raise GatewayError(kind, "why")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        for _ in range(2):
+            reply = await client.call("GET", "/")
+            assert (reply.status, reply.error) == (kind.value.status, "why")
+
+
+async def test_a_fault_of_our_own_is_logged_and_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        raise ZeroDivisionError
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        reply = await client.call("GET", "/a")
+        assert (reply.status, reply.error) == (500, "the gateway failed; its log says why")
+        assert await client.rest() == b""
+    assert "GET /a failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_fault_of_our_own_within_an_answer_cuts_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict())
+        await answer.write(b"begun")
+        raise ZeroDivisionError
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await client.call("GET", "/")
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict())
+        await answer.write(b"begun")
+        await read.wait()
+        answer.abort()
+
+    read = asyncio.Event()
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(f"GET / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+        await client.head()
+        read.set()
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+async def test_aborting_twice_is_aborting() -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict())
+        answer.abort()
+        await asyncio.sleep(0.01)
+        answer.abort()
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(request("GET", "/"))
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+async def test_a_client_that_leaves_ends_its_exchange() -> None:
+    ended: list[str] = []
+
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async with _listening(exchange) as here:
+        async with connect(here.url) as client:
+            await client.send(request("GET", "/"))
+            await until(lambda: here.listener._busy)
+        await until(lambda: not here.listener._busy)
+    assert ended == ["cancelled"]
+
+
+async def test_a_body_left_unread_does_not_end_the_connection() -> None:
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        raise bad_request("not looked at")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        for _ in range(3):
+            data = request("POST", "/", bytes(100_000))
+            await client.send(data[:1000])
+            assert (await client.reply()).status == 400
+            await client.send(data[1000:])
+
+
+async def test_a_broken_body_is_told_to_who_reads_it() -> None:
+    async def exchange(client: ClientRequest, _: ClientAnswer) -> None:
+        with pytest.raises(GatewayError, match=r"^the request's body is broken: ") as caught:
+            async for _piece in client.chunks():
+                pass
+        raise caught.value
+
+    head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(head + b"2\r\nab\r\n")
+        await asyncio.sleep(0.01)
+        await client.send(b"what?\r\n")
+        reply = await client.reply()
+        assert reply.status == 400
+        assert "\n" not in reply.error
+        assert reply.head.get("Connection") == "close"
+        assert await client.rest() == b""
+
+
+async def test_a_broken_body_that_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await broken.wait()
+        await _answer(answer, b"done")
+
+    broken = asyncio.Event()
+    head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(head + b"2\r\nab\r\n")
+        await asyncio.sleep(0.01)
+        await client.send(b"what?\r\n")
+        await asyncio.sleep(0.01)
+        broken.set()
+        assert (await client.reply()).body == b"done"
+        assert await client.rest() == b""
+    assert not caplog.records
+
+
+async def test_a_broken_body_in_the_pipeline() -> None:
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        await broken.wait()
+        await _echo(client, answer)
+
+    broken = asyncio.Event()
+    head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(request("GET", "/first") + head + b"2\r\nab\r\n")
+        await asyncio.sleep(0.01)
+        await client.send(b"what?\r\n")
+        await asyncio.sleep(0.01)
+        broken.set()
+        assert (await client.reply()).body.startswith(b"GET /first")
+        assert (await client.reply()).status == 400
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    listener = HttpListener(_echo, None)
+    path = str(tmp_path / "s")
+    async with nothing_left():
+        await listener.listen(unix_socket(path))
+        async with connect(f"unix:{path}") as client:
+            assert (await client.call("GET", "/")).body == b"GET / 0 None "
+        assert await listener.drain(0) == 0
+
+
+async def test_several_sockets() -> None:
+    listener = HttpListener(_echo, None)
+    async with nothing_left():
+        urls = []
+        for _ in range(2):
+            (sock,) = tcp_sockets("127.0.0.1", 0)
+            urls.append("http://{}:{}".format(*sock.getsockname()))
+            await listener.listen(sock)
+        for url in urls:
+            async with connect(url) as client:
+                assert (await client.call("GET", "/")).status == 200
+        await listener.drain(0)
+
+
+class _Slow:
+    """An exchange that lasts until it is told to end."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, _: ClientRequest, answer: ClientAnswer) -> None:
+        await self.go_on.wait()
+        await _answer(answer, b"done")
+
+
+async def test_draining_nothing_takes_no_time() -> None:
+    async with _listening(_echo) as here:
+        assert await here.listener.drain(60) == 0
+
+
+async def test_draining_closes_idle_connections() -> None:
+    async with _listening(_echo) as here, connect(here.url) as used, connect(here.url) as fresh:
+        assert (await used.call("GET", "/")).status == 200
+        await asyncio.sleep(0.01)
+        assert await here.listener.drain(60) == 0
+        assert await used.rest() == b""
+        assert await fresh.rest() == b""
+        with pytest.raises(ConnectionRefusedError):
+            async with connect(here.url):
+                pass
+
+
+async def test_draining_closes_idle_connections_at_once() -> None:
+    async with _listening(_Slow()) as here, connect(here.url) as busy, connect(here.url) as idle:
+        await busy.send(request("GET", "/"))
+        await until(lambda: here.listener._busy)
+        draining = asyncio.create_task(here.listener.drain(60))
+        assert await idle.rest() == b""
+        assert not draining.done()
+        busy.reset()
+        await draining
+
+
+async def test_draining_lets_exchanges_finish() -> None:
+    slow = _Slow()
+    async with _listening(slow) as here, connect(here.url) as client:
+        await client.send(request("GET", "/"))
+        await until(lambda: here.listener._busy)
+        draining = asyncio.create_task(here.listener.drain(60))
+        await asyncio.sleep(0.02)
+        assert not draining.done()
+        slow.go_on.set()
+        reply = await client.reply()
+        assert reply.body == b"done"
+        assert reply.head.get("Connection") == "close"
+        assert await draining == 0
+        assert await client.rest() == b""
+
+
+async def test_draining_drops_what_takes_too_long() -> None:
+    async with _listening(_Slow()) as here, connect(here.url) as one, connect(here.url) as two:
+        for client in (one, two):
+            await client.send(request("GET", "/"))
+        await until(lambda: len(here.listener._busy) == 2)
+        async with asyncio.timeout(5):
+            assert await here.listener.drain(0.02) == 2
+        for client in (one, two):
+            with pytest.raises(ConnectionResetError):
+                await client.rest()
+
+
+async def test_draining_drops_an_answer_that_takes_too_long() -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict())
+        await answer.write(b"begun")
+        await asyncio.sleep(60)
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(request("GET", "/"))
+        await client.head()
+        async with asyncio.timeout(5):
+            assert await here.listener.drain(0.02) == 1
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+async def test_draining_ends_connections_whose_answer_had_begun() -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict({"Content-Length": "4"}))
+        await go_on.wait()
+        await answer.write(b"done")
+        await answer.finish()
+
+    go_on = asyncio.Event()
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(request("GET", "/1") + request("GET", "/2"))
+        await until(lambda: here.listener._busy)
+        draining = asyncio.create_task(here.listener.drain(60))
+        await asyncio.sleep(0.02)
+        go_on.set()
+        assert (await client.reply()).body == b"done"
+        assert await client.rest() == b""
+        assert await draining == 0
+
+
+async def test_draining_does_not_wait_for_bodies_nobody_reads() -> None:
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        raise bad_request("no")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(request("POST", "/", headers={"Content-Length": "9"}))
+        assert (await client.reply()).status == 400
+        async with asyncio.timeout(5):
+            assert await here.listener.drain(0.02) == 0
+        assert await client.rest() == b""
+
+
+async def test_each_exchange_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        if client.target == "/bad":
+            raise bad_request("no")
+        if client.target == "/gone":
+            await asyncio.sleep(60)
+        await _answer(answer, b"12345")
+
+    async with _listening(exchange, AccessLog()) as here:
+        async with connect(here.url) as client:
+            await client.call("GET", "/good?x=%20")
+            await client.call("POST", "/bad", b"x")
+            await client.send(request("GET", "/gone"))
+            await until(lambda: here.listener._busy)
+        await until(lambda: not here.listener._busy)
+    lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
+    assert [line.split(" B ")[0] for line in lines] == [
+        "GET /good?x=%20 200 5",
+        "POST /bad 400 14",
+        "GET /gone 0 0",
+    ]

@@ -1,0 +1,169 @@
+"""A server that does what a test's script says, down to the bytes and the closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tests.servers.http_text import Head, answer, read_body, read_head
+
+_LEFT = (asyncio.IncompleteReadError, ConnectionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request, whole."""
+
+    head: Head
+    body: bytes
+
+
+class Connection:
+    """One connection to the server, for its script to play on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+        self.requests: list[Received] = []
+        self.left = asyncio.Event()
+        """The other side has closed, or reset, the connection."""
+
+    async def head(self) -> Head:
+        """Read a request up to its body."""
+        return await read_head(self.reader)
+
+    async def request(self) -> Received:
+        """Read a whole request."""
+        head = await self.head()
+        received = Received(head, await read_body(self.reader, head))
+        self.requests.append(received)
+        return received
+
+    async def send(self, *parts: bytes) -> None:
+        """Send bytes, each part on its own."""
+        for part in parts:
+            self._writer.write(part)
+            await self._writer.drain()
+            await asyncio.sleep(0)
+
+    async def wait_until_left(self) -> None:
+        """Wait until the other side closes; what it still sends is read and forgotten."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+        self.left.set()
+
+    async def close(self) -> None:
+        """Close the connection, with what was sent still delivered."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def reset(self) -> None:
+        """Drop the connection with a TCP reset."""
+        self._writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        self._writer.transport.abort()
+
+
+Script = Callable[[Connection], Awaitable[None]]
+
+
+async def hang(connection: Connection) -> None:
+    """Read and never answer, until the other side leaves."""
+    await connection.wait_until_left()
+
+
+def answering(*answers: bytes) -> Script:
+    """Make the script that answers the requests of a connection with these, then closes it."""
+
+    async def script(connection: Connection) -> None:
+        for data in answers:
+            await connection.request()
+            await connection.send(data)
+
+    return script
+
+
+def always(data: bytes) -> Script:
+    """Make the script that answers every request with this."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(data)
+
+    return script
+
+
+class FaultyServer:
+    """Plays the first script on its first connection, and so on; the last on all that follow.
+
+    A connection is closed where its script ends. A script that fails makes the test fail.
+    """
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = scripts or (always(answer()),)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
+        self._changed = asyncio.Condition()
+        self.connections: list[Connection] = []
+        self.url = ""
+        """Its address as http://host:port."""
+
+    @property
+    def requests(self) -> list[Received]:
+        """Give all whole requests, connection by connection."""
+        return [received for each in self.connections for received in each.requests]
+
+    async def connection(self, number: int = 0) -> Connection:
+        """Wait for a connection, by its number."""
+        async with asyncio.timeout(5), self._changed:
+            await self._changed.wait_for(lambda: len(self.connections) > number)
+        return self.connections[number]
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = "http://{}:{}".format(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        if self._fault is not None:
+            raise self._fault
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        script = self._scripts[min(len(self.connections), len(self._scripts) - 1)]
+        task = asyncio.create_task(self._play(script, connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        async with self._changed:
+            self.connections.append(connection)
+            self._changed.notify_all()
+
+    async def _play(self, script: Script, connection: Connection) -> None:
+        try:
+            await script(connection)
+        except _LEFT:
+            connection.left.set()
+        except Exception as error:
+            self._fault = error
+        finally:
+            await connection.close()

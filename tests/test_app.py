@@ -1,0 +1,200 @@
+import asyncio
+import gc
+import json
+import logging
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.app import Gateway, ListenError
+from gateway.settings.schema import Settings
+from tests.servers.faulty_server import Connection, FaultyServer, always, hang
+from tests.servers.http_text import answer, request
+from tests.servers.raw_client import connect
+from tests.servers.running_gateway import nothing_left, until
+from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: object) -> Settings:
+    return Settings.model_validate(
+        {
+            "listen": list(listen) or "127.0.0.1:0",
+            "upstreams": {"u": {"endpoints": list(endpoints)}},
+            **more,
+        }
+    )
+
+
+async def test_it_tells_where_it_listens(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with nothing_left():
+        async with Gateway(_settings("127.0.0.1:0", f"unix:{path}", "127.0.0.1:0")) as gateway:
+            first, second, third = gateway.addresses
+            assert first.startswith("http://127.0.0.1:")
+            assert second == f"unix:{path}"
+            assert third.startswith("http://127.0.0.1:")
+            assert first != third
+            for url in gateway.addresses:
+                async with connect(url) as client:
+                    reply = await client.call("GET", "/v2/health/live")
+                    assert reply.error == f"cannot connect to {NOWHERE}: Connection refused"
+        assert gateway.dropped == 0
+
+
+async def test_ipv6_addresses_are_shown_as_urls() -> None:
+    try:
+        async with Gateway(_settings("[::1]:0")) as gateway:
+            assert gateway.addresses[0].startswith("http://[::1]:")
+            async with connect(gateway.addresses[0]) as client:
+                assert (await client.call("GET", "/")).status == 503
+    except ListenError:
+        pytest.skip("no IPv6 here")
+
+
+async def _refused(settings: Settings) -> str:
+    async with nothing_left():
+        with pytest.raises(ListenError) as caught:
+            async with Gateway(settings):
+                pass
+        gc.collect()
+    return str(caught.value)
+
+
+async def test_an_address_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = "{}:{}".format(*taken.getsockname())
+        expected = f"cannot listen on {address}: Address already in use"
+        assert await _refused(_settings(address)) == expected
+        # What was had before is given back.
+        assert await _refused(_settings("127.0.0.1:0", address)) == expected
+
+
+async def test_the_same_address_twice() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*free.getsockname())
+    assert "Address already in use" in await _refused(_settings(address, address))
+
+
+async def test_an_address_of_another_machine() -> None:
+    assert "cannot listen on 192.0.2.1:0" in await _refused(_settings("192.0.2.1:0"))
+
+
+async def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("precious")
+    message = await _refused(_settings(f"unix:{path}"))
+    assert message == f"cannot listen on unix:{path}: {path} exists and is no socket"
+    assert path.read_text() == "precious"
+
+
+async def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    for _ in range(2):
+        async with Gateway(_settings(address)), connect(address) as client:
+            assert (await client.call("GET", "/")).status == 503
+
+
+async def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    async with Gateway(_settings(address)):
+        assert "in use by another process" in await _refused(_settings(address))
+        async with connect(address) as client:
+            assert (await client.call("GET", "/")).status == 503
+
+
+async def test_the_policies_of_the_route() -> None:
+    nan = b"\0\0\xc0\x7f"
+    async with FaultyServer(always(binary_answer(nan))) as server:
+        routes = {"literal": b"NaN", "null": b"null", "string": b'"NaN"'}
+        for policy, text in routes.items():
+            settings = _settings(
+                endpoints=(server.url,), routes=[{"upstream": "u", "nonfinite": policy}]
+            )
+            async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+                assert b'"data":[%s]' % text in (await client.ask(infer_json())).body
+        settings = _settings(
+            endpoints=(server.url,), routes=[{"upstream": "u", "nonfinite": "error"}]
+        )
+        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+            reply = await client.ask(infer_json())
+            assert reply.status == 406
+            assert "OUT0" in reply.error
+
+
+async def test_the_limits_of_the_settings() -> None:
+    async with FaultyServer() as server:
+        settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
+        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+            assert (await client.ask(infer_json(bytes(1025)))).status == 413
+
+
+async def _models(connection: Connection) -> None:
+    while True:
+        received = await connection.request()
+        target = received.head.target
+        if target.endswith("/infer"):
+            await connection.send(binary_answer(bytes(8)))
+        else:
+            await asyncio.sleep(0.02)
+            config = json.dumps({"max_batch_size": 0}).encode()
+            await connection.send(answer(config if target.endswith("config") else metadata(-1)))
+
+
+async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None:
+    async with nothing_left(), FaultyServer(_models) as server:
+        async with Gateway(_settings(endpoints=(server.url,))) as gateway:
+
+            async def one() -> int:
+                async with connect(gateway.addresses[0]) as client:
+                    return (await client.ask(infer_raw(bytes(8)))).status
+
+            assert await asyncio.gather(*(one() for _ in range(40))) == [200] * 40
+        targets = [received.head.target for received in server.requests]
+        assert targets.count("/v2/models/m") == 1
+        assert targets.count("/v2/models/m/config") == 1
+        assert targets.count("/v2/models/m/infer") == 40
+
+
+async def test_metadata_is_asked_for_again_after_its_time() -> None:
+    async with FaultyServer(_models) as server:
+        settings = _settings(endpoints=(server.url,), limits={"metadata_time": "1ms"})
+        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+            for _ in range(2):
+                assert (await client.ask(infer_raw(bytes(8)))).status == 200
+                await asyncio.sleep(0.005)
+        targets = [received.head.target for received in server.requests]
+        assert targets.count("/v2/models/m") == 2
+
+
+async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
+    async with nothing_left(), FaultyServer(hang) as server:
+        settings = _settings(endpoints=(server.url,), limits={"drain_time": "20ms"})
+        async with AsyncExitStack() as clients:
+            async with Gateway(settings) as gateway:
+                for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
+                    client = await clients.enter_async_context(connect(gateway.addresses[0]))
+                    await client.send(data)
+                await until(lambda: len(server.connections) == 3)
+            assert gateway.dropped == 3
+            for connection in server.connections:
+                async with asyncio.timeout(5):
+                    await connection.left.wait()
+
+
+async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for wanted in (True, False):
+        caplog.clear()
+        async with (
+            Gateway(_settings(log={"access": wanted})) as gateway,
+            connect(gateway.addresses[0]) as client,
+        ):
+            await client.call("GET", "/v2")
+        assert bool(caplog.messages) is wanted

@@ -1,0 +1,35 @@
+from http import HTTPStatus
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
+
+_CLIENT_ERRORS = range(400, 500)
+_SERVER_ERRORS = range(501, 505)  # 500 would be a fault of our own
+_GRPC_CODES = range(1, 17)
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+def test_every_kind_has_an_answer_in_both_protocols(kind: ErrorKind) -> None:
+    assert HTTPStatus(kind.value.status) in (*_CLIENT_ERRORS, *_SERVER_ERRORS)
+    assert kind.value.grpc_code in _GRPC_CODES
+
+
+def test_only_what_no_server_can_have_seen_is_retried() -> None:
+    assert [kind for kind in ErrorKind if kind.value.retryable] == [ErrorKind.UNREACHABLE]
+
+
+def test_kinds_are_told_apart() -> None:
+    # Two members of equal value would be one.
+    assert len(ErrorKind) == len(ErrorKind.__members__) == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "status"),
+    [(bad_request, ErrorKind.BAD_REQUEST, 400), (bad_answer, ErrorKind.BAD_ANSWER, 502)],
+)
+def test_makers(make: type[GatewayError], kind: ErrorKind, status: int) -> None:
+    error = make("why")  # type: ignore[call-arg, arg-type]
+    assert isinstance(error, GatewayError)
+    assert (error.kind, error.message, str(error)) == (kind, "why", "why")
+    assert error.kind.value.status == status

@@ -1,0 +1,348 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.metadata_cache import MetadataCache, ServerRefusalError, fetch_metadata
+from tests.servers.doubles import URL, Log, ScriptedEndpoint, ScriptedResponse
+from tests.servers.tensors import metadata
+
+TTL = 60.0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Server(UpstreamEndpoint):
+    """A server that knows every model, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.url = URL
+        self.asked: list[str] = []
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.fault: BaseException | None = None
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        assert request.method == "GET"
+        assert not request.headers
+        self.asked.append(request.target)
+        await self.ready.wait()
+        if self.fault is not None:
+            raise self.fault
+        if request.target.endswith("/config"):
+            return ScriptedResponse(200, {}, [b'{"max_batch_size":', b"4}"])
+        return ScriptedResponse(200, {}, [metadata(-1, 3)])
+
+    def fetches(self, path: str = "/v2/models/m") -> int:
+        """Count how often a model's metadata was asked for; its config always goes with it."""
+        assert self.ready.is_set()
+        if self.fault is None:
+            assert self.asked.count(path) == self.asked.count(path + "/config")
+        return self.asked.count(path)
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    return _Clock()
+
+
+@pytest.fixture
+async def cache(clock: _Clock) -> AsyncIterator[MetadataCache]:
+    cache = MetadataCache(TTL, 3, 30, clock)
+    yield cache
+    await cache.close()
+
+
+@pytest.fixture
+async def server() -> _Server:
+    return _Server()
+
+
+async def _let_them_run() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_model_is_asked_for_once(cache: MetadataCache, server: _Server) -> None:
+    first = await cache.get("m", None, server)
+    assert first == ModelMetadata("m", (TensorSpec("IN", DATATYPES["FP32"], (-1, 3)),), True)
+    assert await cache.get("m", None, server) is first
+    assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
+
+
+async def test_many_at_once_are_one_fetch(cache: MetadataCache, server: _Server) -> None:
+    server.ready.clear()
+    gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(100)]
+    await _let_them_run()
+    server.ready.set()
+    results = await asyncio.gather(*gets)
+    assert all(result is results[0] for result in results)
+    assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
+
+
+async def test_versions_and_models_are_kept_apart(cache: MetadataCache, server: _Server) -> None:
+    for _ in range(2):
+        await cache.get("m", None, server)
+        await cache.get("m", "1", server)
+        await cache.get("n", "1", server)
+    assert server.fetches("/v2/models/m") == 1
+    assert server.fetches("/v2/models/m/versions/1") == 1
+    assert server.fetches("/v2/models/n/versions/1") == 1
+
+
+async def test_it_is_asked_for_again_after_a_time(
+    cache: MetadataCache, server: _Server, clock: _Clock
+) -> None:
+    await cache.get("m", None, server)
+    clock.now += TTL - 0.001
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
+    clock.now += 0.001
+    await cache.get("m", None, server)
+    assert server.fetches() == 2
+    # The time counts from the fetch, not from the last use.
+    clock.now += TTL - 0.001
+    await cache.get("m", None, server)
+    assert server.fetches() == 2
+
+
+async def test_the_time_counts_from_the_end_of_the_fetch(
+    cache: MetadataCache, server: _Server, clock: _Clock
+) -> None:
+    server.ready.clear()
+    get = asyncio.create_task(cache.get("m", None, server))
+    await _let_them_run()
+    clock.now += TTL
+    server.ready.set()
+    await get
+    clock.now += TTL - 1
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
+
+
+async def test_the_least_recently_used_goes_first(cache: MetadataCache, server: _Server) -> None:
+    for model in "abc":
+        await cache.get(model, None, server)
+    await cache.get("a", None, server)
+    await cache.get("d", None, server)  # b goes
+    for model in "acd":
+        await cache.get(model, None, server)
+    assert [server.fetches(f"/v2/models/{model}") for model in "abcd"] == [1, 1, 1, 1]
+    await cache.get("b", None, server)
+    assert server.fetches("/v2/models/b") == 2
+
+
+async def test_it_stays_small(cache: MetadataCache, server: _Server) -> None:
+    for number in range(100):
+        await cache.get(str(number), None, server)
+    assert len(cache._entries) == 3
+    assert not cache._fetches
+    assert not cache._tasks
+
+
+async def test_what_is_dropped_is_asked_for_again(cache: MetadataCache, server: _Server) -> None:
+    for model, version in (("m", None), ("m", "1"), ("n", None)):
+        await cache.get(model, version, server)
+    cache.drop("m")
+    for model, version in (("m", None), ("m", "1"), ("n", None)):
+        await cache.get(model, version, server)
+    assert server.fetches("/v2/models/m") == 2
+    assert server.fetches("/v2/models/m/versions/1") == 2
+    assert server.fetches("/v2/models/n") == 1
+
+
+async def test_dropping_what_is_not_there(cache: MetadataCache, server: _Server) -> None:
+    cache.drop("m")
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
+
+
+async def test_a_fetch_under_way_does_not_outlive_a_drop(
+    cache: MetadataCache, server: _Server
+) -> None:
+    server.ready.clear()
+    before = asyncio.create_task(cache.get("m", None, server))
+    await _let_them_run()
+    cache.drop("m")
+    after = asyncio.create_task(cache.get("m", None, server))
+    await _let_them_run()
+    server.ready.set()
+    # Who asked before gets what was true then; it is not kept.
+    await before
+    kept = await after
+    assert await cache.get("m", None, server) is kept
+    assert server.fetches() == 2
+
+
+async def test_a_client_that_leaves_takes_nothing_from_the_others(
+    cache: MetadataCache, server: _Server
+) -> None:
+    server.ready.clear()
+    gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(3)]
+    await _let_them_run()
+    gets[0].cancel()
+    await _let_them_run()
+    assert gets[0].cancelled()
+    server.ready.set()
+    assert await gets[1] is await gets[2]
+    assert server.fetches() == 1
+
+
+async def test_what_all_have_left_is_still_kept(cache: MetadataCache, server: _Server) -> None:
+    server.ready.clear()
+    get = asyncio.create_task(cache.get("m", None, server))
+    await _let_them_run()
+    get.cancel()
+    await _let_them_run()
+    server.ready.set()
+    await _let_them_run()
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
+
+
+FAULTS: dict[str, Callable[[], BaseException]] = {
+    "error": lambda: bad_answer("fell over"),
+    "refusal": lambda: ServerRefusalError(404, "text/plain", b"unknown"),
+}
+
+
+@pytest.mark.parametrize("make", FAULTS.values(), ids=FAULTS)
+async def test_a_failure_reaches_all_who_wait_and_is_not_kept(
+    cache: MetadataCache, server: _Server, make: Callable[[], BaseException]
+) -> None:
+    fault = server.fault = make()
+    server.ready.clear()
+    gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(5)]
+    await _let_them_run()
+    server.ready.set()
+    results = await asyncio.gather(*gets, return_exceptions=True)
+    assert all(result is fault for result in results)
+    assert server.asked == ["/v2/models/m"]
+    server.fault = None
+    await cache.get("m", None, server)
+    assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
+
+
+async def test_a_failure_nobody_waits_for_is_nobodys_concern(
+    cache: MetadataCache, server: _Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.ready.clear()
+    server.fault = bad_answer("fell over")
+    get = asyncio.create_task(cache.get("m", None, server))
+    await _let_them_run()
+    get.cancel()
+    server.ready.set()
+    await _let_them_run()
+    assert not cache._tasks
+    assert not caplog.records
+
+
+async def test_a_fetch_has_its_time(clock: _Clock, server: _Server) -> None:
+    cache = MetadataCache(TTL, 3, 0.01, clock)
+    server.ready.clear()
+    with pytest.raises(GatewayError, match=f"{URL} gave no metadata of model 'm' in 0.01 s") as e:
+        await cache.get("m", None, server)
+    assert e.value.kind is ErrorKind.SERVER_TIMEOUT
+    server.ready.set()
+    await cache.get("m", None, server)
+
+
+async def test_closing_ends_what_is_under_way(cache: MetadataCache, server: _Server) -> None:
+    server.ready.clear()
+    gets = [asyncio.create_task(cache.get(model, None, server)) for model in "abc"]
+    await _let_them_run()
+    await cache.close()
+    await _let_them_run()
+    assert all(get.done() for get in gets)
+    assert not cache._tasks
+    await asyncio.gather(*gets, return_exceptions=True)
+
+
+def _fetch(*turns: ScriptedResponse) -> Awaitable[ModelMetadata]:
+    return fetch_metadata("m", "7", ScriptedEndpoint(Log(), *turns))
+
+
+@pytest.mark.parametrize(
+    ("config", "batching"),
+    [
+        (ScriptedResponse(200, {}, [b'{"max_batch_size":8}']), True),
+        (ScriptedResponse(200, {}, [b'{"max_batch_size":0}']), False),
+        (ScriptedResponse(200, {}, [b"{}"]), False),
+        (ScriptedResponse(200, {}, [b"[]"]), False),
+        (ScriptedResponse(200, {}, [b"no"]), False),
+        (ScriptedResponse(200, {}, [b'{"max_batch_size":null}']), False),
+        (ScriptedResponse(400), False),
+        (ScriptedResponse(404), False),
+        (ScriptedResponse(501), False),
+    ],
+)
+async def test_batching(config: ScriptedResponse, batching: bool) -> None:
+    found = await _fetch(ScriptedResponse(200, {}, [metadata(-1)]), config)
+    assert found.batching is batching
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_config_that_is_not_to_be_had_now_is_a_failure(status: int) -> None:
+    """The batch dimension would be guessed, and guessed wrong."""
+    refusal = ScriptedResponse(status, {"Content-Type": "text/x"}, [b"later"])
+    with pytest.raises(ServerRefusalError) as caught:
+        await _fetch(ScriptedResponse(200, {}, [metadata(-1)]), refusal)
+    error = caught.value
+    assert (error.status, error.content_type, error.body) == (status, "text/x", b"later")
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 500, 503])
+async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
+    with pytest.raises(ServerRefusalError) as caught:
+        await _fetch(ScriptedResponse(status, {}, [b'{"error":', b'"no"}']))
+    error = caught.value
+    assert (error.status, error.content_type) == (status, "application/json")
+    assert error.body == b'{"error":"no"}'
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"inputs":7}',
+        b'{"inputs":null}',
+        b'{"inputs":[null]}',
+        b'{"inputs":[{}]}',
+        metadata(1, datatype="FP31"),
+        b'{"inputs":[{"name":"A","datatype":["FP32"],"shape":[1]}]}',
+        b'{"inputs":[{"name":"A","datatype":"FP32","shape":null}]}',
+        b'{"inputs":[{"name":"A","datatype":"FP32","shape":["x"]}]}',
+    ],
+)
+async def test_metadata_that_makes_no_sense_names_the_server(document: bytes) -> None:
+    with pytest.raises(GatewayError, match=URL) as caught:
+        await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+    assert caught.value.kind is ErrorKind.BAD_ANSWER
+
+
+async def test_shapes_may_be_texts() -> None:
+    # Triton's own metadata has numbers; protobuf's JSON has int64 as text.
+    document = json.dumps({"inputs": [{"name": "A", "datatype": "INT8", "shape": ["-1", "3"]}]})
+    found = await _fetch(ScriptedResponse(200, {}, [document.encode()]), ScriptedResponse(404))
+    assert found.inputs[0].shape == (-1, 3)
+
+
+async def test_metadata_without_end_is_a_failure() -> None:
+    endless = ScriptedResponse(200, {}, [bytes(2**20)] * 5)
+    with pytest.raises(GatewayError, match="is larger than") as caught:
+        await _fetch(endless)
+    assert URL in caught.value.message
