@@ -197,7 +197,7 @@ def _ask_for_binary(header: Fields) -> tuple[bool, dict[str, bool]]:
     for output in outputs:
         wanted: Any = _parameters(output).get("binary_data", default)
         check(isinstance(output.get("name"), str) and isinstance(wanted, bool), "output")
-        by_output[output["name"]] = wanted
+        by_output.setdefault(output["name"], wanted)
         if "shared_memory_region" not in _parameters(output):
             output.setdefault("parameters", {})["binary_data"] = True
     if not outputs:

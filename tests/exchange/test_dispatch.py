@@ -145,6 +145,15 @@ async def test_waiting_for_the_client_to_read() -> None:
     assert log[-1] == "client is cut off"
 
 
+async def test_waiting_for_the_client_to_read_a_refusal() -> None:
+    log = Log()
+    answer = ScriptedAnswer(log, ready=asyncio.Event())
+    refusal = ScriptedEndpoint(log, ScriptedResponse(404, {}, [bytes(1000)]))
+    request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(4)])
+    await exchange(request, answer, route_to(refusal, limits=SHORT))
+    assert log[-2:] == ["client gets 404", "client is cut off"]
+
+
 async def _raw(route: Route) -> int:
     answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={LENGTH: "0"})
     return answer.status

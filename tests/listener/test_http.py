@@ -179,9 +179,10 @@ async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
 async def test_aborting_twice_is_aborting() -> None:
     async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
         await answer.start(200, "", CIMultiDict())
-        answer.abort()
-        await asyncio.sleep(0.01)
-        answer.abort()
+        for _ in range(3):
+            answer.abort()
+            answer.abort()
+            await asyncio.sleep(0.01)
 
     async with _listening(exchange) as here, connect(here.url) as client:
         await client.send(request("GET", "/"))
@@ -281,6 +282,22 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
         async with connect(f"unix:{path}") as client:
             assert (await client.call("GET", "/")).body == b"GET / 0 None "
         assert await listener.drain(0) == 0
+
+
+async def test_an_aborted_answer_at_a_unix_socket(tmp_path: Path) -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await answer.start(200, "", CIMultiDict())
+        await answer.write(b"begun")
+        answer.abort()
+
+    listener = HttpListener(exchange, None)
+    path = str(tmp_path / "s")
+    async with nothing_left():
+        await listener.listen(unix_socket(path))
+        async with connect(f"unix:{path}") as client:
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await client.call("GET", "/")
+        await listener.drain(0)
 
 
 async def test_several_sockets() -> None:
