@@ -29,10 +29,12 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -
     limits = route.limits
     try:
         async with deadline(limits.idle_time, limits.total_time) as turns:
-            await _dispatch(request, answer, asked, route, turns)
-    except ServerRefusalError as refusal:
-        headers = CIMultiDict({"Content-Type": refusal.content_type})
-        await _answer(answer, refusal.status, headers, refusal.body)
+            try:
+                await _dispatch(request, answer, asked, route, turns)
+            except ServerRefusalError as refusal:
+                turns.wait_for_client()
+                headers = CIMultiDict({"Content-Type": refusal.content_type})
+                await _answer(answer, refusal.status, headers, refusal.body)
     except GatewayError as error:
         if answer.started:
             _log.warning("answer aborted: %s", error.message)

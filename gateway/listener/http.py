@@ -275,7 +275,7 @@ class _HttpAnswer(ClientAnswer):
 
 def _reset(transport: asyncio.Transport | None) -> None:
     """Drop a connection: a plain close would look like a body's end to a client of HTTP/1.0."""
-    if transport is not None:
+    if transport is not None and not transport.is_closing():
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         transport.abort()

@@ -179,7 +179,7 @@ async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
 async def test_aborting_twice_is_aborting() -> None:
     async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
         await answer.start(200, "", CIMultiDict())
-        for _ in range(3):
+        for _again in range(3):
             answer.abort()
             answer.abort()
             await asyncio.sleep(0.01)
