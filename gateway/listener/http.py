@@ -262,6 +262,8 @@ class _HttpAnswer(ClientAnswer):
         return request.content.exception() is not None or _expects_continue(request)
 
     async def write(self, data: bytes) -> None:
+        if self._request.method == "HEAD":
+            return  # RFC 9110, section 9.3.2: the headers alone are the answer
         self.size += len(data)
         await self.response.write(data)
 

@@ -120,6 +120,26 @@ async def test_a_reason_is_found_where_there_is_none(status: int, line: str | No
         assert reply.head.get("Server") == "tensorgate"
 
 
+async def test_an_answer_to_head_has_no_body() -> None:
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        if client.target == "/chunked":
+            await answer.start(200, "", CIMultiDict())
+            await answer.write(b"body")
+            await answer.finish()
+        elif client.target == "/error":
+            raise bad_request("why")
+        else:
+            await _answer(answer, b"body")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        for target in ("/sized", "/chunked", "/error") * 2:
+            await client.send(request("HEAD", target))
+            head = await client.head()
+            assert head.status == (400 if target == "/error" else 200)
+            assert head.get("Content-Length") == {"/sized": "4", "/error": "15"}.get(target)
+        assert (await client.call("GET", "/sized")).body == b"body"
+
+
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_an_error_is_answered(kind: ErrorKind) -> None:
     async def exchange(_: ClientRequest, __: ClientAnswer) -> None:

@@ -346,6 +346,17 @@ async def test_answers_to_head_requests() -> None:
     assert len(server.connections) == 1
 
 
+async def test_errors_to_head_requests_have_no_body() -> None:
+    # It would be taken for the next answer.
+    async with FaultyServer(close_after_request) as server, client_of(server.url) as client:
+        for _ in range(2):
+            await client.send(request("HEAD", "/v2/models/m"))
+            head = await client.head()
+            assert head.status == 502
+            assert int(head.get("Content-Length") or 0) > 0
+        assert (await client.ask(GET)).status == 502
+
+
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
     async with FaultyServer(always(answer(b""))) as server, client_of(server.url) as client:
