@@ -13,7 +13,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from multidict import CIMultiDict
@@ -184,6 +184,9 @@ def _first_line(message: str) -> str:
 
 class _HttpRequest(ClientRequest):
     def __init__(self, request: web.BaseRequest) -> None:
+        if request.version not in (HttpVersion10, HttpVersion11):
+            # aiohttp takes 0.9 and 2.0 as well, and answers as if it spoke them.
+            raise bad_request("only HTTP/1.1 and HTTP/1.0 are spoken here")
         self.method = request.method
         self.target = _origin_form(request.raw_path)
         self.headers = request.headers

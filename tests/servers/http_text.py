@@ -26,7 +26,7 @@ class Head:
     @property
     def status(self) -> int:
         """Give the status of an answer."""
-        assert self.first.startswith("HTTP/1.")
+        assert self.first.startswith("HTTP/")
         return int(self.first.split(" ")[1])
 
     @property
