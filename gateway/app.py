@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-import aiohttp
-
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
 from gateway.exchange.dispatch import exchange
@@ -19,7 +17,7 @@ from gateway.observe.access_log import AccessLog
 from gateway.protocol.dialects import DIALECTS
 from gateway.settings.addresses import Address, UnixAddress
 from gateway.settings.schema import Settings
-from gateway.upstream.http import HttpEndpoint, open_session
+from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
 
@@ -44,8 +42,7 @@ class Gateway:
     async def __aenter__(self) -> Self:
         settings = self._settings
         sockets = _listen(settings.listen)
-        self._session = open_session(settings.limits.connect_time)
-        self._upstreams = _upstreams(settings, self._session)
+        self._upstreams = _upstreams(settings)
         route = _route(settings, self._upstreams)
 
         async def on_request(request: ClientRequest, answer: ClientAnswer) -> None:
@@ -66,7 +63,7 @@ class Gateway:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
         for upstream in self._upstreams.values():
             await upstream.metadata.close()
-        await self._session.close()
+            await upstream.pool.close()
 
 
 def _listen(addresses: Sequence[Address]) -> list[socket.socket]:
@@ -99,14 +96,14 @@ def _shown(sock: socket.socket) -> str:
     return f"http://{host}:{name[1]}"
 
 
-def _upstreams(settings: Settings, session: aiohttp.ClientSession) -> dict[str, Upstream]:
+def _upstreams(settings: Settings) -> dict[str, Upstream]:
     limits = settings.limits
     clock = asyncio.get_running_loop().time
     return {
         name: Upstream(
             name,
             DIALECTS[declared.dialect],
-            Pool([HttpEndpoint(url, session) for url in declared.endpoints]),
+            Pool([HttpEndpoint(url, limits.connect_time) for url in declared.endpoints]),
             MetadataCache(limits.metadata_time, limits.metadata_models, limits.idle_time, clock),
         )
         for name, declared in settings.upstreams.items()

@@ -16,8 +16,8 @@ Body = Sequence[bytes] | AsyncIterable[bytes] | None
 class UpstreamRequest:
     """A request to a server.
 
-    ``target`` is the raw request target. A body whose length stands in no Content-Length header
-    is sent chunked.
+    ``target`` is the raw request target. A body to come whose length stands in no Content-Length
+    header is sent chunked; one at hand has such a header.
     """
 
     method: str
@@ -64,3 +64,7 @@ class UpstreamEndpoint(ABC):
         drops the connection. Raises GatewayError that names the endpoint: 503 where it cannot be
         reached, 502 where it closes or answers what is not HTTP.
         """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections that no exchange uses."""

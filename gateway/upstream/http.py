@@ -1,170 +1,197 @@
-"""HTTP/1.1 to one endpoint, on aiohttp's client."""
+"""HTTP/1.1 to one endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import re
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
-from http import HTTPStatus
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from urllib.parse import urlsplit
 
-import aiohttp
-from yarl import URL
+from aiohappyeyeballs import start_connection
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError
+from gateway.http1.body import LAST_CHUNK, chunk
+from gateway.http1.head import ResponseHead, write_head
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.connector import Connector
-
-READ_BUFFER = 256 * 1024
-"""Bytes of an answer that are read ahead of its reader, doubled at most."""
+from gateway.upstream.connection import ServerConnection
+from gateway.upstream.idle import IdleConnections
 
 _KEEP_ALIVE = 4.0
 """Seconds an idle connection is kept: MLServer closes its own after 5."""
 
 _WRITE = 256 * 1024
-"""Bytes of a body at hand that are written at once."""
+"""Bytes of a body at hand that are written in one turn of the event loop."""
 
-_MAX_HEADER = 64 * 1024
+_NEXT_ADDRESS = 0.25
+"""Seconds after which a host's next address is tried as well: RFC 8305, section 5."""
 
-# RFC 9110, section 5.5: none of these may be in a header.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-
-
-def open_session(connect_time: float) -> aiohttp.ClientSession:
-    """Open the connections that all endpoints share; ``connect_time`` is in seconds.
-
-    Nothing is added to a request, followed, decompressed or remembered.
-    """
-    return aiohttp.ClientSession(
-        connector=Connector(_KEEP_ALIVE),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_time),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        auto_decompress=False,
-        read_bufsize=READ_BUFFER,
-        max_line_size=_MAX_HEADER,
-        max_field_size=_MAX_HEADER,
-    )
+# RFC 9110, section 8.6: a request of these has no Content-Length where it has no body.
+_WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 class HttpEndpoint(UpstreamEndpoint):
-    """An endpoint at ``http://host:port``."""
+    """An endpoint at ``http://host:port``; ``connect_time`` is in seconds."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, connect_time: float) -> None:
         self.url = url
-        self._session = session
+        address = urlsplit(url)
+        self._host = address.hostname or ""
+        self._port = address.port or 80
+        self._authority = address.netloc
+        self._connect_time = connect_time
+        self._idle = IdleConnections(_KEEP_ALIVE)
+        self._senders: set[asyncio.Task[None]] = set()
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        sender = _Sender(request.body)
+        connection = self._idle.take() or await self._connect()
+        answered = connection.expect(request.method)
+        exchange = _Sent(connection, self._idle)
         try:
-            response = await self._session.request(
-                request.method,
-                URL(self.url + request.target, encoded=True),
-                headers=request.headers,
-                data=sender.payload(),
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            exchange.sender = self._send(connection, request)
+            return _HttpResponse(await answered, exchange)
+        except BaseException:
+            exchange.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections that wait; those in use belong to their exchanges."""
+        self._idle.close()
+        await asyncio.gather(*self._senders, return_exceptions=True)
+
+    async def _connect(self) -> ServerConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_time):
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                sock = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS)
+                _, connection = await loop.create_connection(
+                    lambda: ServerConnection(self.url), sock=sock
+                )
+        except OSError as error:  # a TimeoutError is one
             raise GatewayError(
                 ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {_reason(error)}"
             ) from error
-        except aiohttp.ClientError as error:
-            raise sender.fault or self._broken(error) from error
-        if fault := _fault(response):
-            response.close()
-            raise bad_answer(f"{self.url} answered {fault}")
-        return _HttpResponse(self.url, response, sender)
+        return connection
 
-    def _broken(self, error: aiohttp.ClientError) -> GatewayError:
-        if isinstance(error, aiohttp.ClientResponseError):
-            reason = error.message.partition("\n")[0].rstrip(":")
-            return bad_answer(f"{self.url} answered what is not HTTP: {reason}")
-        return bad_answer(f"{self.url} closed the connection before it answered")
+    def _send(
+        self, connection: ServerConnection, request: UpstreamRequest
+    ) -> asyncio.Task[None] | None:
+        """Write the request; what does not fit into one write is left to a task."""
+        body = request.body
+        head = self._head(request)
+        if body is None:
+            connection.transport.write(head)
+            return None
+        if not isinstance(body, AsyncIterable) and sum(map(len, body)) <= _WRITE:
+            connection.transport.write(b"".join((head, *body)))
+            return None
+        connection.transport.write(head)
+        sender = asyncio.create_task(_send_body(connection, body, _is_chunked(request)))
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
+        return sender
+
+    def _head(self, request: UpstreamRequest) -> bytes:
+        headers = list(request.headers.items())
+        if "Host" not in request.headers:
+            headers.insert(0, ("Host", self._authority))
+        if _is_chunked(request):
+            headers.append(("Transfer-Encoding", "chunked"))
+        elif "Content-Length" not in request.headers and request.method not in _WITHOUT_BODY:
+            headers.append(("Content-Length", "0"))
+        return write_head(f"{request.method} {request.target} HTTP/1.1", headers)
 
 
-def _reason(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
-    number = error.errno
-    if number is None:
+def _is_chunked(request: UpstreamRequest) -> bool:
+    return isinstance(request.body, AsyncIterable) and "Content-Length" not in request.headers
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
         return "no connection in time"
     # Numbers that the system does not know are those of the name look-up.
-    return os.strerror(number) if number in errno.errorcode else str(error.strerror)
+    if error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
-def _fault(response: aiohttp.ClientResponse) -> str | None:
-    """Tell what of an answer that aiohttp takes cannot be passed on."""
-    if response.status == HTTPStatus.SWITCHING_PROTOCOLS:
-        return "101 Switching Protocols, for which it was not asked"
-    if any(map(_CONTROL.search, (response.reason or "", *response.headers.values()))):
-        return "with control characters in its headers"
-    return None
+async def _send_body(connection: ServerConnection, body: Body, chunked: bool) -> None:
+    """Write a body as fast as the server reads it; an error that it raises ends the exchange."""
+    try:
+        if isinstance(body, AsyncIterable):
+            await _send_as_it_comes(connection, body, chunked)
+        else:
+            await _send_at_hand(connection, body or ())
+    except ConnectionResetError:
+        pass  # the answer, or that there is none, says it all
+    except Exception as error:
+        connection.fail(error)
 
 
-class _Sender:
-    """Feeds a body to aiohttp, and keeps the error that it raises."""
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self.fault: GatewayError | None = None
-
-    def payload(self) -> bytes | AsyncIterator[bytes] | None:
-        if self._body is None:
-            return None
-        if isinstance(self._body, tuple | list) and len(self._body) <= 1:
-            return b"".join(self._body)
-        return self._chunks(self._body)
-
-    async def _chunks(self, body: Body) -> AsyncIterator[bytes]:
-        try:
-            if isinstance(body, AsyncIterable):
-                async for chunk in body:
-                    yield chunk
-            else:
-                for write in _joined(body or ()):
-                    yield write
-                    # A large body would go out in one turn of the event loop.
-                    await asyncio.sleep(0)
-        except GatewayError as error:
-            self.fault = error
-            raise
+async def _send_as_it_comes(
+    connection: ServerConnection, body: AsyncIterable[bytes], chunked: bool
+) -> None:
+    async for data in body:
+        if data:
+            connection.transport.write(chunk(data) if chunked else data)
+            await connection.drain()
+    if chunked:
+        connection.transport.write(LAST_CHUNK)
 
 
-def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
-    """Join chunks at hand into few that are worth a write each."""
+async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes]) -> None:
     held: list[bytes] = []
     size = 0
-    for chunk in chunks:
-        held.append(chunk)
-        size += len(chunk)
+    for data in body:
+        held.append(data)
+        size += len(data)
         if size >= _WRITE:
-            yield b"".join(held)
+            connection.transport.writelines(held)
             held, size = [], 0
-    yield b"".join(held)
+            await connection.drain()
+            # A server that reads quickly would have it all go out in one turn of the event loop.
+            await asyncio.sleep(0)
+    connection.transport.writelines(held)
+
+
+class _Sent:
+    """A request under way on its connection."""
+
+    def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
+        self.connection = connection
+        self.sender: asyncio.Task[None] | None = None
+        self._idle = idle
+        self._closed = False
+
+    def close(self) -> None:
+        """Keep the connection, or drop it where the exchange is not at its end."""
+        if self._closed:
+            return
+        self._closed = True
+        sent = self.sender is None or self.sender.done()
+        if sent and self.connection.reusable:
+            self._idle.put(self.connection)
+            return
+        self.connection.drop()
+        if self.sender is not None:
+            self.sender.cancel()
 
 
 class _HttpResponse(UpstreamResponse):
-    def __init__(self, url: str, response: aiohttp.ClientResponse, sender: _Sender) -> None:
-        self.status = response.status
-        self.reason = response.reason or ""
-        self.headers = response.headers
-        self._url = url
-        self._response = response
-        self._sender = sender
+    def __init__(self, head: ResponseHead, sent: _Sent) -> None:
+        self.status = head.status
+        self.reason = head.reason
+        self.headers = head.headers
+        self._sent = sent
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        try:
-            # readchunk, unlike readany, does not join what has come in several pieces. What it
-            # gives at the end is not the same for an empty body and any other.
-            content = self._response.content
-            while not content.at_eof():
-                piece, _ = await content.readchunk()
-                if piece:
-                    yield piece
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise self._sender.fault or bad_answer(
-                f"{self._url} closed the connection before the end of its answer"
-            ) from error
+        body = self._sent.connection.body
+        assert body is not None
+        while piece := await body.read():
+            yield piece
 
     def close(self) -> None:
-        self._response.close()
+        self._sent.close()

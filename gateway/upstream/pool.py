@@ -27,3 +27,8 @@ class Pool:
             yield self._endpoints[index]
         finally:
             self._outstanding[index] -= 1
+
+    async def close(self) -> None:
+        """Close the connections that no exchange uses."""
+        for endpoint in self._endpoints:
+            await endpoint.close()

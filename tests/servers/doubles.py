@@ -172,6 +172,9 @@ class ScriptedEndpoint(UpstreamEndpoint):
                 self._log.append(f"server answers {turn.status}")
                 return turn.within(self._log)
 
+    async def close(self) -> None:
+        self._log.append("server is left")
+
 
 LIMITS = Limits(
     request_bytes=1_000_000,

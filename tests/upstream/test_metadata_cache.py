@@ -44,6 +44,9 @@ class _Server(UpstreamEndpoint):
             return ScriptedResponse(200, {}, [b'{"max_batch_size":', b"4}"])
         return ScriptedResponse(200, {}, [metadata(-1, 3)])
 
+    async def close(self) -> None:
+        raise AssertionError("not the cache's to close")
+
     def fetches(self, path: str = "/v2/models/m") -> int:
         """Count how often a model's metadata was asked for; its config always goes with it."""
         assert self.ready.is_set()

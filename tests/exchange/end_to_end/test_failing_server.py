@@ -343,7 +343,8 @@ async def test_answers_to_head_requests() -> None:
             head = await client.head()
             assert head.status == 200
             assert head.get("Content-Length") == "123"
-    assert len(server.connections) == 1
+        # Some servers send a body all the same, which must not answer the next request.
+        assert len(server.connections) == 3
 
 
 async def test_errors_to_head_requests_have_no_body() -> None:

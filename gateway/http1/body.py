@@ -1,0 +1,109 @@
+"""The bodies of HTTP/1.1 messages, cut out of what arrives: RFC 9112, sections 6 and 7."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from httptools import HttpParserError, HttpRequestParser
+
+from gateway.http1.head import MalformedError
+
+_LARGEST_GAP = 64 * 1024
+"""Bytes between two chunks, or after the last one, at most: extensions and trailers."""
+
+_CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class BodyDecoder(ABC):
+    """Tells the body from what follows it."""
+
+    ended: bool = False
+    """The whole body was there."""
+    rest: bytes = b""
+    """What came after the body's end."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> bytes:
+        """Give the body's bytes in the data; raises MalformedError."""
+
+
+class LengthDecoder(BodyDecoder):
+    """A body of ``length`` bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+        self.ended = not length
+
+    def feed(self, data: bytes) -> bytes:
+        """Give the body's bytes in the data."""
+        missing = self._missing
+        if len(data) > missing:
+            data, self.rest = data[:missing], data[missing:]
+        self._missing = missing - len(data)
+        self.ended = not self._missing
+        return data
+
+
+class UntilCloseDecoder(BodyDecoder):
+    """A body that lasts until its sender closes."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Give the data."""
+        return data
+
+
+class ChunkedDecoder(BodyDecoder):
+    """A chunked body; what follows it is known to be there, but is not kept.
+
+    Extensions and trailers are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._gap = 0
+        # The parser takes chunks only behind a head that announces them.
+        self._parser = HttpRequestParser(self)
+        self._parser.feed_data(_CHUNKED_REQUEST)
+
+    def feed(self, data: bytes) -> bytes:
+        """Give the body's bytes in the data; raises MalformedError."""
+        if self.ended:
+            self.rest = data
+            return b""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            if not self.ended:
+                raise MalformedError(str(error)) from None
+            self.rest = data
+        if self._pieces:
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces = []
+            self._gap = 0
+            return body
+        self._gap += len(data)
+        if self._gap > _LARGEST_GAP:
+            raise MalformedError(f"more than {_LARGEST_GAP} bytes between chunks")
+        return b""
+
+    def on_message_begin(self) -> None:
+        """Note that another message follows."""
+        if self.ended:
+            self.rest = b"\0"
+
+    def on_body(self, piece: bytes) -> None:
+        """Keep a piece of the body, not of what follows it."""
+        if not self.ended:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body."""
+        self.ended = True
+
+
+def chunk(data: bytes) -> bytes:
+    """Write data, of one byte at least, as a chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK = b"0\r\n\r\n"

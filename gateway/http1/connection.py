@@ -1,0 +1,118 @@
+"""One end of an HTTP/1.1 connection: both directions with backpressure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+HIGH_WATER = 512 * 1024
+"""Bytes of a body that wait for their reader before the sender is held back."""
+LOW_WATER = 256 * 1024
+
+
+class BodyStream:
+    """What has come of a body and waits for its one reader."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.ended = False
+        """All of it has come."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > HIGH_WATER and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def end(self) -> None:
+        """Note that all of it has come."""
+        self.ended = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader have this error, once it has read what came before."""
+        if self._error is None and not self.ended:
+            self._error = error
+            self._wake()
+
+    async def read(self) -> bytes:
+        """Give the next piece, none at the end; raises the error that broke the body off."""
+        while not self._pieces:
+            if self.ended:
+                return b""
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        piece = self._pieces.popleft()
+        self._size -= len(piece)
+        if self._paused and self._size <= LOW_WATER:
+            self.resume()
+        return piece
+
+    def discard(self) -> None:
+        """Forget what waits."""
+        self._pieces.clear()
+        self._size = 0
+        self.resume()
+
+    def resume(self) -> None:
+        """Let the sender go on."""
+        if self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Connection(asyncio.Protocol):
+    """A connection that writes as fast as the other end reads."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._writable = True
+        self._drained: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go whoever waits to write."""
+        self.closed = True
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """Make writers wait."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """Let writers go on."""
+        self._writable = True
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drain(self) -> None:
+        """Wait until the other end has read most of what was written; for one writer at a time.
+
+        Raises ConnectionResetError where it never will.
+        """
+        if not self._writable:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        if self.closed:
+            raise ConnectionResetError("the connection is closed")

@@ -1,0 +1,234 @@
+"""The heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
+
+llhttp, by way of httptools, says what is a head. What it takes and the gateway does not pass on is
+refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from httptools import (
+    HttpParserError,
+    HttpParserInvalidMethodError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+    HttpResponseParser,
+)
+from multidict import CIMultiDict, CIMultiDictProxy
+
+MAX_HEAD = 64 * 1024
+"""Bytes of a head at most."""
+
+_MAX_FIELDS = 128
+"""Lines of headers at most."""
+
+_END = b"\r\n\r\n"
+_NO_BODY = (204, 304)
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class MalformedError(ValueError):
+    """What came is not HTTP/1.1; the message says what of it."""
+
+
+class HeadTooLargeError(MalformedError):
+    """A head of more than ``MAX_HEAD`` bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a head of more than {MAX_HEAD} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What comes before a request's body.
+
+    ``length`` is the body's, in bytes, 0 where there is none, None where it is chunked.
+    """
+
+    method: str
+    target: str
+    http_1_0: bool
+    headers: CIMultiDictProxy[str]
+    length: int | None
+    keep_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What comes before an answer's body.
+
+    ``length`` is the body's, in bytes, None where it is chunked or lasts until the server closes.
+    """
+
+    status: int
+    reason: str
+    headers: CIMultiDictProxy[str]
+    length: int | None
+    chunked: bool
+    keep_alive: bool
+
+
+class HeadReader:
+    """Takes a head as it arrives.
+
+    ``parser`` makes the parser that tells early where what comes is no head.
+    """
+
+    def __init__(self, parser: type[HttpRequestParser | HttpResponseParser]) -> None:
+        self._parser = parser
+        self._early: HttpRequestParser | HttpResponseParser | None = None
+        self._received = b""
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether a part of a head is there."""
+        return bool(self._received)
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Give the whole head and what follows it; None while it is not whole.
+
+        Raises MalformedError.
+        """
+        if not self._received:
+            data = data.lstrip(b"\r\n")  # RFC 9112, section 2.2
+        before = len(self._received)
+        received = self._received + data
+        end = received.find(_END, max(0, before - len(_END)), MAX_HEAD)
+        if end >= 0:
+            self._received, self._early = b"", None
+            end += len(_END)
+            return received[:end], received[end:]
+        if len(received) >= MAX_HEAD:
+            raise HeadTooLargeError
+        self._check(data)
+        self._received = received
+        return None
+
+    def _check(self, data: bytes) -> None:
+        if self._early is None:
+            self._early = self._parser(object())
+        try:
+            self._early.feed_data(data)
+        except HttpParserError as error:
+            raise _malformed(error) from None
+
+
+class _Fields:
+    """Collects what the parser finds."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.reason = b""
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_status(self, reason: bytes) -> None:
+        self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # As Latin-1, every byte goes out again as it came in.
+        self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """Read the head of a request, up to and including the empty line.
+
+    Raises MalformedError.
+    """
+    fields = _Fields()
+    parser = HttpRequestParser(fields)
+    version = _parse(parser, fields, head)
+    headers = fields.headers
+    chunked = _chunked(headers)
+    if chunked and version == "1.0":
+        raise MalformedError("Transfer-Encoding in HTTP/1.0")
+    return RequestHead(
+        method=parser.get_method().decode("latin-1"),
+        target=fields.target.decode("latin-1"),
+        http_1_0=version == "1.0",
+        headers=CIMultiDictProxy(headers),
+        length=None if chunked else int(headers.get("Content-Length", "0")),
+        keep_alive=_keep_alive(version, headers),
+    )
+
+
+def parse_response_head(head: bytes, method: str) -> ResponseHead:
+    """Read the head of an answer to a request of this method.
+
+    Raises MalformedError.
+    """
+    fields = _Fields()
+    parser = HttpResponseParser(fields)
+    version = _parse(parser, fields, head)
+    headers = fields.headers
+    if _CONTROL.search(fields.reason):
+        raise MalformedError("control characters in the reason phrase")
+    status = parser.get_status_code()
+    chunked = _chunked(headers)
+    length = headers.get("Content-Length")
+    if method == "HEAD" or status in _NO_BODY or status < 200:
+        length, chunked = "0", False
+    return ResponseHead(
+        status=status,
+        reason=fields.reason.decode("latin-1"),
+        headers=CIMultiDictProxy(headers),
+        length=None if length is None else int(length),
+        chunked=chunked,
+        keep_alive=_keep_alive(version, headers),
+    )
+
+
+def write_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Write a head; names and values must be such as can be sent."""
+    lines = [first_line, *[f"{name}: {value}" for name, value in headers], "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _Fields, head: bytes) -> str:
+    """Collect the fields of a head; give its version."""
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade:
+        pass  # RFC 9110, section 7.8: the other protocol may be ignored
+    except HttpParserError as error:
+        if not fields.complete:  # a CONNECT or an upgrade else
+            raise _malformed(error) from None
+    version = parser.get_http_version()
+    if version not in ("1.1", "1.0"):
+        raise MalformedError("only HTTP/1.1 and HTTP/1.0 are spoken here")
+    if len(fields.headers) > _MAX_FIELDS:
+        raise MalformedError(f"more than {_MAX_FIELDS} headers")
+    return version
+
+
+def _malformed(error: HttpParserError) -> MalformedError:
+    if isinstance(error, HttpParserInvalidMethodError):
+        return MalformedError("this is not HTTP")
+    return MalformedError(str(error))
+
+
+def _chunked(headers: CIMultiDict[str]) -> bool:
+    codings = headers.getall("Transfer-Encoding", None)
+    if codings is None:
+        return False
+    if len(codings) > 1 or codings[0].lower() != "chunked":
+        raise MalformedError("a Transfer-Encoding other than chunked")
+    return True
+
+
+def _keep_alive(version: str, headers: CIMultiDict[str]) -> bool:
+    """Tell whether the connection stays open after the message: RFC 9112, section 9.3."""
+    options = headers.getall("Connection", None)
+    if options is None:
+        return version == "1.1"
+    words = {word.strip().lower() for word in ",".join(options).split(",")}
+    return "close" not in words and (version == "1.1" or "keep-alive" in words)
