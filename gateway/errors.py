@@ -23,6 +23,7 @@ class ErrorKind(Enum):
     NOT_ACCEPTABLE = Answer(406, 9)
     CLIENT_TIMEOUT = Answer(408, 4)
     TOO_LARGE = Answer(413, 8)
+    INTERNAL = Answer(500, 13)
     UNSUPPORTED = Answer(501, 12)
     BAD_ANSWER = Answer(502, 14)
     UNREACHABLE = Answer(503, 14, retryable=True)

@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 
 _CLIENT_ERRORS = range(400, 500)
-_SERVER_ERRORS = range(501, 505)  # 500 would be a fault of our own
+_SERVER_ERRORS = range(500, 505)
 _GRPC_CODES = range(1, 17)
 
 
@@ -15,13 +15,17 @@ def test_every_kind_has_an_answer_in_both_protocols(kind: ErrorKind) -> None:
     assert kind.value.grpc_code in _GRPC_CODES
 
 
+def test_only_a_fault_of_our_own_is_a_500() -> None:
+    assert [kind for kind in ErrorKind if kind.value.status == 500] == [ErrorKind.INTERNAL]
+
+
 def test_only_what_no_server_can_have_seen_is_retried() -> None:
     assert [kind for kind in ErrorKind if kind.value.retryable] == [ErrorKind.UNREACHABLE]
 
 
 def test_kinds_are_told_apart() -> None:
     # Two members of equal value would be one.
-    assert len(ErrorKind) == len(ErrorKind.__members__) == 8
+    assert len(ErrorKind) == len(ErrorKind.__members__) == 9
 
 
 @pytest.mark.parametrize(

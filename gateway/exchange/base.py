@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -27,8 +26,8 @@ class ClientRequest(ABC):
     content_length: int | None
 
     @abstractmethod
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives; raises GatewayError (400) where it is broken."""
+    async def read(self) -> bytes:
+        """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
 
 
 class ClientAnswer(ABC):

@@ -25,7 +25,7 @@ class ClientBody:
         """Bytes of the whole body, None where it is chunked."""
         self._size_cap = size_cap
         self._deadline = deadline
-        self._chunks = request.chunks()
+        self._request = request
         self._chunk = b""
         self._position = 0
         self._received = 0
@@ -55,7 +55,7 @@ class ClientBody:
 
     async def _next_chunk(self) -> None:
         self._deadline.wait_for_client()
-        self._chunk = await anext(self._chunks, b"")
+        self._chunk = await self._request.read()
         self._position = 0
         self._received += len(self._chunk)
         self._check_size(self._received)
@@ -77,11 +77,10 @@ async def response_chunks(
     response: UpstreamResponse, url: str, deadline: Deadline
 ) -> AsyncIterator[bytes]:
     """Yield the body of a server's answer as it arrives."""
-    chunks = response.chunks()
     while True:
         deadline.wait_for_server(url)
-        chunk = await anext(chunks, None)
-        if chunk is None:
+        chunk = await response.read()
+        if not chunk:
             return
         yield chunk
 

@@ -21,6 +21,8 @@ class BodyDecoder(ABC):
     """The whole body was there."""
     rest: bytes = b""
     """What came after the body's end."""
+    rest_is_lost: bool = False
+    """Something came after the body's end, and was not kept."""
 
     @abstractmethod
     def feed(self, data: bytes) -> bytes:
@@ -53,9 +55,9 @@ class UntilCloseDecoder(BodyDecoder):
 
 
 class ChunkedDecoder(BodyDecoder):
-    """A chunked body; what follows it is known to be there, but is not kept.
+    """A chunked body; extensions and trailers are dropped.
 
-    Extensions and trailers are dropped.
+    The parser does not tell where the body ended: what follows in the same data is lost.
     """
 
     def __init__(self) -> None:
@@ -67,15 +69,12 @@ class ChunkedDecoder(BodyDecoder):
 
     def feed(self, data: bytes) -> bytes:
         """Give the body's bytes in the data; raises MalformedError."""
-        if self.ended:
-            self.rest = data
-            return b""
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
             if not self.ended:
                 raise MalformedError(str(error)) from None
-            self.rest = data
+            self.rest_is_lost = True
         if self._pieces:
             body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces = []
@@ -88,8 +87,7 @@ class ChunkedDecoder(BodyDecoder):
 
     def on_message_begin(self) -> None:
         """Note that another message follows."""
-        if self.ended:
-            self.rest = b"\0"
+        self.rest_is_lost = self.ended
 
     def on_body(self, piece: bytes) -> None:
         """Keep a piece of the body, not of what follows it."""

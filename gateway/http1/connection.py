@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from typing import cast
 
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
+
+_NO_LINGERING = struct.pack("ii", 1, 0)
+"""On, and 0 seconds: a connection that is closed is reset."""
 
 
 class BodyStream:
@@ -19,6 +24,7 @@ class BodyStream:
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._paused = False
+        self._discarding = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self.ended = False
@@ -26,6 +32,8 @@ class BodyStream:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
+        if self._discarding:
+            return
         self._pieces.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER and not self._paused and not self._transport.is_closing():
@@ -56,17 +64,17 @@ class BodyStream:
         piece = self._pieces.popleft()
         self._size -= len(piece)
         if self._paused and self._size <= LOW_WATER:
-            self.resume()
+            self._resume()
         return piece
 
     def discard(self) -> None:
-        """Forget what waits."""
+        """Forget what waits and what still comes."""
+        self._discarding = True
         self._pieces.clear()
         self._size = 0
-        self.resume()
+        self._resume()
 
-    def resume(self) -> None:
-        """Let the sender go on."""
+    def _resume(self) -> None:
         if self._paused:
             self._paused = False
             if not self._transport.is_closing():
@@ -83,9 +91,15 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.closed = False
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def clogged(self) -> bool:
+        """Tell whether a writer has to wait, or need not write any more."""
+        return self.closed or not self._writable
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -106,13 +120,20 @@ class Connection(asyncio.Protocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
+    def reset(self) -> None:
+        """Drop the connection: a plain close would look like a body's end to HTTP/1.0."""
+        if not self.transport.is_closing():
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+            self.transport.abort()
+
     async def drain(self) -> None:
         """Wait until the other end has read most of what was written; for one writer at a time.
 
         Raises ConnectionResetError where it never will.
         """
         if not self._writable:
-            self._drained = asyncio.get_running_loop().create_future()
+            self._drained = self.loop.create_future()
             await self._drained
         if self.closed:
             raise ConnectionResetError("the connection is closed")

@@ -148,6 +148,8 @@ def parse_request_head(head: bytes) -> RequestHead:
     parser = HttpRequestParser(fields)
     version = _parse(parser, fields, head)
     headers = fields.headers
+    if len(headers.getall("Host", ())) > 1:
+        raise MalformedError("more than one Host")
     chunked = _chunked(headers)
     if chunked and version == "1.0":
         raise MalformedError("Transfer-Encoding in HTTP/1.0")

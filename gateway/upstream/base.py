@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -40,8 +40,8 @@ class UpstreamResponse(ABC):
         return int(length) if length.isascii() and length.isdigit() else None
 
     @abstractmethod
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
+    async def read(self) -> bytes:
+        """Give what came next of the body, none at its end.
 
         Raises GatewayError (502) that names the endpoint where the body is cut short.
         """

@@ -120,7 +120,7 @@ class ServerConnection(Connection):
             self.body.feed(piece)
         if decoder.ended:
             self.body.end()
-            self._keep = self._keep and not decoder.rest
+            self._keep = self._keep and not (decoder.rest or decoder.rest_is_lost)
 
     def _closed_too_early(self) -> GatewayError:
         when = "before it answered" if self.body is None else "before the end of its answer"

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
@@ -187,11 +187,12 @@ class _HttpResponse(UpstreamResponse):
         self.headers = head.headers
         self._sent = sent
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        body = self._sent.connection.body
+        body = sent.connection.body
         assert body is not None
-        while piece := await body.read():
-            yield piece
+        self._body = body
+
+    async def read(self) -> bytes:
+        return await self._body.read()
 
     def close(self) -> None:
         self._sent.close()

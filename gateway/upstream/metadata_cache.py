@@ -151,7 +151,7 @@ async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
     response = await endpoint.send(UpstreamRequest("GET", path, CIMultiDict()))
     try:
         body = bytearray()
-        async for chunk in response.chunks():
+        while chunk := await response.read():
             body += chunk
             if len(body) > _LARGEST_DOCUMENT:
                 raise bad_answer(f"{endpoint.url}{path} is larger than {_LARGEST_DOCUMENT} bytes")

@@ -63,10 +63,13 @@ class ScriptedRequest(ClientRequest):
         length = made.get("Content-Length")
         self.content_length = int(length) if length is not None else None if body else 0
         self._log = log
-        self._body = body
+        self._pieces = self._play(body)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        async for piece in _play(self._body):
+    async def read(self) -> bytes:
+        return await anext(self._pieces, b"")
+
+    async def _play(self, body: Sequence[Step]) -> AsyncIterator[bytes]:
+        async for piece in _play(body):
             self._log.append(f"client sends {len(piece)}")
             yield piece
         self._log.append("client has sent all")
@@ -122,6 +125,7 @@ class ScriptedResponse(UpstreamResponse):
         self.headers = CIMultiDictProxy(CIMultiDict(headers or {}))
         self._body = body
         self._log = Log()
+        self._pieces = self._play()
 
     def within(self, log: Log) -> ScriptedResponse:
         """Make the same anew, for one exchange."""
@@ -129,7 +133,10 @@ class ScriptedResponse(UpstreamResponse):
         again._log = log
         return again
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def read(self) -> bytes:
+        return await anext(self._pieces, b"")
+
+    async def _play(self) -> AsyncIterator[bytes]:
         async for piece in _play(self._body):
             self._log.append(f"server sends {len(piece)}")
             yield piece

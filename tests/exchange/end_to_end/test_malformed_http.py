@@ -171,7 +171,7 @@ async def test_requests_of_http_1_0() -> None:
     async with FaultyServer(always(answer(b'"old"'))) as server, client_of(server.url) as client:
         client.send_now(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
         data = await client.rest()
-        assert data.startswith(b"HTTP/1.0 200 OK\r\n")
+        assert data.startswith(b"HTTP/1.1 200 OK\r\n")
         assert data.endswith(b'\r\n\r\n"old"')
         assert server.requests[0].head.first == "GET /v2/models/m HTTP/1.1"
 

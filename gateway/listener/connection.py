@@ -1,0 +1,208 @@
+"""One client's connection: its requests, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from httptools import HttpRequestParser
+
+from gateway.errors import bad_request
+from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
+from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.head import HeadReader, MalformedError, RequestHead, parse_request_head
+from gateway.listener.messages import HttpAnswer, HttpRequest, expects_continue, refusal
+
+_MOST_AHEAD = 64 * 1024
+"""Bytes that a client may send of its next requests before it has its answer."""
+_LINGER = 10.0
+"""Seconds for what a client still sends after its answer."""
+_HEAD_TIME = 60.0
+"""Seconds from the first byte of a head to its last."""
+_IDLE_TIME = 3600.0
+"""Seconds between an answer and the next request."""
+
+
+class Owner(ABC):
+    """Who accepts connections, and serves what comes on them."""
+
+    draining: bool
+
+    @abstractmethod
+    def opened(self, connection: ClientConnection) -> None:
+        """Note a connection."""
+
+    @abstractmethod
+    def lost(self, connection: ClientConnection) -> None:
+        """Forget a connection."""
+
+    @abstractmethod
+    def begin(
+        self, connection: ClientConnection, request: HttpRequest, answer: HttpAnswer
+    ) -> asyncio.Task[None]:
+        """Make an exchange of a request; it ends with a call of ``answered``."""
+
+
+class ClientConnection(Connection):
+    """Cuts requests out of what a client sends, and has each served before the next."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__()
+        self._owner = owner
+        self._reader = HeadReader(HttpRequestParser)
+        self._head: RequestHead | None = None
+        self._body: BodyStream | None = None
+        self._decoder: BodyDecoder = LengthDecoder(0)
+        self._exchange: asyncio.Task[None] | None = None
+        self._ahead = b""
+        self._broken = False
+        self._closing = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._quiet_since = self.loop.time()
+
+    @property
+    def unsent(self) -> int:
+        """Give the bytes that wait for the client to read."""
+        return self.transport.get_write_buffer_size()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note the connection."""
+        super().connection_made(transport)
+        self._owner.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the exchange under way: its client is gone."""
+        super().connection_lost(exc)
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._exchange is not None:
+            self._exchange.cancel()
+        self._owner.lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self._closing or self._broken:
+            return
+        if self._body is None:
+            self._take_head(data)
+        elif self._body.ended:
+            self._ahead += data
+            if len(self._ahead) > _MOST_AHEAD:
+                self.transport.pause_reading()
+        else:
+            self._take_body(self._body, data)
+
+    def answered(self, answer: HttpAnswer) -> None:
+        """Go on to the next request, or close."""
+        self._exchange = None
+        if self.closed or self._body is None:
+            return
+        if not answer.finished or answer.last or self._broken or self._owner.draining:
+            self.close()
+        elif self._body.ended:
+            self._next()
+        else:
+            self._body.discard()
+            self._linger = self.loop.call_later(_LINGER, self.close)
+
+    def close_idle(self) -> None:
+        """Close the connection if no exchange is under way."""
+        if self._exchange is None:
+            self.close()
+
+    def close_quiet(self) -> None:
+        """Close the connection if it has been without a request for too long."""
+        if self._exchange is not None or self._closing:
+            return
+        quiet = self.loop.time() - self._quiet_since
+        if not self._reader.begun:
+            if quiet >= _IDLE_TIME:
+                self.close()
+        elif quiet >= _HEAD_TIME:
+            self._refuse(408, f"the request's head did not come within {_HEAD_TIME:g} s")
+
+    def close(self) -> None:
+        """Close the connection once all is sent; gently, where the client may still be sending."""
+        if self._closing or self.closed:
+            return
+        self._closing = True
+        sending = self._broken or bool(self._ahead) or (self._body and not self._body.ended)
+        if not sending or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # With bytes unread, a plain close would be a reset, and the answer might be lost.
+        try:
+            self.transport.write_eof()
+            self.transport.resume_reading()
+        except OSError:
+            self.transport.abort()  # the client is gone
+            return
+        if self._body is not None:
+            self._body.discard()
+        self._linger = self.loop.call_later(_LINGER, self.transport.abort)
+
+    def _take_head(self, data: bytes) -> None:
+        if not self._reader.begun:
+            self._quiet_since = self.loop.time()
+        try:
+            found = self._reader.feed(data)
+            if found is None:
+                return
+            head = parse_request_head(found[0])
+        except MalformedError as error:
+            self._refuse(400, f"malformed HTTP request: {error}")
+            return
+        self._begin(head, found[1])
+
+    def _begin(self, head: RequestHead, data: bytes) -> None:
+        body = self._body = BodyStream(self.transport)
+        self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
+        request = HttpRequest(head, body, self)
+        answer = HttpAnswer(head, self, lambda: self._is_last(head, body))
+        self._exchange = self._owner.begin(self, request, answer)
+        self._take_body(body, data)
+
+    def _is_last(self, head: RequestHead, body: BodyStream) -> bool:
+        """Tell whether nothing can follow the answer that begins now."""
+        if not head.keep_alive or self._broken or self._owner.draining:
+            return True
+        # What comes next may be the body or, where the client waited to be told, a request.
+        return not body.ended and expects_continue(head)
+
+    def _take_body(self, body: BodyStream, data: bytes) -> None:
+        decoder = self._decoder
+        try:
+            piece = decoder.feed(data)
+        except MalformedError as error:
+            self._broken = True
+            body.fail(bad_request(f"the request's body is broken: {error}"))
+            return
+        if piece:
+            body.feed(piece)
+        if not decoder.ended:
+            return
+        body.end()
+        if decoder.rest_is_lost:
+            self._broken = True
+        else:
+            self._ahead = decoder.rest
+        if self._exchange is None:
+            self._next()
+
+    def _next(self) -> None:
+        """Wait for the next request, which may have come already."""
+        self._body = None
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._quiet_since = self.loop.time()
+        if self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            self.transport.resume_reading()
+            self._take_head(ahead)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, and close."""
+        self.transport.write(refusal(status, message))
+        self._broken = True
+        self.close()

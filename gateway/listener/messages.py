@@ -1,0 +1,175 @@
+"""A client's request and its answer, as an exchange sees them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+from multidict import CIMultiDict
+
+from gateway.errors import bad_request
+from gateway.exchange.base import ClientAnswer, ClientRequest
+from gateway.exchange.dispatch import error_body
+from gateway.http1.body import LAST_CHUNK, chunk
+from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.head import RequestHead, write_head
+
+_SERVER = "tensorgate"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ABSOLUTE_FORM = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+
+_JOINED = 64 * 1024
+"""Bytes of a body at most that are copied to go out with the head in one write."""
+
+
+class HttpRequest(ClientRequest):
+    """A request on a connection."""
+
+    def __init__(self, head: RequestHead, body: BodyStream, connection: Connection) -> None:
+        self.method = head.method
+        self.target = head.target
+        self.headers = head.headers
+        self.content_length = head.length
+        self._body = body
+        self._connection = connection
+        # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
+        self._owes_continue = expects_continue(head) and not head.http_1_0
+
+    async def read(self) -> bytes:
+        """Give the next piece of the body."""
+        if self._owes_continue:
+            self._owes_continue = False
+            if not self._body.ended:
+                self._connection.transport.write(_CONTINUE)
+        return await self._body.read()
+
+
+def expects_continue(head: RequestHead) -> bool:
+    """Tell whether the client wants to be told to send its body."""
+    return head.headers.get("Expect", "").lower() == "100-continue"
+
+
+def origin_form(target: str) -> str:
+    """Give a request target as path and query; RFC 9112, section 3.2.
+
+    Raises GatewayError (400) for a form that asks for no resource.
+    """
+    if target.startswith("/") and "#" not in target:
+        return target
+    if absolute := _ABSOLUTE_FORM.match(target):
+        target = target[absolute.end() :]
+        if not target.startswith("/"):
+            target = "/" + target
+    if not target.startswith("/") or "#" in target:
+        raise bad_request(f"the request target must be a path, got {target[:80]!r}")
+    return target
+
+
+class HttpAnswer(ClientAnswer):
+    """The answer to a request on a connection.
+
+    ``is_last`` is asked, when it starts, whether the connection ends with it; ``last`` tells.
+    """
+
+    def __init__(
+        self, head: RequestHead, connection: Connection, is_last: Callable[[], bool]
+    ) -> None:
+        self.status = 0
+        self.size = 0
+        self.last = False
+        self.finished = False
+        self._request = head
+        self._connection = connection
+        self._is_last = is_last
+        self._head = b""
+        self._chunked = False
+        self._bodiless = False
+
+    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
+        """Make the head; it goes out with the first of the body, or when nothing else is done."""
+        request = self._request
+        self.status = status
+        self.started = True
+        self._bodiless = request.method == "HEAD" or status in _WITHOUT_BODY
+        self.last = self.last or self._is_last()
+        lines = list(headers.items())
+        if "Content-Length" not in headers and not self._bodiless:
+            self._chunked = not request.http_1_0
+            self.last |= request.http_1_0  # nothing else tells where its body ends
+        if self._chunked:
+            lines.append(("Transfer-Encoding", "chunked"))
+        if self.last:
+            lines.append(("Connection", "close"))
+        elif request.http_1_0:
+            lines.append(("Connection", "keep-alive"))
+        self._head = _head(status, reason, headers, lines)
+        self._connection.loop.call_soon(self._flush)
+
+    async def write(self, data: bytes) -> None:
+        """Write a part of the body."""
+        if self._bodiless or not data:
+            return
+        self.size += len(data)
+        if self._chunked:
+            data = chunk(data)
+        if self._head:
+            if len(data) <= _JOINED:
+                data = self._head + data
+                self._head = b""
+            else:
+                self._flush()
+        self._connection.transport.write(data)
+        if self._connection.clogged:
+            await self._connection.drain()
+
+    async def finish(self) -> None:
+        """End the answer."""
+        self._flush()
+        if self._chunked:
+            self._connection.transport.write(LAST_CHUNK)
+        self.finished = True
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        self._head = b""
+        self._connection.reset()
+
+    def _flush(self) -> None:
+        if self._head:
+            self._connection.transport.write(self._head)
+            self._head = b""
+
+
+def refusal(status: int, message: str) -> bytes:
+    """Write the whole answer to what is no request, the connection's last."""
+    body = error_body(message)
+    headers = CIMultiDict({"Content-Type": "application/json", "Content-Length": str(len(body))})
+    return _head(status, "", headers, [*headers.items(), ("Connection", "close")]) + body
+
+
+def _head(
+    status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
+) -> bytes:
+    if "Server" not in headers:
+        lines.append(("Server", _SERVER))
+    if "Date" not in headers:
+        lines.append(("Date", _date(int(time.time()))))
+    return write_head(f"HTTP/1.1 {status} {reason or _phrase(status)}", lines)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Give the Date of RFC 9110, section 6.6.1."""
+    return formatdate(second, usegmt=True)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
