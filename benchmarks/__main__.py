@@ -9,8 +9,19 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from benchmarks import event_loop, memory, rate, report, speed
-from benchmarks.client import BenchmarkError
+from benchmarks import (
+    envoy,
+    event_loop,
+    fairness,
+    flat,
+    idle,
+    latency,
+    memory,
+    rate,
+    report,
+    speed,
+)
+from benchmarks.client import BenchmarkError, NotInstalledError
 from benchmarks.lab import Lab
 from tests.integration.triton.installation import TritonMissingError
 from tests.integration.triton.server import TritonError
@@ -27,6 +38,12 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "answer": memory.answer,
     "event-loop": event_loop.holds,
     "rate": rate.rate,
+    "envoy": envoy.small,
+    "binary": envoy.large,
+    "latency": latency.added,
+    "fairness": fairness.waiting,
+    "flat": flat.cost,
+    "idle": idle.connections,
 }
 
 
@@ -65,11 +82,18 @@ def _measure(names: list[str], quick: bool) -> list[report.Row]:
         for name in names:
             began = time.monotonic()
             print(f"measuring: {name} ...", end="", file=sys.stderr, flush=True)
-            rows += MEASUREMENTS[name](lab)
+            rows += _rows(name, lab)
             print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         machine = report.machine(lab.triton_version)
     print(report.markdown(rows, machine))
     return rows
+
+
+def _rows(name: str, lab: Lab) -> list[report.Row]:
+    try:
+        return MEASUREMENTS[name](lab)
+    except NotInstalledError as error:
+        return [report.Row(name, result=f"not measured: {error}")]
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:

@@ -22,6 +22,10 @@ class BenchmarkError(Exception):
     """What was to be measured did not work; the message says what happened."""
 
 
+class NotInstalledError(BenchmarkError):
+    """A program that a measurement needs is not there; the message says how to get it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """When the first byte of an answer's body was there, and when the last; in seconds."""
@@ -62,13 +66,14 @@ class Connection:
     """One HTTP/1.1 connection, kept alive; a context manager.
 
     A chunked answer is known to be over by its last bytes, which in JSON, unlike in binary data,
-    can be nothing else. Raises BenchmarkError for any answer but 200.
+    can be nothing else. Raises BenchmarkError for any answer but 200. ``scratch_bytes`` is how much
+    is received at a time, and has to hold an answer's head.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, scratch_bytes: int = SCRATCH_BYTES) -> None:
         self._socket = socket.create_connection((HOST, port), _PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch = memoryview(bytearray(scratch_bytes))
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +104,13 @@ class Connection:
         ended = time.perf_counter()
         return Timing(first_byte - began, ended - began - pause)
 
+    def drop(self, request: Request) -> None:
+        """Send a request and let the kernel drop the answer, which has to tell its length.
+
+        That is cheaper than to receive it: tcp(7), MSG_TRUNC.
+        """
+        self._exchange(request, lambda _piece: None, socket.MSG_TRUNC)
+
     def fetch(self, request: Request) -> Answer:
         """Send a request and keep the answer."""
         kept = bytearray()
@@ -107,11 +119,15 @@ class Connection:
         body = bytes(kept) if _field(head, "Content-Length") is not None else _unchunked(kept)
         return Answer(body, None if json_length is None else int(json_length))
 
-    def _exchange(self, request: Request, take: Callable[[memoryview], None]) -> bytes:
+    def _exchange(
+        self, request: Request, take: Callable[[memoryview], None], flags: int = 0
+    ) -> bytes:
         for piece in request.wire:
             self._socket.sendall(piece)
         head, rest = self._read_head()
         length = _field(head, "Content-Length")
+        if flags and length is None:
+            raise BenchmarkError("an answer of unknown length cannot be dropped unseen")
         progress = _Progress(None if length is None else int(length))
         while True:
             if rest:
@@ -119,7 +135,7 @@ class Connection:
                 take(rest)
             if progress.ended:
                 return head
-            rest = self._receive(0)
+            rest = self._receive(0, flags)
 
     def _read_head(self) -> tuple[bytes, memoryview]:
         end = 0
@@ -133,8 +149,8 @@ class Connection:
             raise BenchmarkError(f"{head.decode('latin-1')}\n{bytes(rest[:500])!r}")
         return head, rest
 
-    def _receive(self, at: int) -> memoryview:
-        size = self._socket.recv_into(self._scratch[at:])
+    def _receive(self, at: int, flags: int = 0) -> memoryview:
+        size = self._socket.recv_into(self._scratch[at:], 0, flags)
         if not size:
             raise BenchmarkError("the connection was closed before the end of the answer")
         return self._scratch[at : at + size]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.client import HOST, Connection
-from benchmarks.processes import Gateway, gateway_before, raw_server
+from benchmarks.processes import Gateway, gateway_before, server
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
@@ -30,7 +30,7 @@ class Lab:
     """
 
     def __init__(self, quick: bool) -> None:
-        self._quick = quick
+        self.quick = quick
         self._open = ExitStack()
         self.triton_version: str | None = None
 
@@ -47,7 +47,7 @@ class Lab:
 
     def rounds(self, usual: int) -> int:
         """Give the number of rounds to go."""
-        return max(3, usual // 5) if self._quick else usual
+        return max(3, usual // 5) if self.quick else usual
 
     @cached_property
     def triton_port(self) -> int:
@@ -74,7 +74,7 @@ class Lab:
     @cached_property
     def raw_port(self) -> int:
         """The port of the raw server."""
-        return self._open.enter_context(raw_server())
+        return self._open.enter_context(server("raw_server")).ports[0]
 
 
 def medians(rounds: int, jobs: Mapping[str, Job]) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""The processes that are measured, and what the kernel knows of their memory."""
+"""The processes that are measured, and those that they need."""
 
 from __future__ import annotations
 
-import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,16 +15,22 @@ from pathlib import Path
 
 import yaml
 
-import tests.integration.triton.server as triton_harness
+from benchmarks.children import Cores, end, start
 from benchmarks.client import HOST, BenchmarkError
 
 TENSORGATE = (str(Path(sys.executable).with_name("tensorgate")), "serve")
 """The command that users start."""
 
-_BOUND_CHILD = Path(triton_harness.__file__).with_name("bound_child.py")
 _LISTENING = re.compile(r"listening on http://[0-9.]+:([0-9]+)")
 _STARTS_WITHIN = 30.0
-_ENDS_WITHIN = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that listens."""
+
+    ports: tuple[int, ...]
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +41,21 @@ class Gateway:
     process: subprocess.Popen[bytes]
     log: Path
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self.process.pid
+
     def stop(self) -> str:
         """End it and give all that it has printed."""
-        _end(self.process)
+        end(self.process)
         return self.log.read_text()
 
 
-class PeakMemory:
-    """How much a process' memory grows from now on, at its peak: proc(5), VmHWM."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
-        (self._folder / "clear_refs").write_text("5")  # forget the peak so far
-        self._start = self._status("VmRSS")
-
-    def growth(self) -> int:
-        """Give the bytes."""
-        return self._status("VmHWM") - self._start
-
-    def _status(self, field: str) -> int:
-        text = (self._folder / "status").read_text()
-        found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024
-
-
 @contextmanager
-def gateway_before(server_port: int, command: Sequence[str] = TENSORGATE) -> Iterator[Gateway]:
+def gateway_before(
+    server_port: int, command: Sequence[str] = TENSORGATE, cores: Cores | None = None
+) -> Iterator[Gateway]:
     """Run a gateway in front of a server, with the limits on sizes out of the way.
 
     ``command`` takes the settings as ``--config FILE`` and logs where it listens.
@@ -78,30 +72,54 @@ def gateway_before(server_port: int, command: Sequence[str] = TENSORGATE) -> Ite
         config, log = Path(name, "gateway.yaml"), Path(name, "log")
         config.write_text(yaml.safe_dump(settings))
         with log.open("wb") as output:
-            process = _start([*command, "--config", str(config)], output.fileno())
+            process = start([*command, "--config", str(config)], output.fileno(), cores)
         try:
             yield Gateway(_listening_port(process, log), process, log)
         finally:
-            _end(process)
+            end(process)
 
 
 @contextmanager
-def raw_server() -> Iterator[int]:
-    """Run the raw server; give its port."""
-    process = _start([sys.executable, "-m", "benchmarks.raw_server"], subprocess.PIPE)
+def server(module: str, cores: Cores | None = None) -> Iterator[Server]:
+    """Run a server of this package, which prints its ports in a line."""
+    process = start([sys.executable, "-m", f"benchmarks.{module}"], subprocess.PIPE, cores)
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield Server(tuple(map(int, process.stdout.readline().split())), process.pid)
     finally:
-        _end(process)
+        end(process)
 
 
-def _start(command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-    """Start a process that ends at the latest when this one does."""
-    bound = [sys.executable, "-I", "-S", str(_BOUND_CHILD), str(os.getpid())]
-    return subprocess.Popen(
-        [*bound, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-    )
+@contextmanager
+def listening(
+    command: Sequence[str], port: int, log: Path, cores: Cores | None = None
+) -> Iterator[Server]:
+    """Run a program that listens where it was told to, from when it does; ``log`` gets its text."""
+    with log.open("wb") as output:
+        process = start(command, output.fileno(), cores)
+    try:
+        deadline = time.monotonic() + _STARTS_WITHIN
+        while not _accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchmarkError(f"{command[0]} did not start:\n{log.read_text()}")
+            time.sleep(0.02)
+        yield Server((port,), process.pid)
+    finally:
+        end(process)
+
+
+def free_port() -> int:
+    """Find a port on which nobody listens."""
+    with socket.create_server((HOST, 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 1.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def _listening_port(process: subprocess.Popen[bytes], log: Path) -> int:
@@ -111,14 +129,3 @@ def _listening_port(process: subprocess.Popen[bytes], log: Path) -> int:
             raise BenchmarkError(f"the gateway did not start:\n{log.read_text()}")
         time.sleep(0.02)
     return int(found[1])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_ENDS_WITHIN)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

@@ -9,6 +9,7 @@ Usage: python -m benchmarks.raw_server; it prints its port.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -53,7 +54,8 @@ class _Head:
 
 def _serve(connection: socket.socket) -> None:
     scratch = bytearray(SCRATCH_BYTES)
-    with connection:
+    # A client may leave at any time.
+    with connection, contextlib.suppress(ConnectionError):
         while (head := _read_head(connection)) is not None:
             if head.pausing:
                 time.sleep(PAUSE)

@@ -16,9 +16,13 @@ _NOTES = """\
 Times are medians, from the first byte sent to the last byte received; the client prints and
 parses nothing meanwhile. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most
 clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*: the same exchange
-in binary form, and the JSON parsed and printed in one go, with all of it at hand. Large bodies
-and the event loop are measured in front of a server that drops and sends bytes as fast as it
-can, all else in front of Triton. Memory growth is the gateway process' peak (VmHWM). The event
+in binary form, and the JSON parsed and printed in one go, with all of it at hand. Large bodies,
+the event loop, the p99 beside large requests, the time per number and idle connections are
+measured in front of a server that drops and sends bytes as fast as it can; what is compared with
+Envoy in JSON, and what a request takes longer than directly, in front of one whose small answer is
+at hand; all else in front of Triton. *One core*: the proxy has it to itself, server and client (wrk
+for JSON) share the others; the gateway converts JSON to binary and back, the others pass it on.
+Memory growth is the gateway process' peak (VmHWM). The event
 loop is held for the CPU time of one of its turns, or the time on the clock if it blocks."""
 
 

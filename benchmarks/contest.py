@@ -1,0 +1,94 @@
+"""The gateway and other proxies under the same load, one after the other on the same core."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from benchmarks.cores import Division
+from benchmarks.load import Loader
+from benchmarks.usage import busy_time, cpu_time
+from benchmarks.wire import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A proxy, or the server alone; ``server_pid`` is the one behind the proxy."""
+
+    port: int
+    pid: int
+    server_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What each contender has to do, and where: ``cores`` are those that all were started on."""
+
+    request: Request
+    connections: int
+    seconds: int
+    rounds: int
+    cores: Division
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Answers in a second, and CPU time of processes and cores as shares of the time taken."""
+
+    rate: float
+    own: float
+    server: float
+    client: float
+    core: float
+    other_cores: float
+
+    @property
+    def shares(self) -> str:
+        """Write the shares for the table."""
+        return (
+            f"its core {self.core:.0%}, by it {self.own:.0%}; the others "
+            f"{self.other_cores:.0%}, by server {self.server:.0%}, client {self.client:.0%}"
+        )
+
+
+def contest(
+    contenders: Mapping[str, Contender], course: Course, load: Loader
+) -> dict[str, Standing]:
+    """Give the medians of some rounds.
+
+    All run in each round, every second one backwards, and once before for a second unnoted.
+    """
+    runs: dict[str, list[Standing]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        load(contender.port, course.request, course.connections, 1)
+    for number in range(course.rounds):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            runs[name].append(_run(contenders[name], course, load))
+    return {name: _median(all_runs) for name, all_runs in runs.items()}
+
+
+def _run(contender: Contender, course: Course, load: Loader) -> Standing:
+    began, before = time.perf_counter(), _used(contender, course.cores)
+    result = load(contender.port, course.request, course.connections, course.seconds)
+    used, took = _used(contender, course.cores), time.perf_counter() - began
+    own, server, core, others = (
+        (now - then) / took for now, then in zip(used, before, strict=True)
+    )
+    return Standing(result.rate, own, server, result.client_share, core, others)
+
+
+def _used(contender: Contender, cores: Division) -> tuple[float, float, float, float]:
+    return (
+        cpu_time(contender.pid),
+        cpu_time(contender.server_pid),
+        busy_time(cores.measured),
+        busy_time(cores.others),
+    )
+
+
+def _median(runs: Sequence[Standing]) -> Standing:
+    fields = ("rate", "own", "server", "client", "core", "other_cores")
+    return Standing(*(statistics.median(map(attrgetter(field), runs)) for field in fields))

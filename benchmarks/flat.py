@@ -1,0 +1,66 @@
+"""What a number costs, in small JSON requests and in large ones."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from benchmarks.client import Connection
+from benchmarks.lab import Lab
+from benchmarks.processes import gateway_before
+from benchmarks.raw_server import model_answering
+from benchmarks.report import Row, below
+from benchmarks.wire import Request, json_of_shortest, normal
+
+_MOST_UNEVEN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A number of FP32 values, and how often it is asked for in each round."""
+
+    name: str
+    count: int
+    times: int
+
+
+_ONE = _Size("1", 1, 100)
+_SIZES = (
+    _Size("1 k", 1_000, 100),
+    _Size("10 k", 10_000, 40),
+    _Size("100 k", 100_000, 6),
+    _Size("1 M", 1_000_000, 2),
+    _Size("10 M", 10_000_000, 1),
+)
+
+
+def cost(lab: Lab) -> list[Row]:
+    """Measure the time per number, less what a request of one number takes."""
+    requests = {size.name: _to_and_fro(size.count) for size in (_ONE, *_SIZES)}
+    times: dict[str, list[float]] = {name: [] for name in requests}
+    with gateway_before(lab.raw_port) as gateway, Connection(gateway.port) as through:
+        for size in (_ONE, *_SIZES):
+            through.time(requests[size.name])
+        for _ in range(lab.rounds(5)):
+            for size in (_ONE, *_SIZES):
+                request = requests[size.name]
+                times[size.name] += [through.time(request).total for _ in range(size.times)]
+    took = {name: statistics.median(each) for name, each in times.items()}
+    per_number = {
+        size.name: (took[size.name] - took[_ONE.name]) / (size.count - 1) for size in _SIZES
+    }
+    ratio = max(per_number.values()) / min(per_number.values())
+    return [
+        Row(
+            f"JSON → JSON, per number, in requests of {', '.join(per_number)} FP32",
+            "",
+            f"{', '.join(f'{each * 1e9:.0f}' for each in per_number.values())} ns",
+            f"{ratio:.2f} × from least to most, {took[_ONE.name] * 1e3:.2f} ms per request aside",
+            below(ratio, _MOST_UNEVEN, f"{_MOST_UNEVEN} ×"),
+        )
+    ]
+
+
+def _to_and_fro(count: int) -> Request:
+    values = normal(count)
+    return json_of_shortest(model_answering(values.nbytes), values)
