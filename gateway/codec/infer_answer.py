@@ -111,7 +111,7 @@ class JsonAnswer:
 
     def _begin(self) -> bytes:
         wants_json = [output.binary_size is not None for output in self._reader.outputs]
-        self._skeleton = _skeleton(self._reader.fields or {}, wants_json)
+        self._skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
         return self._skeleton.pop(0)
 
     def _write(self, piece: TensorPiece) -> bytes:
@@ -159,7 +159,7 @@ class MixedAnswer:
         """Give the header and the binary tensors behind it."""
         self._reader.finish()
         wants_json = [i in self._texts for i in range(len(self._reader.outputs))]
-        skeleton = _skeleton(self._reader.fields or {}, wants_json)
+        skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
         header = [skeleton[0]]
         for index, text in zip(sorted(self._texts), skeleton[1:], strict=True):
             header += [*self._texts[index], text]
@@ -200,7 +200,7 @@ def check_count(output: OutputTensor, converter: TensorToJson) -> None:
         )
 
 
-def _skeleton(fields: Fields, wants_json: list[bool]) -> list[bytes]:
+def answer_skeleton(fields: Fields, wants_json: list[bool]) -> list[bytes]:
     """Give the JSON around the data of the outputs that become JSON, cut where each data goes."""
     pieces = [b"{"]
     for number, (key, value) in enumerate(fields.items()):

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 from gateway.errors import ErrorKind, GatewayError
 
-_SLACK = 0.05
-"""Part of the idle time by which a turn may last longer, so that few turns move the timer."""
-
 
 class Deadline:
-    """Knows whose turn it is; each turn may take ``idle_time`` seconds."""
+    """Gives what runs in its context ``total_time`` seconds, and each turn ``idle_time``.
 
-    def __init__(self, idle: asyncio.Timeout, idle_time: float) -> None:
-        self._idle = idle
+    Knows whose turn it is. Raises GatewayError where the time runs out: 408 if it was the client's
+    turn, 504 if a server's.
+    """
+
+    def __init__(self, idle_time: float, total_time: float) -> None:
         self._idle_time = idle_time
+        self._total_time = total_time
         self._loop = asyncio.get_running_loop()
-        self._move_after = 0.0
         self._server: str | None = None
+        self._missed = ""
+
+    def __enter__(self) -> Self:
+        """Start the clock for the current task."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelled_before = task.cancelling()
+        self._moved = self._loop.time()
+        self._end = self._moved + self._total_time
+        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._end), self._look)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the clock."""
+        self._timer.cancel()
+        if not self._missed:
+            return
+        left = self._task.uncancel() > self._cancelled_before
+        if not left and isinstance(error, asyncio.CancelledError):
+            raise self.error(self._missed) from None
 
     def wait_for_client(self) -> None:
         """Note that something moved, and that it is the client's turn."""
-        self._wait_for(None)
+        self._server = None
+        self._moved = self._loop.time()
 
     def wait_for_server(self, url: str) -> None:
         """Note that something moved, and that it is the turn of the server at ``url``."""
-        self._wait_for(url)
+        self._server = url
+        self._moved = self._loop.time()
 
     def error(self, what: str) -> GatewayError:
         """Make the error that tells whom the exchange was waiting for."""
@@ -36,27 +64,15 @@ class Deadline:
             return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {what}")
         return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {self._server}: {what}")
 
-    def _wait_for(self, server: str | None) -> None:
-        self._server = server
+    def _look(self) -> None:
+        """End the exchange if its time is over, or look again when it may be."""
         now = self._loop.time()
-        if now >= self._move_after and not self._idle.expired():
-            self._move_after = now + self._idle_time * _SLACK
-            self._idle.reschedule(self._move_after + self._idle_time)
-
-
-@asynccontextmanager
-async def deadline(idle_time: float, total_time: float) -> AsyncIterator[Deadline]:
-    """Give what follows ``total_time`` seconds, and each turn in it ``idle_time``.
-
-    Raises GatewayError where one runs out: 408 if it was the client's turn, 504 if a server's.
-    """
-    try:
-        async with asyncio.timeout(total_time) as total, asyncio.timeout(idle_time) as idle:
-            turns = Deadline(idle, idle_time)
-            yield turns
-    except TimeoutError:
-        if idle.expired():
-            raise turns.error(f"nothing moved for {idle_time:g} s (limits.idle_time)") from None
-        if total.expired():
-            raise turns.error(f"not done in {total_time:g} s (limits.total_time)") from None
-        raise
+        if now >= self._end:
+            self._missed = f"not done in {self._total_time:g} s (limits.total_time)"
+        elif now >= self._moved + self._idle_time:
+            self._missed = f"nothing moved for {self._idle_time:g} s (limits.idle_time)"
+        else:
+            again = min(self._moved + self._idle_time, self._end)
+            self._timer = self._loop.call_at(again, self._look)
+            return
+        self._task.cancel()

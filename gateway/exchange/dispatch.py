@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
-from gateway.exchange.deadline import Deadline, deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.infer import infer
 from gateway.exchange.server_metadata import server_metadata
@@ -28,7 +28,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -
     asked = parse_endpoint(request.method, request.target)
     limits = route.limits
     try:
-        async with deadline(limits.idle_time, limits.total_time) as turns:
+        with Deadline(limits.idle_time, limits.total_time) as turns:
             try:
                 await _dispatch(request, answer, asked, route, turns)
             except ServerRefusalError as refusal:

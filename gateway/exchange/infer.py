@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
+from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
@@ -84,6 +85,10 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
         raise bad_request("the request has no body")
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
+    if length is None and body.size is not None and body.size <= LARGEST:
+        small = convert_small_request(await body.whole(), route.limits.json_depth)
+        if small is not None and body.size <= route.limits.header_bytes:
+            return _Converted((small.body,), len(small.body), small.header_size, small.answer)
     request = await _read_json(body, length, route)
     surplus = 0 if length is None or body.size is None else body.size - length
     if body.size is not None and length is not None and surplus != request.expected_size:

@@ -8,6 +8,7 @@ from functools import partial
 from multidict import CIMultiDict
 
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
+from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
@@ -75,8 +76,11 @@ async def _relay_as_json(
     headers = with_body(response.headers, {"Content-Type": "application/json"})
     size = response.content_length
     if size is not None and size <= CHUNK:
-        text = codec.feed(await _whole(chunks))
-        codec.finish()
+        body = await _whole(chunks)
+        text = convert_small_answer(body, header_size)
+        if text is None:
+            text = codec.feed(body)
+            codec.finish()
         await send_whole(answer, headers, [text], deadline)
         return
     async for chunk in chunks:

@@ -39,6 +39,14 @@ class ClientBody:
         self._position += len(piece)
         return piece
 
+    async def whole(self) -> bytes:
+        """Give the whole of a body that has a size; it can be read again."""
+        if len(self._chunk) != self.size:
+            pieces = [piece async for piece in self.rest()]
+            self._chunk = b"".join(pieces)
+        self._position = 0
+        return self._chunk
+
     async def read_exactly(self, size: int) -> AsyncIterator[bytes]:
         """Yield pieces that make up ``size`` bytes; raises GatewayError (400) if the body ends."""
         while size:

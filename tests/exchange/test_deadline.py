@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.deadline import Deadline, deadline
+from gateway.exchange.deadline import Deadline
 
 SHORT = 0.02
 LONG = 60.0
@@ -12,7 +12,7 @@ URL = "http://server:8000"
 
 
 async def test_what_is_done_in_time_passes() -> None:
-    async with deadline(LONG, LONG) as turns:
+    with Deadline(LONG, LONG) as turns:
         turns.wait_for_client()
         turns.wait_for_server(URL)
         await asyncio.sleep(0)
@@ -26,9 +26,8 @@ async def test_what_is_done_in_time_passes() -> None:
 async def test_it_is_the_clients_turn_first(
     idle_time: float, total_time: float, limit: str
 ) -> None:
-    with pytest.raises(GatewayError) as caught:
-        async with deadline(idle_time, total_time):
-            await asyncio.sleep(LONG)
+    with pytest.raises(GatewayError) as caught, Deadline(idle_time, total_time):
+        await asyncio.sleep(LONG)
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
     assert caught.value.message.startswith("waiting for the client: ")
     assert f"{SHORT:g} s ({limit})" in caught.value.message
@@ -40,7 +39,7 @@ async def _waiting(
     """Note whose turn it is, and wait; give the error that ends that."""
 
     async def run() -> None:
-        async with deadline(idle_time, total_time) as turns:
+        with Deadline(idle_time, total_time) as turns:
             note(turns)
             await asyncio.sleep(LONG)
 
@@ -66,7 +65,7 @@ async def test_the_client_again() -> None:
 
 
 async def test_each_turn_starts_anew() -> None:
-    async with deadline(0.1, LONG) as turns:
+    with Deadline(0.1, LONG) as turns:
         for _ in range(6):
             await asyncio.sleep(0.03)
             turns.wait_for_client()
@@ -82,7 +81,7 @@ async def test_a_turn_may_be_noted_by_another_task() -> None:
 
 async def test_turns_noted_too_late_change_nothing() -> None:
     async def run() -> None:
-        async with deadline(SHORT, LONG) as turns:
+        with Deadline(SHORT, LONG) as turns:
             try:
                 await asyncio.sleep(LONG)
             finally:
@@ -94,7 +93,7 @@ async def test_turns_noted_too_late_change_nothing() -> None:
 
 async def test_leaving_is_not_a_timeout() -> None:
     async def run() -> None:
-        async with deadline(LONG, LONG):
+        with Deadline(LONG, LONG):
             await asyncio.sleep(LONG)
 
     task = asyncio.create_task(run())
@@ -105,12 +104,10 @@ async def test_leaving_is_not_a_timeout() -> None:
 
 
 async def test_a_timeout_of_what_is_inside_is_its_own() -> None:
-    with pytest.raises(TimeoutError):
-        async with deadline(LONG, LONG):
-            raise TimeoutError
+    with pytest.raises(TimeoutError), Deadline(LONG, LONG):
+        raise TimeoutError
 
 
 async def test_other_errors_pass() -> None:
-    with pytest.raises(KeyError):
-        async with deadline(LONG, LONG):
-            raise KeyError
+    with pytest.raises(KeyError), Deadline(LONG, LONG):
+        raise KeyError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.errors import GatewayError, bad_answer
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from tests.servers.doubles import (
     Log,
@@ -36,7 +36,7 @@ class _Scene:
         self.route = route_to(self.endpoint)
 
     async def run(self, target: str | None = None) -> None:
-        async with deadline(9, 9) as turns:
+        with Deadline(9, 9) as turns:
             await forward(self.request, self.answer, self.route, turns, target)
 
     @property

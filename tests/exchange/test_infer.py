@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 from gateway.exchange.base import Route
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.infer import infer
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -60,7 +60,7 @@ class _Scene:
     async def run(self) -> ScriptedAnswer:
         asked = parse_endpoint("POST", self.request.target)
         try:
-            async with deadline(9, 9) as turns:
+            with Deadline(9, 9) as turns:
                 await infer(self.request, self.answer, asked, self.route, turns)
         finally:
             assert sum(self.route.upstream.pool._outstanding) == 0
@@ -176,7 +176,7 @@ async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
         log = Log()
         answer = ScriptedAnswer(log)
         request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(8)])
-        async with deadline(9, 9) as turns:
+        with Deadline(9, 9) as turns:
             await infer(request, answer, parse_endpoint("POST", INFER), route, turns)
         assert answer.status == status
     assert len(endpoint.requests) == 7

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.infer_answer import relay_answer
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
@@ -47,7 +47,7 @@ class _Relay:
 
     async def run(self, response: ScriptedResponse, form: AnswerForm) -> ScriptedAnswer:
         there: UpstreamResponse = response.within(self.log)
-        async with deadline(9, 9) as turns:
+        with Deadline(9, 9) as turns:
             await relay_answer(there, self.answer, form, self.route, URL, turns)
         return self.answer
 

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
 from tests.servers.doubles import URL, Log, ScriptedAnswer, ScriptedRequest, ScriptedResponse, Step
 
@@ -17,7 +17,7 @@ async def _all(body: ClientBody) -> list[bytes]:
 
 
 async def test_pieces_come_as_they_arrive() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", b"two"), 100, turns)
         assert body.size == 6
         assert await _all(body) == [b"one", b"two"]
@@ -26,20 +26,20 @@ async def test_pieces_come_as_they_arrive() -> None:
 
 
 async def test_pieces_of_the_readers_size() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
         assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
 
 
 async def test_by_default_a_chunk_at_most() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(bytes(CHUNK + 1)), 2 * CHUNK, turns)
         assert len(await body.read()) == CHUNK
         assert len(await body.read()) == 1
 
 
 async def test_exactly_so_many_bytes() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
         assert b"".join([piece async for piece in body.read_exactly(0)]) == b""
         assert b"".join([piece async for piece in body.read_exactly(7)]) == b"onetwot"
@@ -47,7 +47,7 @@ async def test_exactly_so_many_bytes() -> None:
 
 
 async def test_fewer_bytes_than_wanted() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", headers=CHUNKED), 100, turns)
         with pytest.raises(GatewayError, match="ends 2 bytes before") as caught:
             assert [piece async for piece in body.read_exactly(5)] == []
@@ -56,7 +56,7 @@ async def test_fewer_bytes_than_wanted() -> None:
 
 async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
     log = Log()
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
         with pytest.raises(GatewayError, match=r"larger than 100 bytes") as caught:
             ClientBody(request, 100, turns)
@@ -65,7 +65,7 @@ async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
 
 
 async def test_bytes_over_the_cap_are_refused_as_they_come() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, turns)
         assert body.size is None
         assert len(await body.read()) + len(await body.read()) == 100
@@ -75,7 +75,7 @@ async def test_bytes_over_the_cap_are_refused_as_they_come() -> None:
 
 
 async def test_a_broken_body_says_so() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, turns)
         assert await body.read() == b"one"
         with pytest.raises(GatewayError, match="broken"):
@@ -83,21 +83,21 @@ async def test_a_broken_body_says_so() -> None:
 
 
 async def test_reading_is_the_clients_turn() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         turns.wait_for_server(URL)
         await ClientBody(_request(b"x"), 100, turns).read()
         assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_the_answers_chunks_are_the_servers_turn() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         chunks = response_chunks(ScriptedResponse(body=[b"one", b"two"]), URL, turns)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
         assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_writing_is_the_clients_turn() -> None:
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         turns.wait_for_server(URL)
         answer = ScriptedAnswer(Log())
         await answer.start(200, "OK", answer.headers)

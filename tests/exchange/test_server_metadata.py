@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.server_metadata import server_metadata
 from tests.servers.doubles import (
     Log,
@@ -24,7 +24,7 @@ async def _answer(*body: bytes, status: int = 200) -> tuple[ScriptedAnswer, Scri
     request = ScriptedRequest(log, "GET", "/v2?q", asked)
     answer = ScriptedAnswer(log)
     route = route_to(endpoint)
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         await server_metadata(request, answer, route, turns)
     assert log[-2:] == ["client has got all", "server is let go"]
     assert answer.status == status

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from gateway.exchange.deadline import deadline
+from gateway.exchange.deadline import Deadline
 from gateway.exchange.trace import trace_setting
 from gateway.protocol.endpoints import parse_endpoint
 from tests.servers.doubles import (
@@ -21,7 +21,7 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
     endpoint = ScriptedEndpoint(log, ScriptedResponse(200, {}, [b"{}"]))
     request = ScriptedRequest(log, method, target, body=[body] if body else [])
     answer = ScriptedAnswer(log)
-    async with deadline(9, 9) as turns:
+    with Deadline(9, 9) as turns:
         asked = parse_endpoint(method, target)
         await trace_setting(request, answer, asked, route_to(endpoint), turns)
     assert (answer.status, answer.body) == (200, b"{}")
