@@ -48,6 +48,13 @@ class ClientAnswer(ABC):
     async def finish(self) -> None:
         """End the answer."""
 
+    async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
+        """Give a whole answer, of which the body is at hand."""
+        headers["Content-Length"] = str(len(body))
+        await self.start(status, reason, headers)
+        await self.write(body)
+        await self.finish()
+
     @abstractmethod
     def abort(self) -> None:
         """Drop the connection, so that the client sees that the answer is not whole."""

@@ -34,7 +34,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -
             except ServerRefusalError as refusal:
                 turns.wait_for_client()
                 headers = CIMultiDict({"Content-Type": refusal.content_type})
-                await _answer(answer, refusal.status, headers, refusal.body)
+                await answer.send(refusal.status, "", headers, refusal.body)
     except GatewayError as error:
         if answer.started:
             _log.warning("answer aborted: %s", error.message)
@@ -64,19 +64,10 @@ async def _dispatch(
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
     headers = CIMultiDict({"Content-Type": "application/json"})
-    await _answer(answer, error.kind.value.status, headers, error_body(error.message))
+    await answer.send(error.kind.value.status, "", headers, error_body(error.message))
 
 
 def error_body(message: str) -> bytes:
     """Write an error in the protocol's form."""
     # What a message quotes of an HTTP header need not have been UTF-8.
     return orjson.dumps({"error": message.encode(errors="replace").decode()})
-
-
-async def _answer(
-    answer: ClientAnswer, status: int, headers: CIMultiDict[str], body: bytes
-) -> None:
-    headers["Content-Length"] = str(len(body))
-    await answer.start(status, "", headers)
-    await answer.write(body)
-    await answer.finish()

@@ -12,28 +12,27 @@ from gateway.errors import bad_request
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 # RFC 9110, section 7.6.1, and what older proxies speak; Expect is answered by the listener.
-_HOP_BY_HOP = (
-    "Connection",
-    "Expect",
-    "Keep-Alive",
-    "Proxy-Authenticate",
-    "Proxy-Authorization",
-    "Proxy-Connection",
-    "TE",
-    "Trailer",
-    "Transfer-Encoding",
-    "Upgrade",
+_HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
 )
+_OF_THE_BODY = frozenset(("content-length", HEADER_LENGTH.lower()))
 _DIGITS = re.compile(r"[0-9]+")
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """Copy the headers that are meant for the other end."""
-    passed = CIMultiDict(headers)
-    named = ",".join(headers.getall("Connection", ())).split(",")
-    for name in (*_HOP_BY_HOP, *(name.strip() for name in named)):
-        passed.popall(name, None)
-    return passed
+    return _without(headers, _HOP_BY_HOP)
 
 
 def with_body(
@@ -43,12 +42,18 @@ def with_body(
 
     What is said of the old body gives way to ``changed``, in which None leaves a header out.
     """
-    passed = end_to_end(headers)
-    for name, value in {"Content-Length": None, HEADER_LENGTH: None, **changed}.items():
-        passed.popall(name, None)
-        if value is not None:
-            passed[name] = value
+    passed = _without(headers, _HOP_BY_HOP | _OF_THE_BODY | {name.lower() for name in changed})
+    passed.extend((name, value) for name, value in changed.items() if value is not None)
     return passed
+
+
+def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    if "Connection" in headers:
+        named = ",".join(headers.getall("Connection")).lower().split(",")
+        dropped |= {name.strip() for name in named}
+    return CIMultiDict(
+        [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+    )
 
 
 def header_length(headers: CIMultiDictProxy[str]) -> int | None:

@@ -14,7 +14,7 @@ from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
-from gateway.exchange.pump import CHUNK, breathe, response_chunks, write
+from gateway.exchange.pump import CHUNK, breathe, response_chunks, whole_response, write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
 
@@ -31,16 +31,17 @@ async def relay_answer(
     if response.status != 200 or form.all_binary:
         await forward_answer(response, answer, url, deadline)
         return
-    chunks = response_chunks(response, url, deadline)
     try:
         header_size = _header_size(response, route)
         if header_size is None:
+            chunks = response_chunks(response, url, deadline)
             change = partial(_with_empty_data, form=form, route=route)
             cap = route.limits.header_bytes
             await relay_document(response, chunks, answer, change, cap, deadline)
         elif form.all_json:
-            await _relay_as_json(response, chunks, header_size, answer, route, deadline)
+            await _relay_as_json(response, header_size, answer, route, url, deadline)
         else:
+            chunks = response_chunks(response, url, deadline)
             await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
     except GatewayError as error:
         if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
@@ -66,24 +67,22 @@ def _header_size(response: UpstreamResponse, route: Route) -> int | None:
 
 async def _relay_as_json(
     response: UpstreamResponse,
-    chunks: AsyncIterator[bytes],
     header_size: int,
     answer: ClientAnswer,
     route: Route,
+    url: str,
     deadline: Deadline,
 ) -> None:
-    codec = JsonAnswer(header_size, route.policies)
     headers = with_body(response.headers, {"Content-Type": "application/json"})
     size = response.content_length
     if size is not None and size <= CHUNK:
-        body = await _whole(chunks)
-        text = convert_small_answer(body, header_size)
-        if text is None:
-            text = codec.feed(body)
-            codec.finish()
-        await send_whole(answer, headers, [text], deadline)
+        body = await whole_response(response, url, deadline)
+        text = _small_as_json(body, header_size, route)
+        deadline.wait_for_client()
+        await answer.send(200, "OK", headers, text)
         return
-    async for chunk in chunks:
+    codec = JsonAnswer(header_size, route.policies)
+    async for chunk in response_chunks(response, url, deadline):
         for start in range(0, len(chunk), CHUNK):
             text = codec.feed(chunk[start : start + CHUNK])
             if not text:
@@ -94,6 +93,15 @@ async def _relay_as_json(
             await breathe()
     codec.finish()
     await answer.finish()
+
+
+def _small_as_json(body: bytes, header_size: int, route: Route) -> bytes:
+    text = convert_small_answer(body, header_size)
+    if text is None:
+        codec = JsonAnswer(header_size, route.policies)
+        text = codec.feed(body)
+        codec.finish()
+    return text
 
 
 async def _relay_mixed(
@@ -114,7 +122,7 @@ async def _relay_mixed(
     changed = {"Content-Type": "application/json"}
     if any(tensors):
         changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    await send_whole(answer, with_body(response.headers, changed), [header, *tensors], deadline)
+    await _send_parts(answer, with_body(response.headers, changed), [header, *tensors], deadline)
 
 
 async def relay_document(
@@ -135,7 +143,8 @@ async def relay_document(
             break
     else:
         document = change(b"".join(held))
-        await send_whole(answer, with_body(response.headers, {}), [document], deadline)
+        deadline.wait_for_client()
+        await answer.send(200, "OK", with_body(response.headers, {}), document)
         return
     await answer.start(response.status, response.reason, end_to_end(response.headers))
     for chunk in held:
@@ -165,11 +174,7 @@ def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
         return document  # not what we know: the client shall see what the server said
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
-
-
-async def send_whole(
+async def _send_parts(
     answer: ClientAnswer, headers: CIMultiDict[str], chunks: list[bytes], deadline: Deadline
 ) -> None:
     """Answer 200 with a body that is at hand."""

@@ -41,10 +41,13 @@ class ClientBody:
 
     async def whole(self) -> bytes:
         """Give the whole of a body that has a size; it can be read again."""
+        await self._next_chunk()
         if len(self._chunk) != self.size:
-            pieces = [piece async for piece in self.rest()]
+            pieces = [self._chunk]
+            while self._chunk:
+                await self._next_chunk()
+                pieces.append(self._chunk)
             self._chunk = b"".join(pieces)
-        self._position = 0
         return self._chunk
 
     async def read_exactly(self, size: int) -> AsyncIterator[bytes]:
@@ -74,6 +77,19 @@ class ClientBody:
                 ErrorKind.TOO_LARGE,
                 f"the request is larger than {self._size_cap} bytes (limits.request_bytes)",
             )
+
+
+async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
+    """Give the whole body of a server's answer."""
+    deadline.wait_for_server(url)
+    body = await response.read()
+    if len(body) == response.content_length:
+        return body
+    pieces = [body]
+    while pieces[-1]:
+        deadline.wait_for_server(url)
+        pieces.append(await response.read())
+    return b"".join(pieces)
 
 
 async def breathe() -> None:

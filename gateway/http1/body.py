@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from httptools import HttpParserError, HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.http1.head import MalformedError
 
-_LARGEST_GAP = 64 * 1024
-"""Bytes between two chunks, or after the last one, at most: extensions and trailers."""
+_FREE_OVERHEAD = 64 * 1024
+"""Bytes of sizes, extensions and trailers that a chunked body may have in any case."""
+_OVERHEAD = 16
+"""Bytes of them that it may have for each byte of its own."""
 
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -62,7 +64,7 @@ class ChunkedDecoder(BodyDecoder):
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._gap = 0
+        self._overhead_left = _FREE_OVERHEAD
         # The parser takes chunks only behind a head that announces them.
         self._parser = HttpRequestParser(self)
         self._parser.feed_data(_CHUNKED_REQUEST)
@@ -71,19 +73,16 @@ class ChunkedDecoder(BodyDecoder):
         """Give the body's bytes in the data; raises MalformedError."""
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
             if not self.ended:
                 raise MalformedError(str(error)) from None
             self.rest_is_lost = True
-        if self._pieces:
-            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces = []
-            self._gap = 0
-            return body
-        self._gap += len(data)
-        if self._gap > _LARGEST_GAP:
-            raise MalformedError(f"more than {_LARGEST_GAP} bytes between chunks")
-        return b""
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces = []
+        self._overhead_left -= len(data) - (1 + _OVERHEAD) * len(body)
+        if self._overhead_left < 0 and not self.ended:
+            raise MalformedError("more bytes around the chunks than in them")
+        return body
 
     def on_message_begin(self) -> None:
         """Note that another message follows."""

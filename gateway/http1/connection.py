@@ -32,7 +32,7 @@ class BodyStream:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
-        if self._discarding:
+        if self._discarding or not data:
             return
         self._pieces.append(data)
         self._size += len(data)
@@ -42,9 +42,10 @@ class BodyStream:
         self._wake()
 
     def end(self) -> None:
-        """Note that all of it has come."""
-        self.ended = True
-        self._wake()
+        """Note that all of it has come, unless it broke off before."""
+        if self._error is None:
+            self.ended = True
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, once it has read what came before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from httptools import (
     HttpParserError,
@@ -24,6 +25,12 @@ MAX_HEAD = 64 * 1024
 
 _MAX_FIELDS = 128
 """Lines of headers at most."""
+
+_SMALL, _REMEMBERED = 2048, 512
+"""Bytes of a head, and how many of those: most look like one before, and need no second look."""
+
+_LONGEST_LENGTH = 20
+"""Digits of a Content-Length at most."""
 
 _END = b"\r\n\r\n"
 _NO_BODY = (204, 304)
@@ -112,7 +119,7 @@ class HeadReader:
             self._early = self._parser(object())
         try:
             self._early.feed_data(data)
-        except HttpParserError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
             raise _malformed(error) from None
 
 
@@ -133,7 +140,7 @@ class _Fields:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # As Latin-1, every byte goes out again as it came in.
-        self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+        self.headers.add(name.decode("latin-1"), value.rstrip(b" \t").decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         self.complete = True
@@ -144,6 +151,11 @@ def parse_request_head(head: bytes) -> RequestHead:
 
     Raises MalformedError.
     """
+    return _request_head(head) if len(head) <= _SMALL else _request_head.__wrapped__(head)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _request_head(head: bytes) -> RequestHead:
     fields = _Fields()
     parser = HttpRequestParser(fields)
     version = _parse(parser, fields, head)
@@ -158,7 +170,7 @@ def parse_request_head(head: bytes) -> RequestHead:
         target=fields.target.decode("latin-1"),
         http_1_0=version == "1.0",
         headers=CIMultiDictProxy(headers),
-        length=None if chunked else int(headers.get("Content-Length", "0")),
+        length=None if chunked else _length(headers.get("Content-Length", "0")),
         keep_alive=_keep_alive(version, headers),
     )
 
@@ -168,6 +180,13 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
 
     Raises MalformedError.
     """
+    if len(head) <= _SMALL:
+        return _response_head(head, method)
+    return _response_head.__wrapped__(head, method)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _response_head(head: bytes, method: str) -> ResponseHead:
     fields = _Fields()
     parser = HttpResponseParser(fields)
     version = _parse(parser, fields, head)
@@ -175,6 +194,8 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
     if _CONTROL.search(fields.reason):
         raise MalformedError("control characters in the reason phrase")
     status = parser.get_status_code()
+    if status < 100:
+        raise MalformedError(f"status {status}")
     chunked = _chunked(headers)
     length = headers.get("Content-Length")
     if method == "HEAD" or status in _NO_BODY or status < 200:
@@ -183,9 +204,10 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
         status=status,
         reason=fields.reason.decode("latin-1"),
         headers=CIMultiDictProxy(headers),
-        length=None if length is None else int(length),
+        length=None if length is None else _length(length),
         chunked=chunked,
-        keep_alive=_keep_alive(version, headers),
+        # RFC 9112, section 6.1: who says 1.0 may not know where a chunked body ends.
+        keep_alive=_keep_alive(version, headers) and not (chunked and version == "1.0"),
     )
 
 
@@ -197,12 +219,13 @@ def write_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
 
 def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _Fields, head: bytes) -> str:
     """Collect the fields of a head; give its version."""
+    if b"HTTP/" not in head.partition(b"\r\n")[0]:
+        raise MalformedError("this is not HTTP")  # but RTSP, say, which the parser knows too
     try:
         parser.feed_data(head)
-    except HttpParserUpgrade:
-        pass  # RFC 9110, section 7.8: the other protocol may be ignored
-    except HttpParserError as error:
-        if not fields.complete:  # a CONNECT or an upgrade else
+    except (HttpParserError, HttpParserUpgrade) as error:
+        # RFC 9110, section 7.8: a wish for another protocol may be ignored.
+        if not fields.complete:
             raise _malformed(error) from None
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
@@ -212,10 +235,16 @@ def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _Fields, head
     return version
 
 
-def _malformed(error: HttpParserError) -> MalformedError:
-    if isinstance(error, HttpParserInvalidMethodError):
+def _malformed(error: HttpParserError | HttpParserUpgrade) -> MalformedError:
+    if isinstance(error, HttpParserInvalidMethodError | HttpParserUpgrade):
         return MalformedError("this is not HTTP")
     return MalformedError(str(error))
+
+
+def _length(digits: str) -> int:
+    if len(digits) > _LONGEST_LENGTH:
+        raise MalformedError(f"a Content-Length of {len(digits)} digits")
+    return int(digits)
 
 
 def _chunked(headers: CIMultiDict[str]) -> bool:

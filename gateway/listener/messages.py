@@ -89,6 +89,12 @@ class HttpAnswer(ClientAnswer):
         self._head = b""
         self._chunked = False
         self._bodiless = False
+        self._whole = False
+
+    async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
+        """Give a whole answer, in one write if it is small."""
+        self._whole = True
+        await super().send(status, reason, headers, body)
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Make the head; it goes out with the first of the body, or when nothing else is done."""
@@ -108,7 +114,8 @@ class HttpAnswer(ClientAnswer):
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
         self._head = _head(status, reason, headers, lines)
-        self._connection.loop.call_soon(self._flush)
+        if not self._whole:
+            self._connection.loop.call_soon(self._flush)
 
     async def write(self, data: bytes) -> None:
         """Write a part of the body."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 
 class EndpointKind(Enum):
@@ -35,6 +36,7 @@ _TRACE = re.compile(rf"(?:/v2|{_MODEL})/trace(?:/setting)?")
 _LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)/(?:un)?load")
 
 
+@lru_cache(maxsize=256)
 def parse_endpoint(method: str, target: str) -> Endpoint:
     """Tell what a request line asks for; whatever is not known is OTHER and is forwarded.
 

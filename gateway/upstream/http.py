@@ -85,7 +85,7 @@ class HttpEndpoint(UpstreamEndpoint):
         if body is None:
             connection.transport.write(head)
             return None
-        if not isinstance(body, AsyncIterable) and sum(map(len, body)) <= _WRITE:
+        if isinstance(body, Sequence) and sum(map(len, body)) <= _WRITE:
             connection.transport.write(b"".join((head, *body)))
             return None
         connection.transport.write(head)

@@ -15,6 +15,7 @@ class IdleConnections:
         self._keep_alive = keep_alive
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, ServerConnection]] = deque()
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> ServerConnection | None:
@@ -28,13 +29,17 @@ class IdleConnections:
 
     def put(self, connection: ServerConnection) -> None:
         """Keep a connection."""
+        if self._closed:
+            connection.drop()
+            return
         expires = self._loop.time() + self._keep_alive
         self._waiting.append((expires, connection))
         if self._timer is None:
             self._timer = self._loop.call_at(expires, self._drop_expired)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all, and whatever is still given back."""
+        self._closed = True
         for _, connection in self._waiting:
             connection.drop()
         self._waiting.clear()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 from gateway.routing.balancer import least_outstanding
 from gateway.upstream.base import UpstreamEndpoint
@@ -17,18 +17,42 @@ class Pool:
         self._outstanding = [0] * len(self._endpoints)
         self._turn = 0
 
-    @contextmanager
-    def endpoint(self) -> Iterator[UpstreamEndpoint]:
+    def endpoint(self) -> Loan:
         """Lend an endpoint for the length of an exchange."""
-        index = least_outstanding(self._outstanding, self._turn)
+        return Loan(self._endpoints, self._outstanding, self._next())
+
+    def _next(self) -> int:
+        if len(self._endpoints) == 1:
+            return 0
         self._turn += 1
-        self._outstanding[index] += 1
-        try:
-            yield self._endpoints[index]
-        finally:
-            self._outstanding[index] -= 1
+        return least_outstanding(self._outstanding, self._turn - 1)
 
     async def close(self) -> None:
         """Close the connections that no exchange uses."""
         for endpoint in self._endpoints:
             await endpoint.close()
+
+
+class Loan:
+    """An endpoint lent, while its context is open."""
+
+    def __init__(
+        self, endpoints: Sequence[UpstreamEndpoint], outstanding: list[int], index: int
+    ) -> None:
+        self._endpoint = endpoints[index]
+        self._outstanding = outstanding
+        self._index = index
+
+    def __enter__(self) -> UpstreamEndpoint:
+        """Count the exchange."""
+        self._outstanding[self._index] += 1
+        return self._endpoint
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Count it no more."""
+        self._outstanding[self._index] -= 1

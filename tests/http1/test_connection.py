@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from gateway.http1.connection import HIGH_WATER, LOW_WATER, BodyStream, Connection
+from tests.http1.transport import TransportDouble
+
+
+class _Broken(Exception):  # noqa: N818
+    pass
+
+
+@pytest.fixture
+def transport() -> TransportDouble:
+    return TransportDouble()
+
+
+@pytest.fixture
+def body(transport: TransportDouble) -> BodyStream:
+    return BodyStream(transport)
+
+
+async def _turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def _read_all(body: BodyStream) -> list[bytes]:
+    pieces = []
+    while piece := await body.read():
+        pieces.append(piece)
+    return pieces
+
+
+# ---------------------------------------------------------------------------------- BodyStream
+
+
+async def test_pieces_come_in_order(body: BodyStream) -> None:
+    for piece in (b"a", b"bc", b"d"):
+        body.feed(piece)
+    body.end()
+    assert await _read_all(body) == [b"a", b"bc", b"d"]
+
+
+async def test_the_end_stays_the_end(body: BodyStream) -> None:
+    assert not body.ended
+    body.end()
+    assert body.ended
+    assert [await body.read() for _ in range(3)] == [b"", b"", b""]
+
+
+async def test_it_has_ended_before_it_is_read(body: BodyStream) -> None:
+    body.feed(b"a")
+    body.end()
+    assert body.ended
+    assert await body.read() == b"a"
+
+
+async def test_a_reader_waits(body: BodyStream) -> None:
+    reading = asyncio.create_task(_read_all(body))
+    await _turns()
+    body.feed(b"a")
+    await _turns()
+    body.feed(b"b")
+    body.feed(b"c")
+    await _turns()
+    assert not reading.done()
+    body.end()
+    assert await reading == [b"a", b"b", b"c"]
+
+
+async def test_an_error_comes_after_what_came_before(body: BodyStream) -> None:
+    body.feed(b"a")
+    body.fail(_Broken("broken"))
+    assert await body.read() == b"a"
+    for _ in range(2):
+        with pytest.raises(_Broken, match="broken"):
+            await body.read()
+    assert not body.ended
+
+
+async def test_an_error_reaches_a_reader_that_waits(body: BodyStream) -> None:
+    reading = asyncio.create_task(body.read())
+    await _turns()
+    body.fail(_Broken())
+    with pytest.raises(_Broken):
+        await reading
+
+
+async def test_the_first_error_counts(body: BodyStream) -> None:
+    body.fail(_Broken("first"))
+    body.fail(_Broken("second"))
+    with pytest.raises(_Broken, match="first"):
+        await body.read()
+
+
+async def test_an_error_behind_the_end_is_none(body: BodyStream) -> None:
+    body.feed(b"a")
+    body.end()
+    body.fail(_Broken())
+    assert await _read_all(body) == [b"a"]
+
+
+async def test_an_end_behind_an_error_is_none(body: BodyStream) -> None:
+    body.feed(b"a")
+    body.fail(_Broken())
+    body.end()
+    assert await body.read() == b"a"
+    with pytest.raises(_Broken):
+        await body.read()
+
+
+async def test_the_sender_is_held_back(body: BodyStream, transport: TransportDouble) -> None:
+    half = bytes(HIGH_WATER // 2)
+    body.feed(half)
+    body.feed(half)
+    assert transport.calls == []
+    body.feed(b"x")
+    assert transport.calls == ["pause"]
+    body.feed(half)
+    assert transport.calls == ["pause"]
+
+
+async def test_the_sender_goes_on(body: BodyStream, transport: TransportDouble) -> None:
+    piece = bytes(LOW_WATER // 4)
+    for _ in range(9):
+        body.feed(piece)
+    assert transport.calls == ["pause"]
+    for _ in range(4):
+        await body.read()
+    assert transport.calls == ["pause"]
+    await body.read()
+    assert transport.calls == ["pause", "resume"]
+    await body.read()
+    assert transport.calls == ["pause", "resume"]
+    for _ in range(6):
+        body.feed(piece)
+    assert transport.calls == ["pause", "resume", "pause"]
+    body.end()
+    assert len(await _read_all(body)) == 9
+    assert transport.calls == ["pause", "resume"] * 2
+
+
+async def test_one_large_piece(body: BodyStream, transport: TransportDouble) -> None:
+    body.feed(bytes(HIGH_WATER + 1))
+    assert transport.calls == ["pause"]
+    assert len(await body.read()) == HIGH_WATER + 1
+    assert transport.calls == ["pause", "resume"]
+
+
+async def test_nothing_is_asked_of_a_closing_transport(
+    body: BodyStream, transport: TransportDouble
+) -> None:
+    transport.closing = True
+    body.feed(bytes(HIGH_WATER + 1))
+    await body.read()
+    body.feed(bytes(HIGH_WATER + 1))
+    body.discard()
+    assert transport.calls == []
+
+
+async def test_a_transport_that_closes_is_not_resumed(
+    body: BodyStream, transport: TransportDouble
+) -> None:
+    body.feed(bytes(HIGH_WATER + 1))
+    transport.closing = True
+    assert len(await body.read()) == HIGH_WATER + 1
+    assert transport.calls == ["pause"]
+
+
+async def test_what_waits_and_comes_may_be_forgotten(
+    body: BodyStream, transport: TransportDouble
+) -> None:
+    body.feed(b"a")
+    body.feed(bytes(HIGH_WATER))
+    body.discard()
+    assert transport.calls == ["pause", "resume"]
+    for _ in range(3):
+        body.feed(bytes(HIGH_WATER))
+    body.discard()
+    assert transport.calls == ["pause", "resume"]
+    body.end()
+    assert await _read_all(body) == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_cancelled_read_loses_nothing(body: BodyStream, turns: int) -> None:
+    reading = asyncio.create_task(body.read())
+    await _turns(turns)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    body.feed(b"a")
+    body.feed(b"b")
+    body.end()
+    assert await _read_all(body) == [b"a", b"b"]
+
+
+async def test_a_read_cancelled_when_its_piece_is_there_loses_nothing(body: BodyStream) -> None:
+    reading = asyncio.create_task(body.read())
+    await _turns()
+    body.feed(b"a")
+    reading.cancel()
+    body.feed(b"b")
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    body.end()
+    assert await _read_all(body) == [b"a", b"b"]
+
+
+async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> None:
+    reading = asyncio.create_task(body.read())
+    await _turns()
+    body.fail(_Broken())
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    with pytest.raises(_Broken):
+        await body.read()
+
+
+# ---------------------------------------------------------------------------------- Connection
+
+
+@pytest.fixture
+async def connection(transport: TransportDouble) -> Connection:
+    connection = Connection()
+    connection.connection_made(transport)
+    return connection
+
+
+async def test_the_transport_is_kept(connection: Connection, transport: TransportDouble) -> None:
+    assert connection.transport is transport
+    assert not connection.closed
+    assert transport.calls == []
+
+
+async def _drains_at_once(connection: Connection) -> bool:
+    """Tell whether a drain ends without a turn for others."""
+    others: list[str] = []
+    asyncio.get_running_loop().call_soon(others.append, "other")
+    await connection.drain()
+    return not others
+
+
+async def test_drain_does_not_wait_for_nothing(connection: Connection) -> None:
+    assert await _drains_at_once(connection)
+    connection.pause_writing()
+    connection.resume_writing()
+    assert await _drains_at_once(connection)
+
+
+async def test_drain_waits(connection: Connection) -> None:
+    for _ in range(3):
+        connection.pause_writing()
+        draining = asyncio.create_task(connection.drain())
+        await _turns()
+        assert not draining.done()
+        connection.resume_writing()
+        await draining
+
+
+@pytest.mark.parametrize("error", [None, OSError("reset")])
+async def test_drain_of_a_lost_connection(connection: Connection, error: OSError | None) -> None:
+    connection.connection_lost(error)
+    assert connection.closed
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            await connection.drain()
+
+
+@pytest.mark.parametrize("error", [None, OSError("reset")])
+async def test_a_connection_lost_while_drained(
+    connection: Connection, error: OSError | None
+) -> None:
+    connection.pause_writing()
+    draining = asyncio.create_task(connection.drain())
+    await _turns()
+    connection.connection_lost(error)
+    with pytest.raises(ConnectionResetError):
+        await draining
+
+
+async def test_a_connection_lost_right_behind_a_resume(connection: Connection) -> None:
+    connection.pause_writing()
+    draining = asyncio.create_task(connection.drain())
+    await _turns()
+    connection.resume_writing()
+    connection.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await draining
+
+
+async def test_a_paused_connection_that_is_lost_holds_nobody(connection: Connection) -> None:
+    connection.pause_writing()
+    connection.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await connection.drain()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_drain_is_cancelled(connection: Connection, turns: int) -> None:
+    connection.pause_writing()
+    draining = asyncio.create_task(connection.drain())
+    await _turns(turns)
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    again = asyncio.create_task(connection.drain())
+    await _turns()
+    assert not again.done()
+    connection.resume_writing()
+    await again
+
+
+async def test_a_connection_is_lost_behind_a_cancelled_drain(connection: Connection) -> None:
+    connection.pause_writing()
+    draining = asyncio.create_task(connection.drain())
+    await _turns()
+    draining.cancel()
+    connection.connection_lost(None)
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    with pytest.raises(ConnectionResetError):
+        await connection.drain()
+
+
+async def test_who_has_to_wait_can_be_told(connection: Connection) -> None:
+    assert not connection.clogged
+    connection.pause_writing()
+    assert connection.clogged
+    connection.resume_writing()
+    assert not connection.clogged
+    connection.connection_lost(None)
+    assert connection.clogged
+
+
+async def test_a_closing_connection_is_not_reset(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    transport.closing = True
+    connection.reset()
+    assert transport.calls == []
+
+
+async def _pair() -> tuple[Connection, socket.socket]:
+    """Give a connection over TCP and its other end."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        _, connection = await loop.create_connection(Connection, *listening.getsockname())
+        there, _ = listening.accept()
+    there.setblocking(False)
+    return connection, there
+
+
+async def test_drain_waits_for_a_real_reader() -> None:
+    connection, there = await _pair()
+    loop = asyncio.get_running_loop()
+    data = bytes(16 * 1024 * 1024)
+    with there:
+        async with asyncio.timeout(5):
+            connection.transport.write(data)
+            draining = asyncio.create_task(connection.drain())
+            await _turns()
+            assert not draining.done()
+            received = 0
+            while received < len(data):
+                received += len(await loop.sock_recv(there, 1024 * 1024))
+            await draining
+        connection.transport.abort()
+        await _turns()
+        assert connection.closed
+
+
+async def test_the_other_end_is_told_of_a_reset() -> None:
+    connection, there = await _pair()
+    with there:
+        async with asyncio.timeout(5):
+            connection.pause_writing()
+            draining = asyncio.create_task(connection.drain())
+            await _turns()
+            connection.reset()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.get_running_loop().sock_recv(there, 1)
+            with pytest.raises(ConnectionResetError):
+                await draining
+    assert connection.closed

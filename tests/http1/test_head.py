@@ -1,0 +1,744 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from httptools import HttpRequestParser, HttpResponseParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.http1.head import (
+    MAX_HEAD,
+    HeadReader,
+    HeadTooLargeError,
+    MalformedError,
+    RequestHead,
+    ResponseHead,
+    parse_request_head,
+    parse_response_head,
+    write_head,
+)
+from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
+
+Parser = type[HttpRequestParser | HttpResponseParser]
+
+BOTH = pytest.mark.parametrize("first", [b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"])
+
+
+def _text(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> bytes:
+    return b"\r\n".join((first, *lines, b"", b""))
+
+
+def _request(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> RequestHead:
+    return parse_request_head(_text(*lines, first=first))
+
+
+def _answer(*lines: bytes, first: bytes = b"HTTP/1.1 200 OK", method: str = "POST") -> ResponseHead:
+    return parse_response_head(_text(*lines, first=first), method)
+
+
+def _either(*lines: bytes, first: bytes) -> RequestHead | ResponseHead:
+    if first.startswith(b"HTTP"):
+        return _answer(*lines, first=first)
+    return _request(*lines, first=first)
+
+
+# ---------------------------------------------------------------------------------- first lines
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "M-SEARCH"],
+)
+def test_methods(method: str) -> None:
+    assert _request(first=f"{method} /x HTTP/1.1".encode()).method == method
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/",
+        "*",
+        "//x",
+        "/v2/models/a%2Fb/infer",
+        "/%zz",
+        "/a?b=c&d=e",
+        "/a?b?c",
+        "/a?b#c",
+        '/"<>{}|\\^`[',
+        "http://host/path?query",
+        "http://host:80/",
+        "http://[::1]:80/",
+        "https://user:word@host/",
+        "/" + "a" * 60_000,
+    ],
+)
+def test_targets_are_taken_as_they_are(target: str) -> None:
+    assert _request(first=f"GET {target} HTTP/1.1".encode()).target == target
+
+
+@pytest.mark.parametrize(("version", "http_1_0"), [("1.1", False), ("1.0", True)])
+def test_versions(version: str, http_1_0: bool) -> None:
+    assert _request(first=f"GET / HTTP/{version}".encode()).http_1_0 is http_1_0
+    assert _answer(first=f"HTTP/{version} 200 OK".encode()).status == 200
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"GET",
+        b"GET ",
+        b"GET /",
+        b"GET / ",
+        b"GET  HTTP/1.1",
+        b"GET / HTTP/0.9",
+        b"GET / HTTP/1.2",
+        b"GET / HTTP/1.10",
+        b"GET / HTTP/2.0",
+        b"GET / HTTP/3.0",
+        b"GET / HTTP/1",
+        b"GET / http/1.1",
+        b"GET / HTTPS/1.1",
+        b"GET / HTTP/1.1 ",
+        b"GET / HTTP/1.1\r",
+        b"GET\t/ HTTP/1.1",
+        b" GET / HTTP/1.1",
+        b"GET /a b HTTP/1.1",
+        b"GET /\t HTTP/1.1",
+        b"GET /\x00 HTTP/1.1",
+        b"GET /\x01 HTTP/1.1",
+        b"GET /\x7f HTTP/1.1",
+        b"GET /\xff HTTP/1.1",
+        b"GET /a?\xff HTTP/1.1",
+        b"GET x HTTP/1.1",
+        b"GET ?x HTTP/1.1",
+        b"get / HTTP/1.1",
+        b"GETS / HTTP/1.1",
+        b"FOO / HTTP/1.1",
+        b"PRI * HTTP/2.0",
+        b"HTTP/1.1 200 OK",
+        b"GET /\nX: a",
+        b"GET / HTTP/1.1\nX: a",
+        b"GET / RTSP/1.0",
+        b"DESCRIBE / RTSP/1.0",
+        b"SOURCE / ICE/1.0",
+    ],
+)
+def test_first_lines_that_no_request_has(first: bytes) -> None:
+    with pytest.raises(MalformedError):
+        _request(b"Host: a", first=first)
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "reason"),
+    [
+        (b"HTTP/1.1 200 OK", 200, "OK"),
+        (b"HTTP/1.1 200 ", 200, ""),
+        (b"HTTP/1.1 200", 200, ""),
+        (b"HTTP/1.1 299 So So", 299, "So So"),
+        (b"HTTP/1.1 404  Not Found ", 404, " Not Found "),
+        (b"HTTP/1.1 500 a\tb", 500, "a\tb"),
+        (b"HTTP/1.1 500 \x80\xff", 500, "\x80\xff"),
+        (b"HTTP/1.1 999 x", 999, "x"),
+    ],
+)
+def test_status_and_reason(first: bytes, status: int, reason: str) -> None:
+    head = _answer(b"X: a", first=first)
+    assert (head.status, head.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"200 OK",
+        b"HTTP/1.1",
+        b"HTTP/1.1 ",
+        b"HTTP/0.9 200 OK",
+        b"HTTP/1.2 200 OK",
+        b"HTTP/2.0 200 OK",
+        b"HTTP/2 200 OK",
+        b"http/1.1 200 OK",
+        b" HTTP/1.1 200 OK",
+        b"HTTP/1.1  200 OK",
+        b"HTTP/1.1\t200 OK",
+        b"HTTP/1.1 200\tOK",
+        b"HTTP/1.1 200OK",
+        b"HTTP/1.1 abc OK",
+        b"HTTP/1.1 +20 OK",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 2000 OK",
+        b"HTTP/1.1 200 a\x00",
+        b"HTTP/1.1 200 a\x01",
+        b"HTTP/1.1 200 a\x1b[0m",
+        b"HTTP/1.1 200 a\x7f",
+        b"HTTP/1.1 200 a\rb",
+        b"HTTP/1.1 200 a\nb",
+        b"HTTP/1.1 200 OK\nX: a",
+        b"GET / HTTP/1.1",
+        b"HTTP/1.1 000 OK",
+        b"HTTP/1.1 099 OK",
+        b"RTSP/1.0 200 OK",
+        b"ICE/1.0 200 OK",
+    ],
+)
+def test_first_lines_that_no_answer_has(first: bytes) -> None:
+    with pytest.raises(MalformedError):
+        _answer(b"X: a", first=first)
+
+
+# ---------------------------------------------------------------------------------- headers
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("lines", "pairs"),
+    [
+        ([], []),
+        ([b"Host: a"], [("Host", "a")]),
+        ([b"X:a"], [("X", "a")]),
+        ([b"X:"], [("X", "")]),
+        ([b"X: "], [("X", "")]),
+        ([b"X: \t "], [("X", "")]),
+        # White space before a value is not of it; that behind stays where it is.
+        ([b"X: \t a b"], [("X", "a b")]),
+        ([b"X: a b \t"], [("X", "a b")]),
+        ([b"X: a\tb"], [("X", "a\tb")]),
+        ([b"X: :a:"], [("X", ":a:")]),
+        ([b"X: 1", b"Y: 2", b"x: 3"], [("X", "1"), ("Y", "2"), ("x", "3")]),
+        ([b"X: ", b"X: 1", b"X: 1"], [("X", ""), ("X", "1"), ("X", "1")]),
+        ([b"!#$%&'*+-.^_`|~09aZ: a"], [("!#$%&'*+-.^_`|~09aZ", "a")]),
+        ([b"X: \x80\xff"], [("X", "\x80\xff")]),
+        ([b"X: \xc3\xa9"], [("X", "\xc3\xa9")]),
+    ],
+)
+def test_headers(first: bytes, lines: list[bytes], pairs: list[tuple[str, str]]) -> None:
+    assert list(_either(*lines, first=first).headers.items()) == pairs
+
+
+def test_headers_are_found_in_any_case() -> None:
+    headers = _request(b"x-OnE: 1", b"X-One: 2").headers
+    assert headers.getall("X-ONE") == ["1", "2"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"X",
+        b": a",
+        b"X : a",
+        b"X\t: a",
+        b" X: a",
+        b"X y: a",
+        b'X": a',
+        b"X(): a",
+        b"X\x00: a",
+        b"\x80: a",
+        b"X\xff: a",
+        b"X: a\x00",
+        b"X: \x01",
+        b"X: a\x08b",
+        b"X: \x0b",
+        b"X: \x1b",
+        b"X: \x7f",
+        b"X: a\rb",
+        b"X: a\r",
+        b"X: a\n",
+        b"X: a\nY: b",
+        b"X: a\n\nY: b",
+        b"X: a\r\rY: b",
+        # obs-fold: RFC 9112, section 5.2
+        b"X: a\r\n b",
+        b"X: a\r\n\tb",
+        b"X:\r\n b",
+        b"X: a\r\n ",
+        b"X: a\r\n Y: b",
+    ],
+)
+def test_lines_that_are_no_headers(first: bytes, line: bytes) -> None:
+    for lines in ([line], [b"A: b", line], [line, b"A: b"]):
+        with pytest.raises(MalformedError):
+            _either(*lines, first=first)
+
+
+@BOTH
+def test_there_is_a_cap_on_headers(first: bytes) -> None:
+    assert len(_either(*[b"X: a"] * 128, first=first).headers) == 128
+    with pytest.raises(MalformedError, match="more than 128 headers"):
+        _either(*[b"X: a"] * 129, first=first)
+
+
+@BOTH
+def test_every_byte_goes_out_as_it_came(first: bytes) -> None:
+    high = bytes(range(0x80, 0x100))
+    text = _text(b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
+    headers = _either(*text.split(b"\r\n")[1:-2], first=first).headers
+    assert write_head(first.decode(), headers.items()) == text
+
+
+_TOKENS = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=8).map(lambda name: "x-" + name)
+_SEEN = st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_characters="\x7f")
+_WITHIN = st.one_of(_SEEN, st.sampled_from(" \t"))
+_VALUES = st.one_of(
+    st.just(""),
+    st.builds(str.__add__, _SEEN, st.text(_WITHIN, max_size=12)).map(
+        lambda text: text.rstrip(" \t")
+    ),
+)
+
+
+@LAW
+@given(st.lists(st.tuples(_TOKENS, _VALUES), max_size=8))
+def test_what_is_written_is_read(pairs: list[tuple[str, str]]) -> None:
+    request = write_head("POST /x HTTP/1.1", pairs)
+    assert list(parse_request_head(request).headers.items()) == pairs
+    answer = write_head("HTTP/1.1 200 OK", pairs)
+    assert list(parse_response_head(answer, "POST").headers.items()) == pairs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text"),
+    [
+        ([], b"GET / HTTP/1.1\r\n\r\n"),
+        ([("A", "b")], b"GET / HTTP/1.1\r\nA: b\r\n\r\n"),
+        ([("A", ""), ("a", "c")], b"GET / HTTP/1.1\r\nA: \r\na: c\r\n\r\n"),
+        ([("A", "\x80\xff")], b"GET / HTTP/1.1\r\nA: \x80\xff\r\n\r\n"),
+    ],
+)
+def test_heads_are_written(pairs: list[tuple[str, str]], text: bytes) -> None:
+    assert write_head("GET / HTTP/1.1", pairs) == text
+
+
+# ---------------------------------------------------------------------------------- framing
+
+LENGTHS: list[tuple[list[bytes], int]] = [
+    ([b"Content-Length: 0"], 0),
+    ([b"Content-Length: 5"], 5),
+    ([b"content-length:5"], 5),
+    ([b"CONTENT-LENGTH: \t5 \t"], 5),
+    ([b"Content-Length: 005"], 5),
+    ([b"Content-Length: 18446744073709551615"], 2**64 - 1),
+]
+
+CHUNKED: list[list[bytes]] = [
+    [b"Transfer-Encoding: chunked"],
+    [b"transfer-encoding:Chunked"],
+    [b"TRANSFER-ENCODING: \tCHUNKED"],
+]
+
+BROKEN_FRAMING: list[list[bytes]] = [
+    [b"Content-Length: 5", b"Transfer-Encoding: chunked"],
+    [b"Transfer-Encoding: chunked", b"Content-Length: 5"],
+    [b"Content-Length: 0", b"Transfer-Encoding: chunked"],
+    [b"Content-Length: 5", b"Transfer-Encoding: identity"],
+    [b"Content-Length: 5", b"Transfer-Encoding: "],
+    [b"Content-Length: 5", b"Content-Length: 5"],
+    [b"Content-Length: 5", b"content-length: 6"],
+    [b"Content-Length: 5, 5"],
+    [b"Content-Length: "],
+    [b"Content-Length: a"],
+    [b"Content-Length: +5"],
+    [b"Content-Length: -5"],
+    [b"Content-Length: 5.0"],
+    [b"Content-Length: 0x5"],
+    [b"Content-Length: 5 5"],
+    [b"Content-Length: 1_0"],
+    [b"Content-Length: 5;"],
+    [b"Content-Length: \xb2"],
+    [b"Content-Length: 5\xa0"],
+    [b"Content-Length: 18446744073709551616"],
+    [b"Content-Length: " + b"9" * 5000],
+    [b"Transfer-Encoding: "],
+    [b"Transfer-Encoding: gzip"],
+    [b"Transfer-Encoding: identity"],
+    [b"Transfer-Encoding: gzip, chunked"],
+    [b"Transfer-Encoding: chunked, gzip"],
+    [b"Transfer-Encoding: chunked, chunked"],
+    [b"Transfer-Encoding: chunked,"],
+    [b"Transfer-Encoding: ,chunked"],
+    [b"Transfer-Encoding: xchunked"],
+    [b"Transfer-Encoding: chunkedx"],
+    [b"Transfer-Encoding: chunked;a=b"],
+    [b'Transfer-Encoding: "chunked"'],
+    [b"Transfer-Encoding: \x0bchunked"],
+    [b"Transfer-Encoding: chunked\xa0"],
+    [b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"],
+    [b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked"],
+    [b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip"],
+]
+
+
+@pytest.mark.parametrize(("lines", "length"), [([], 0), *LENGTHS])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_length_of_requests(lines: list[bytes], length: int, version: bytes) -> None:
+    assert _request(*lines, first=b"POST / HTTP/" + version).length == length
+
+
+@pytest.mark.parametrize("lines", CHUNKED)
+def test_chunked_requests(lines: list[bytes]) -> None:
+    assert _request(*lines).length is None
+    with pytest.raises(MalformedError, match=r"in HTTP/1\.0"):
+        _request(*lines, first=b"POST / HTTP/1.0")
+
+
+@pytest.mark.parametrize(("lines", "length"), [([], None), *LENGTHS])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_length_of_answers(lines: list[bytes], length: int | None, version: bytes) -> None:
+    head = _answer(*lines, first=b"HTTP/" + version + b" 200 OK")
+    assert (head.length, head.chunked) == (length, False)
+
+
+@pytest.mark.parametrize("lines", CHUNKED)
+def test_chunked_answers(lines: list[bytes]) -> None:
+    head = _answer(*lines)
+    assert (head.length, head.chunked) == (None, True)
+
+
+def test_chunked_in_http_1_0_is_the_last_answer() -> None:
+    first = b"HTTP/1.0 200 OK"
+    assert not _answer(
+        b"Transfer-Encoding: chunked", b"Connection: keep-alive", first=first
+    ).keep_alive
+
+
+@BOTH
+def test_white_space_behind_chunked(first: bytes) -> None:
+    assert _either(b"Transfer-Encoding: chunked \t", first=first).length is None
+
+
+@BOTH
+def test_a_length_of_many_zeros(first: bytes) -> None:
+    line = b"Content-Length: " + b"0" * 5000 + b"5"
+    with suppress(MalformedError):  # as good
+        assert _either(line, first=first).length == 5
+
+
+@BOTH
+@pytest.mark.parametrize("lines", BROKEN_FRAMING)
+def test_broken_framing(first: bytes, lines: list[bytes]) -> None:
+    with pytest.raises(MalformedError):
+        _either(*lines, first=first)
+
+
+@pytest.mark.parametrize("lines", [[], *CHUNKED, *[lines for lines, _ in LENGTHS]])
+@pytest.mark.parametrize(
+    ("method", "status"),
+    [
+        ("HEAD", 200),
+        ("HEAD", 404),
+        *[("POST", status) for status in (100, 101, 102, 103, 199, 204, 304)],
+    ],
+)
+def test_answers_without_a_body(lines: list[bytes], method: str, status: int) -> None:
+    head = _answer(*lines, first=b"HTTP/1.1 %d X" % status, method=method)
+    assert (head.length, head.chunked) == (0, False)
+
+
+@pytest.mark.parametrize("lines", BROKEN_FRAMING)
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 100)])
+def test_broken_framing_where_there_is_no_body(
+    lines: list[bytes], method: str, status: int
+) -> None:
+    with pytest.raises(MalformedError):
+        _answer(*lines, first=b"HTTP/1.1 %d X" % status, method=method)
+
+
+# ---------------------------------------------------------------------------------- keep-alive
+
+
+@pytest.mark.parametrize(
+    ("lines", "of_1_0", "of_1_1"),
+    [
+        ([], False, True),
+        ([b"Connection: close"], False, False),
+        ([b"Connection: keep-alive"], True, True),
+        ([b"connection: CLOSE"], False, False),
+        ([b"connection: Keep-Alive"], True, True),
+        ([b"Connection: "], False, True),
+        ([b"Connection: x"], False, True),
+        ([b"Connection: closed"], False, True),
+        ([b"Connection: not-keep-alive"], False, True),
+        ([b"Connection: x, keep-alive"], True, True),
+        ([b"Connection: x ,\tKeep-Alive\t, y "], True, True),
+        ([b"Connection: ,close,"], False, False),
+        ([b"Connection: keep-alive, close"], False, False),
+        ([b"Connection: close, keep-alive"], False, False),
+        ([b"Connection: keep-alive", b"Connection: close"], False, False),
+        ([b"Connection: close", b"Connection: keep-alive"], False, False),
+        ([b"Connection: x", b"connection: Keep-Alive"], True, True),
+        ([b"Keep-Alive: timeout=5"], False, True),
+        ([b"Proxy-Connection: close"], False, True),
+        ([b"Proxy-Connection: keep-alive"], False, True),
+    ],
+)
+def test_keep_alive(lines: list[bytes], of_1_0: bool, of_1_1: bool) -> None:
+    for version, kept in ((b"1.0", of_1_0), (b"1.1", of_1_1)):
+        assert _request(*lines, first=b"GET / HTTP/" + version).keep_alive is kept
+        assert _answer(*lines, first=b"HTTP/" + version + b" 200 OK").keep_alive is kept
+
+
+# ---------------------------------------------------------------------------------- other protocols
+
+
+@pytest.mark.parametrize(
+    ("lines", "length"),
+    [([], 0), ([b"Content-Length: 5"], 5), ([b"Transfer-Encoding: chunked"], None)],
+)
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_an_upgrade_is_an_ordinary_head(
+    lines: list[bytes], length: int | None, protocol: bytes
+) -> None:
+    upgrade = [b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: " + protocol]
+    head = _request(*upgrade, b"HTTP2-Settings: AAMAAABk", *lines, b"X: a")
+    assert (head.method, head.target, head.length) == ("POST", "/x", length)
+    assert head.headers["Upgrade"] == protocol.decode()
+    assert head.headers["X"] == "a"
+    assert head.keep_alive
+    assert _answer(*upgrade, *lines).status == 200
+    assert _answer(*upgrade, first=b"HTTP/1.1 101 Switching Protocols").status == 101
+
+
+@pytest.mark.parametrize(
+    ("lines", "length"),
+    [([], 0), ([b"Content-Length: 5"], 5), ([b"Transfer-Encoding: chunked"], None)],
+)
+@pytest.mark.parametrize("target", ["host:80", "/x"])
+def test_connect_is_an_ordinary_head(lines: list[bytes], length: int | None, target: str) -> None:
+    head = _request(b"Host: a", *lines, first=f"CONNECT {target} HTTP/1.1".encode())
+    assert (head.method, head.target, head.length) == ("CONNECT", target, length)
+    assert head.keep_alive
+
+
+@pytest.mark.parametrize(
+    "line", [b"X : a", b"X: \x00", b"X: a\r\n b", b"Content-Length: x", b"X: a\nY: b"]
+)
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"CONNECT host:80 HTTP/1.1",
+        b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c",
+        b"GET / HTTP/1.1\r\nUpgrade: h2c",
+    ],
+)
+def test_other_protocols_excuse_nothing(first: bytes, line: bytes) -> None:
+    with pytest.raises(MalformedError):
+        _request(b"Host: a", line, first=first)
+
+
+# ---------------------------------------------------------------------------------- arrival
+
+Read = tuple[RequestHead | ResponseHead, bytes, bytes]
+
+
+def _parse(parser: Parser, text: bytes) -> RequestHead | ResponseHead:
+    if parser is HttpRequestParser:
+        return parse_request_head(text)
+    return parse_response_head(text, "POST")
+
+
+def _read(parser: Parser, pieces: list[bytes]) -> Read | type[MalformedError] | None:
+    """Give the head, its text and all that follows, or why there is none, or None yet."""
+    reader = HeadReader(parser)
+    try:
+        for number, piece in enumerate(pieces):
+            if (found := reader.feed(piece)) is not None:
+                text, rest = found
+                rest += b"".join(pieces[number + 1 :])
+                return _parse(parser, text), text, rest
+    except MalformedError as error:
+        return type(error)
+    return None
+
+
+PARSERS = pytest.mark.parametrize("parser", [HttpRequestParser, HttpResponseParser])
+
+_WORDS = st.sampled_from(
+    [
+        *(b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b":", b",", b"\x00", b"\xff"),
+        *(b"GET", b"POST", b"/", b"*", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"RTSP/1.0"),
+        *(b"200", b"101", b"204", b"0", b"5", b"OK", b"A: b\r\n", b"A", b"PRI * HTTP/2.0"),
+        *(b"GET / HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n", b"GET /\n", b"HTTP/1.1 101 X\r\n"),
+        *(b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Connection: close\r\n"),
+        *(b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"),
+    ]
+)
+"""Of what heads are made; CONNECT has a test of its own."""
+
+_NEARLY = st.lists(st.one_of(_WORDS, _WORDS, st.binary(max_size=3)), max_size=12).map(b"".join)
+
+_LINES = st.sampled_from(
+    [
+        *(b"Host: a", b"X:", b"X: \x80\xff", b"Content-Length: 5", b"Connection: close"),
+        *(b"Connection: upgrade", b"Upgrade: h2c", b"Transfer-Encoding: chunked"),
+        *(b"X : a", b"X: \x01", b" X: a", b"X: a\nY: b", b"Content-Length: x"),
+    ]
+)
+
+
+@st.composite
+def _heads(draw: st.DrawFn) -> bytes:
+    """Give heads, many of them good, with what comes before and behind."""
+    firsts = [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"CONNECT a:1 HTTP/1.1", b"HTTP/1.1 200 OK"]
+    first = draw(st.sampled_from(firsts))
+    text = _text(*draw(st.lists(_LINES, max_size=4)), first=first)
+    before = draw(st.sampled_from([b"", b"", b"\r\n", b"\r\n\r\n", b"\n"]))
+    behind = draw(st.one_of(st.just(b""), st.just(text), st.binary(max_size=8)))
+    return before + text + behind
+
+
+@PARSERS
+@LAW
+@given(text=st.one_of(_heads(), _NEARLY), places=PLACES)
+@example(text=b"GET / HTTP/1.1\r\n\r\n\r\n\r\n", places=[16, 17, 18, 19, 20])
+@example(text=b"GET /\n\r\n\r\n", places=[6, 8])
+@example(text=b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\nX", places=[1, 2, 3, 4])
+def test_heads_do_not_depend_on_how_they_come(
+    parser: Parser, text: bytes, places: list[int]
+) -> None:
+    whole = _read(parser, [text])
+    assert _read(parser, cut(text, places)) == whole
+    assert _read(parser, bytewise(text)) == whole
+
+
+@pytest.mark.parametrize(
+    ("parser", "first"),
+    [(HttpRequestParser, b"GET /x HTTP/1.1"), (HttpResponseParser, b"HTTP/1.1 200 OK")],
+)
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
+@pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_the_head_and_the_rest(parser: Parser, first: bytes, before: bytes, rest: bytes) -> None:
+    text = _text(b"X: a", b"Y:", first=first)
+    for pieces in ways(before + text + rest):
+        read = _read(parser, pieces)
+        assert isinstance(read, tuple)
+        assert read[1:] == (text, rest)
+
+
+def test_one_reader_reads_one_head_after_the_other() -> None:
+    reader = HeadReader(HttpRequestParser)
+    one, other = _text(b"X: 1"), _text(b"X: 2")
+    found = reader.feed(one + other + one[:9])
+    assert found == (one, other + one[:9])
+    assert reader.feed(found[1]) == (other, one[:9])
+    assert reader.feed(one[:9]) is None
+    assert reader.feed(one[9:]) == (one, b"")
+
+
+def test_whether_a_head_has_begun() -> None:
+    reader = HeadReader(HttpRequestParser)
+    assert not reader.begun
+    for empty in (b"", b"\r", b"\n", b"\r\n\r\n"):
+        assert reader.feed(empty) is None
+        assert not reader.begun
+    assert reader.feed(b"G") is None
+    assert reader.begun
+    assert reader.feed(_text(first=b"ET / HTTP/1.1")) is not None
+    assert not reader.begun
+
+
+@pytest.mark.parametrize(
+    ("parser", "start", "fault"),
+    [
+        (HttpRequestParser, b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+        (HttpRequestParser, b"", b"\x00"),
+        (HttpRequestParser, b"", b"\xff"),
+        (HttpRequestParser, b"", b"{"),
+        (HttpRequestParser, b"", b"get / HTTP/1.1"),
+        (HttpRequestParser, b"S", b"SH-2.0-OpenSSH_9.6\r\n"),
+        (HttpRequestParser, b"", b"HTTP/1.1 200 OK"),
+        (HttpRequestParser, b"GET / HT", b"X"),
+        (HttpRequestParser, b"GET / HTTP/1.1", b"\n"),
+        (HttpRequestParser, b"GET / HTTP/1.1\r\n", b" "),
+        (HttpRequestParser, b"GET / HTTP/1.1\r\nX", b" "),
+        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a", b"\x00"),
+        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a", b"\n"),
+        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a\r\nContent-Length: ", b"x"),
+        (HttpResponseParser, b"", b"\x15\x03\x01\x00\x02\x02\x46"),
+        (HttpResponseParser, b"", b"\x00\x00\x12\x04\x00"),
+        (HttpResponseParser, b"", b"<html>"),
+        (HttpResponseParser, b"", b"GET / HTTP/1.1"),
+        (HttpResponseParser, b"HTTP/1.1 ", b"x"),
+        (HttpResponseParser, b"HTTP/1.1 200 OK", b"\n"),
+        (HttpResponseParser, b"HTTP/1.1 200 OK\r\nX: a", b"\x7f"),
+    ],
+)
+def test_what_is_no_head_is_refused_at_once(parser: Parser, start: bytes, fault: bytes) -> None:
+    for place in range(len(start) + 1):
+        reader = HeadReader(parser)
+        assert reader.feed(start[:place]) is None
+        assert reader.feed(start[place:]) is None
+        with pytest.raises(MalformedError):
+            reader.feed(fault)
+
+
+def _of_size(size: int) -> bytes:
+    text = _text(b"X: ")
+    return _text(b"X: " + b"a" * (size - len(text)))
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD - 1, MAX_HEAD])
+@pytest.mark.parametrize("rest", [b"", b"rest", b"\r\n\r\n"])
+def test_the_largest_head(size: int, rest: bytes) -> None:
+    text = _of_size(size)
+    for place in (0, 1, 40_000, *range(size - 6, size)):
+        assert _read(HttpRequestParser, cut(text + rest, [place])) == (
+            parse_request_head(text),
+            text,
+            rest,
+        )
+
+
+@pytest.mark.parametrize(
+    "text", [_of_size(MAX_HEAD + 1), _of_size(MAX_HEAD + 3), _of_size(3 * MAX_HEAD)]
+)
+def test_a_head_that_is_too_large(text: bytes) -> None:
+    for place in (0, 1, 40_000, *range(MAX_HEAD - 6, MAX_HEAD + 1)):
+        assert _read(HttpRequestParser, cut(text, [place])) is HeadTooLargeError
+
+
+@pytest.mark.parametrize("line", [b"X: a\r\n", b"X: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
+def test_a_head_without_end(line: bytes) -> None:
+    reader = HeadReader(HttpRequestParser)
+    reader.feed(b"GET / HTTP/1.1\r\n")
+    received = 16
+    while received + len(line) < MAX_HEAD:
+        assert reader.feed(line) is None
+        received += len(line)
+    with pytest.raises(HeadTooLargeError, match="more than 65536 bytes"):
+        reader.feed(line)
+
+
+def test_empty_lines_without_end_are_not_kept() -> None:
+    reader = HeadReader(HttpRequestParser)
+    for _ in range(100):
+        assert reader.feed(b"\r\n" * 1000) is None
+        assert not reader.begun
+
+
+# ---------------------------------------------------------------------------------- anything
+
+
+def _only_malformed(call: Callable[..., object], *args: object) -> None:
+    with suppress(MalformedError):
+        call(*args)
+
+
+@LAW
+@given(st.one_of(st.binary(max_size=60), _NEARLY, _heads()), PLACES)
+def test_whatever_comes_is_a_head_or_malformed(text: bytes, places: list[int]) -> None:
+    _only_malformed(parse_request_head, text)
+    for method in ("GET", "HEAD"):
+        _only_malformed(parse_response_head, text, method)
+    for parser in (HttpRequestParser, HttpResponseParser):
+        reader = HeadReader(parser)
+        for piece in cut(text, places):
+            _only_malformed(reader.feed, piece)
+
+
+@pytest.mark.parametrize("text", [b"CONNECT a:80\n\r\n", b"CONNECT /\n\r\nGET / HTTP/1.1\r\n"])
+def test_connect_in_http_0_9_is_malformed(text: bytes) -> None:
+    for pieces in ([text], bytewise(text)):
+        assert _read(HttpRequestParser, [*pieces, b"\r\n\r\n"]) is MalformedError
