@@ -20,6 +20,7 @@ from benchmarks import (
     rate,
     report,
     speed,
+    workers,
 )
 from benchmarks.client import BenchmarkError, NotInstalledError
 from benchmarks.lab import Lab
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "fairness": fairness.waiting,
     "flat": flat.cost,
     "idle": idle.connections,
+    "workers": workers.scaling,
 }
 
 

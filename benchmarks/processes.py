@@ -54,7 +54,10 @@ class Gateway:
 
 @contextmanager
 def gateway_before(
-    server_port: int, command: Sequence[str] = TENSORGATE, cores: Cores | None = None
+    server_port: int,
+    command: Sequence[str] = TENSORGATE,
+    cores: Cores | None = None,
+    workers: int = 1,
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, with the limits on sizes out of the way.
 
@@ -62,6 +65,7 @@ def gateway_before(
     """
     settings = {
         "listen": f"{HOST}:0",
+        "workers": workers,
         "upstreams": {
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": "triton"}
         },

@@ -19,10 +19,10 @@ clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*: th
 in binary form, and the JSON parsed and printed in one go, with all of it at hand. Large bodies,
 the event loop, the p99 beside large requests, the time per number and idle connections are
 measured in front of a server that drops and sends bytes as fast as it can; what is compared with
-Envoy in JSON, and what a request takes longer than directly, in front of one whose small answer is
-at hand; all else in front of Triton. *One core*: the proxy has it to itself, server and client (wrk
-for JSON) share the others; the gateway converts JSON to binary and back, the others pass it on.
-Memory growth is the gateway process' peak (VmHWM). The event
+Envoy in JSON, two workers, and what a request takes longer than directly, in front of one whose
+small answer is at hand; all else in front of Triton. *One core*: the proxy has it to itself, server
+and client (wrk for JSON) share the others; the gateway converts JSON to binary and back, the others
+pass it on. Memory growth is the gateway process' peak (VmHWM). The event
 loop is held for the CPU time of one of its turns, or the time on the clock if it blocks."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -29,11 +29,14 @@ class ListenError(Exception):
 class Gateway:
     """A gateway that serves while its context is open; leaving it drains.
 
-    Raises ListenError on entering, where an address cannot be had.
+    It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
+    connections with ``take``, and calls that function for each that is over. Raises ListenError on
+    entering, where an address cannot be had.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_closed: Callable[[], None] | None = None) -> None:
         self._settings = settings
+        self._on_closed = on_closed
         self.addresses: list[str] = []
         """Where clients reach it: URLs, or unix:/path."""
         self.dropped = 0
@@ -41,18 +44,23 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         settings = self._settings
-        sockets = _listen(settings.listen)
+        sockets = listen(settings.listen) if self._on_closed is None else []
         self._upstreams = _upstreams(settings)
         route = _route(settings, self._upstreams)
 
         async def on_request(request: ClientRequest, answer: ClientAnswer) -> None:
             await exchange(request, answer, route)
 
-        self._listener = HttpListener(on_request, AccessLog() if settings.log.access else None)
+        access_log = AccessLog() if settings.log.access else None
+        self._listener = HttpListener(on_request, access_log, self._on_closed)
         for sock in sockets:
-            self.addresses.append(_shown(sock))
+            self.addresses.append(shown(sock))
             await self._listener.listen(sock)
         return self
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere; this owns it from now on."""
+        self._listener.take(connection)
 
     async def __aexit__(
         self,
@@ -66,8 +74,8 @@ class Gateway:
             await upstream.pool.close()
 
 
-def _listen(addresses: Sequence[Address]) -> list[socket.socket]:
-    """Listen on all addresses, or on none."""
+def listen(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Listen on all addresses, or on none. Raises ListenError."""
     sockets: list[socket.socket] = []
     try:
         for address in addresses:
@@ -88,7 +96,8 @@ def _listen_on(address: Address) -> list[socket.socket]:
         raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-def _shown(sock: socket.socket) -> str:
+def shown(sock: socket.socket) -> str:
+    """Tell where clients reach a listening socket: a URL, or unix:/path."""
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return f"unix:{name}"

@@ -7,21 +7,26 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import uvloop
 
 from gateway import __version__
-from gateway.app import Gateway, ListenError
+from gateway.app import Gateway, ListenError, listen, shown
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
 from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
+from gateway.workers.cores import usable_cores
+from gateway.workers.parent import NoWorkerError, Parent
+from gateway.workers.post import Post
 
 _log = logging.getLogger("tensorgate")
 
@@ -39,8 +44,13 @@ def main() -> None:
 def serve(config: Path) -> None:
     """Serve until SIGTERM or Ctrl-C, then let what is running finish."""
     settings = _load(config)
-    _start_logging(settings.log.level)
-    _run(_serve(settings))
+    workers = _workers(settings)
+    _start_logging(settings.log.level, many=workers > 1)
+    with _plain_errors():
+        if workers == 1:
+            _run(_serve(settings))
+        else:
+            _serve_with(workers, settings)
 
 
 @main.command()
@@ -62,7 +72,8 @@ def check(config: Path) -> None:
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
     _start_logging("warning")
-    _run(_demo(once, port))
+    with _plain_errors():
+        _run(_demo(once, port))
 
 
 def _load(path: Path) -> Settings:
@@ -73,39 +84,107 @@ def _load(path: Path) -> Settings:
         sys.exit(2)
 
 
-def _start_logging(level: str) -> None:
+def _workers(settings: Settings) -> int:
+    return usable_cores() if settings.workers == "auto" else settings.workers
+
+
+def _start_logging(level: str, many: bool = False) -> None:
+    """Log to stderr; of ``many`` processes, each line tells which one wrote it."""
+    name = "%(name)s[%(process)d]" if many else "%(name)s"
     logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s"
     )
 
 
-def _run(main: Coroutine[None, None, None]) -> None:
+@contextmanager
+def _plain_errors() -> Iterator[None]:
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main)
-    except (ListenError, ShowError) as error:
+        yield
+    except (ListenError, NoWorkerError, ShowError) as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
 
 
+def _run(main: Coroutine[None, None, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
 async def _serve(settings: Settings) -> None:
-    stop = _stop_signal()
+    stop = asyncio.Event()
+    _on_stop_signal(stop.set)
     async with Gateway(settings) as gateway:
-        for address in gateway.addresses:
-            _log.info("listening on %s", address)
-        # What is loaded by now stays: a full collection need not look at it again, which would
-        # hold the event loop for tens of milliseconds.
-        gc.collect()
-        gc.freeze()
+        _say_begun(gateway.addresses)
+        _settle()
         await stop.wait()
-        _log.info("stopping: at most %g s for what is running", settings.limits.drain_time)
-    if gateway.dropped:
-        _log.warning("%d exchanges took longer and were dropped", gateway.dropped)
+        _say_stopping(settings)
+    _say_stopped(gateway.dropped)
+
+
+def _serve_with(workers: int, settings: Settings) -> None:
+    """Serve with several processes, which this one starts and watches."""
+    sockets = listen(settings.listen)
+    _settle()
+    parent = Parent(
+        sockets,
+        workers,
+        lambda post: _run(_work(settings, post)),
+        settings.limits.drain_time,
+        _Events(settings, sockets),
+    )
+    _say_stopped(parent.run())
+
+
+async def _work(settings: Settings, post: Post) -> None:
+    """Serve the connections that the parent accepts."""
+    _on_stop_signal(post.leave)
+    async with Gateway(settings, post.has_closed) as gateway:
+        _settle()
+        post.is_up()
+        await post.deliver(gateway.take)
+    post.has_dropped(gateway.dropped)
+
+
+class _Events:
+    """Logs what a single process would."""
+
+    def __init__(self, settings: Settings, sockets: Sequence[socket.socket]) -> None:
+        self._settings = settings
+        self._addresses = [shown(sock) for sock in sockets]
+
+    def begun(self, workers: Sequence[int]) -> None:
+        _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
+        _say_begun(self._addresses)
+
+    def stopping(self) -> None:
+        _say_stopping(self._settings)
+
+
+def _say_begun(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        _log.info("listening on %s", address)
+
+
+def _say_stopping(settings: Settings) -> None:
+    _log.info("stopping: at most %g s for what is running", settings.limits.drain_time)
+
+
+def _say_stopped(dropped: int) -> None:
+    if dropped:
+        _log.warning("%d exchanges took longer and were dropped", dropped)
     _log.info("stopped")
 
 
+def _settle() -> None:
+    # What is loaded by now stays: a full collection need not look at it again, which would
+    # hold the event loop for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+
+
 async def _demo(once: bool, port: int) -> None:
-    stop = _stop_signal()
+    stop = asyncio.Event()
+    _on_stop_signal(stop.set)
     async with DemoServer() as server, Gateway(_demo_settings(server.url, port)) as gateway:
         url = gateway.addresses[0]
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
@@ -127,16 +206,17 @@ def _demo_settings(server_url: str, port: int) -> Settings:
     )
 
 
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
+def _on_stop_signal(callback: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, callback)
 
 
 def _summary(settings: Settings) -> str:
     lines = [f"listen on {', '.join(map(str, settings.listen))}"]
+    workers = _workers(settings)
+    if workers > 1:
+        lines.append(f"{workers} workers")
     for route in settings.routes:
         upstream = settings.upstreams[route.upstream]
         lines.append(

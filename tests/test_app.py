@@ -188,6 +188,27 @@ async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
                     await connection.left.wait()
 
 
+async def test_connections_can_be_given_to_it() -> None:
+    closed: list[None] = []
+    async with nothing_left():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            async with Gateway(_settings(), lambda: closed.append(None)) as gateway:
+                assert gateway.addresses == []
+                async with connect("http://{}:{}".format(*listening.getsockname())) as client:
+                    gateway.take(listening.accept()[0])
+                    for _ in range(2):
+                        assert (await client.call("GET", "/v2")).status == 503
+                    assert not closed
+                await until(lambda: len(closed) == 1)
+                with socket.create_connection(listening.getsockname()) as gone:
+                    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1] + [0] * 7))
+                gateway.take(listening.accept()[0])
+                await until(lambda: len(closed) == 2)
+                async with connect("http://{}:{}".format(*listening.getsockname())) as client:
+                    gateway.take(listening.accept()[0])  # and leave at once
+        assert len(closed) == 3
+
+
 async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for wanted in (True, False):

@@ -38,7 +38,8 @@ ALLOWED = {
         "settings",
         "errors",
     },
-    "cli": {"app", "settings", "demo"},
+    "workers": set[str](),
+    "cli": {"app", "settings", "demo", "workers"},
     "__main__": {"cli"},
 }
 

@@ -1,80 +1,21 @@
 """The command line as its user has it: processes, signals, exit statuses, and what is printed."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
+from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.raw_client import connect
 
-PATIENCE = 30
-SCRIPT = str(Path(sys.executable).with_name("tensorgate"))
 MODULE = (sys.executable, "-m", "gateway")
-
-
-class _Process:
-    """A command at work, and what it has said."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.said = ""
-
-    async def until_it_says(self, pattern: str) -> re.Match[str]:
-        """Read what it says of itself up to a line that matches."""
-        assert self._process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
-            while (found := re.search(pattern, self.said)) is None:
-                line = await self._process.stderr.readline()
-                assert line, self.said
-                self.said += line.decode()
-        return found
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    @property
-    def running(self) -> bool:
-        return self._process.returncode is None
-
-    async def end(self) -> tuple[int, str, str]:
-        """Wait for its end; give its status, and all that it printed."""
-        async with asyncio.timeout(PATIENCE):
-            out, err = await self._process.communicate()
-        assert self._process.returncode is not None
-        return self._process.returncode, out.decode(), self.said + err.decode()
-
-
-@asynccontextmanager
-async def _started(*command: str, **environ: str) -> AsyncIterator[_Process]:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environ},
-    )
-    running = _Process(process)
-    try:
-        yield running
-    finally:
-        if running.running:
-            process.kill()
-        await process.communicate()
-
-
-async def _run(*command: str, **environ: str) -> tuple[int, str, str]:
-    async with _started(*command, **environ) as process:
-        return await process.end()
 
 
 @pytest.fixture
@@ -83,34 +24,22 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "gateway.yaml"
 
 
-def _settings(file: Path, url: str, listen: str = "127.0.0.1:0", more: str = "") -> str:
-    file.write_text(f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}]}}}}\n{more}")
-    return str(file)
-
-
-@asynccontextmanager
-async def _serving(config: str) -> AsyncIterator[tuple[_Process, str]]:
-    async with _started(SCRIPT, "serve", "--config", config) as process:
-        found = await process.until_it_says(r"listening on (\S+)")
-        yield process, found[1]
-
-
 async def test_version() -> None:
-    assert await _run(SCRIPT, "--version") == (0, f"tensorgate, version {__version__}\n", "")
+    assert await run(SCRIPT, "--version") == (0, f"tensorgate, version {__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", [(SCRIPT,), MODULE], ids=["script", "module"])
 @pytest.mark.parametrize("option", ["--help", "-h"])
 async def test_help(command: tuple[str, ...], option: str) -> None:
-    status, out, err = await _run(*command, option)
+    status, out, err = await run(*command, option)
     assert (status, err) == (0, "")
     for name in ("serve", "check", "demo"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
 async def test_the_module_serves_too(file: Path) -> None:
-    config = _settings(file, "http://127.0.0.1:1")
-    status, out, _ = await _run(*MODULE, "check", config)
+    config = settings_in(file, "http://127.0.0.1:1")
+    status, out, _ = await run(*MODULE, "check", config)
     assert (status, out.count("http://127.0.0.1:1")) == (0, 1)
 
 
@@ -119,15 +48,15 @@ async def test_the_module_serves_too(file: Path) -> None:
     [("serve",), ("check",), ("unknown",), ("serve", "--config"), ("demo", "--port", "x")],
 )
 async def test_wrong_use(arguments: tuple[str, ...]) -> None:
-    status, out, err = await _run(SCRIPT, *arguments)
+    status, out, err = await run(SCRIPT, *arguments)
     assert (status, out) == (2, "")
     assert re.search(r"^(Usage|Error): ", err, re.MULTILINE)
     assert "Traceback" not in err
 
 
 async def test_check_tells_what_would_be_served(file: Path) -> None:
-    config = _settings(file, "http://127.0.0.1:8000", "'[::1]:8080'")
-    assert await _run(SCRIPT, "check", config) == (
+    config = settings_in(file, "http://127.0.0.1:8000", "'[::1]:8080'")
+    assert await run(SCRIPT, "check", config) == (
         0,
         "listen on [::1]:8080\nevery request → upstream demo (triton): http://127.0.0.1:8000\n",
         "",
@@ -135,15 +64,15 @@ async def test_check_tells_what_would_be_served(file: Path) -> None:
 
 
 async def test_check_fills_the_environment_in(file: Path) -> None:
-    config = _settings(file, "'http://${TEST_HOST}:1'")
-    status, out, _ = await _run(SCRIPT, "check", config, TEST_HOST="triton")
+    config = settings_in(file, "'http://${TEST_HOST}:1'")
+    status, out, _ = await run(SCRIPT, "check", config, TEST_HOST="triton")
     assert (status, "http://triton:1" in out) == (0, True)
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple[str, ...]) -> None:
-    config = _settings(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
-    status, out, err = await _run(SCRIPT, *command, config)
+    config = settings_in(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
+    status, out, err = await run(SCRIPT, *command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
     assert lines[0].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
@@ -154,7 +83,7 @@ async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_settings_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) -> None:
     path = tmp_path / "none.yaml"
-    status, _, err = await _run(SCRIPT, *command, str(path))
+    status, _, err = await run(SCRIPT, *command, str(path))
     assert (status, err) == (2, f"{path}: cannot be read: No such file or directory\n")
 
 
@@ -171,7 +100,7 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
 
     async with (
         FaultyServer(script) as server,
-        _serving(_settings(file, server.url)) as (process, url),
+        serving(settings_in(file, server.url)) as (process, url),
     ):
         async with connect(url) as busy, connect(url) as idle:
             await busy.send(request("GET", "/v2/x"))
@@ -194,8 +123,8 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
 
 async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
     async with FaultyServer(hang) as server:
-        config = _settings(file, server.url, more="limits: {drain_time: 50ms}\n")
-        async with _serving(config) as (process, url), connect(url) as client:
+        config = settings_in(file, server.url, more="limits: {drain_time: 50ms}\n")
+        async with serving(config) as (process, url), connect(url) as client:
             await client.send(request("GET", "/v2/x"))
             connection = await server.connection()
             process.signal(signal.SIGTERM)
@@ -208,10 +137,10 @@ async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
 
 
 async def test_a_second_server_at_the_same_address(file: Path) -> None:
-    async with _serving(_settings(file, "http://127.0.0.1:1")) as (process, url):
+    async with serving(settings_in(file, "http://127.0.0.1:1")) as (process, url):
         address = url.removeprefix("http://")
-        config = _settings(file, "http://127.0.0.1:1", address)
-        assert await _run(SCRIPT, "serve", "--config", config) == (
+        config = settings_in(file, "http://127.0.0.1:1", address)
+        assert await run(SCRIPT, "serve", "--config", config) == (
             1,
             "",
             f"tensorgate: cannot listen on {address}: Address already in use\n",
@@ -223,8 +152,8 @@ async def test_the_same_address_twice(file: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "{}:{}".format(*free.getsockname())
-    config = _settings(file, "http://127.0.0.1:1", f"[{address}, {address}]")
-    assert await _run(SCRIPT, "serve", "--config", config) == (
+    config = settings_in(file, "http://127.0.0.1:1", f"[{address}, {address}]")
+    assert await run(SCRIPT, "serve", "--config", config) == (
         1,
         "",
         f"tensorgate: cannot listen on {address}: Address already in use\n",
@@ -234,10 +163,10 @@ async def test_the_same_address_twice(file: Path) -> None:
 async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     async with FaultyServer() as server:
-        config = _settings(file, server.url, f"unix:{path}")
+        config = settings_in(file, server.url, f"unix:{path}")
         for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
             # The second one finds the socket that the first one left behind.
-            async with _serving(config) as (process, url):
+            async with serving(config) as (process, url):
                 assert url == f"unix:{path}"
                 async with connect(url) as client:
                     assert (await client.call("GET", "/v2/x")).status == 200
@@ -247,9 +176,9 @@ async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None
 
 async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
-    config = _settings(file, "http://127.0.0.1:1", f"unix:{path}")
-    async with _serving(config):
-        assert await _run(SCRIPT, "serve", "--config", config) == (
+    config = settings_in(file, "http://127.0.0.1:1", f"unix:{path}")
+    async with serving(config):
+        assert await run(SCRIPT, "serve", "--config", config) == (
             1,
             "",
             f"tensorgate: cannot listen on unix:{path}: {path} is in use by another process\n",
@@ -258,8 +187,8 @@ async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
 
 async def test_what_is_logged_can_be_chosen(file: Path) -> None:
     async with FaultyServer() as server:
-        config = _settings(file, server.url, more="log: {access: false}\n")
-        async with _serving(config) as (process, url):
+        config = settings_in(file, server.url, more="log: {access: false}\n")
+        async with serving(config) as (process, url):
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
             process.signal(signal.SIGTERM)
@@ -269,7 +198,7 @@ async def test_what_is_logged_can_be_chosen(file: Path) -> None:
 
 
 async def test_the_demo_shows_five_calls() -> None:
-    status, out, err = await _run(SCRIPT, "demo", "--once", "--port", "0")
+    status, out, err = await run(SCRIPT, "demo", "--once", "--port", "0")
     assert (status, err) == (0, "")
     assert re.findall(r"^([1-9])  \S", out, re.MULTILINE) == list("12345")
     assert "Ctrl-C" not in out
@@ -278,10 +207,10 @@ async def test_the_demo_shows_five_calls() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_the_demo_stays_until_it_is_ended(number: int) -> None:
-    async with _started(SCRIPT, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
-        assert process._process.stdout is not None
+    async with started(SCRIPT, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
+        assert process.process.stdout is not None
         async with asyncio.timeout(PATIENCE):
-            out = await process._process.stdout.readuntil(b"Ctrl-C ends the demo.\n")
+            out = await process.process.stdout.readuntil(b"Ctrl-C ends the demo.\n")
         assert b"curl" in out
         found = re.search(rb"gateway +(http://\S+)", out)
         assert found is not None
@@ -297,21 +226,21 @@ async def test_the_demo_says_that_its_port_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, out, err = await _run(SCRIPT, "demo", "--once", "--port", str(port))
+        status, out, err = await run(SCRIPT, "demo", "--once", "--port", str(port))
     assert (status, out) == (1, "")
     assert err == f"tensorgate: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 @pytest.mark.parametrize("port", ["65536", "-1"])
 async def test_the_demo_says_that_there_is_no_such_port(port: str) -> None:
-    status, out, err = await _run(SCRIPT, "demo", "--once", "--port", port)
+    status, out, err = await run(SCRIPT, "demo", "--once", "--port", port)
     assert (status, out) == (2, "")
     assert "--port" in err
     assert "Traceback" not in err
 
 
 async def test_a_gateway_that_answers_errors_is_not_a_failing_one(file: Path) -> None:
-    async with FaultyServer() as server, _serving(_settings(file, server.url)) as (process, url):
+    async with FaultyServer() as server, serving(settings_in(file, server.url)) as (process, url):
         async with connect(url) as client:
             client.send_now(b"what?\r\n\r\n")
             assert (await client.reply()).status == 400

@@ -30,13 +30,20 @@ Exchange = Callable[[ClientRequest, ClientAnswer], Awaitable[None]]
 class HttpListener(Owner):
     """Accepts connections and makes an exchange of each request.
 
-    ``access_log`` may be None.
+    ``access_log`` may be None. ``on_closed`` is called for each connection that is over.
     """
 
-    def __init__(self, exchange: Exchange, access_log: AccessLog | None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        access_log: AccessLog | None,
+        on_closed: Callable[[], None] | None = None,
+    ) -> None:
         self._exchange = exchange
         self._access_log = access_log
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
+        self._adoptions: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._connections: set[ClientConnection] = set()
         self._busy: dict[asyncio.Task[None], ClientConnection] = {}
@@ -49,14 +56,28 @@ class HttpListener(Owner):
         create = self._loop.create_unix_server if is_unix else self._loop.create_server
         server = await create(lambda: ClientConnection(self), sock=sock, backlog=_BACKLOG)
         self._servers.append(server)
-        if self._sweep is None:
-            self._close_quiet()
+
+    def take(self, sock: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere; this owns its socket from now on."""
+        adoption = self._loop.create_task(self._adopt(sock))
+        self._adoptions.add(adoption)
+        adoption.add_done_callback(self._adoptions.discard)
+
+    async def _adopt(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: ClientConnection(self), sock)
+        except OSError:  # the client is gone
+            sock.close()
+            if self._on_closed is not None:
+                self._on_closed()
 
     async def drain(self, patience: float) -> int:
         """Stop accepting, let exchanges under way finish, drop those that take too long.
 
         ``patience`` is in seconds. Gives the number of exchanges dropped.
         """
+        if self._adoptions:
+            await asyncio.wait(self._adoptions)
         self.draining = True
         until = self._loop.time() + patience
         if self._sweep is not None:
@@ -85,10 +106,14 @@ class HttpListener(Owner):
     def opened(self, connection: ClientConnection) -> None:
         """Note a connection."""
         self._connections.add(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_SWEEP, self._close_quiet)
 
     def lost(self, connection: ClientConnection) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
+        if self._on_closed is not None:
+            self._on_closed()
 
     def begin(
         self, connection: ClientConnection, request: HttpRequest, answer: HttpAnswer

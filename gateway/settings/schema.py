@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 from gateway.settings.addresses import Address, TcpAddress, parse_address, parse_endpoint
 from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
 from gateway.settings.whole import faults, with_routes
-from gateway.settings.words import KeyPath
+from gateway.settings.words import KeyPath, describe
 
 _MIB = 2**20
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
@@ -40,6 +40,18 @@ def _time(least: str, most: str) -> PlainValidator:
 
 def _count(least: str, most: str) -> PlainValidator:
     return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
+
+
+_WORKERS = Between(parse_count, "1", "256")
+
+
+def _workers(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return _WORKERS(value)
+    except ValueError:
+        raise ValueError(f"expected 1 to 256, or auto, got {describe(value)}") from None
 
 
 def _known_dialect(value: object) -> object:
@@ -160,6 +172,14 @@ class Settings(_Section):
         min_length=1,
         description="Where clients connect: host:port, [IPv6]:port or unix:/path, one or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
+    )
+    workers: Annotated[
+        int | Literal["auto"],
+        PlainValidator(_workers, json_schema_input_type=int | Literal["auto"]),
+    ] = Field(
+        default=1,
+        description="How many processes serve, with an event loop each; auto is one per core that"
+        " may be used.",
     )
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."

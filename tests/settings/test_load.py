@@ -22,6 +22,7 @@ def test_an_upstream_is_enough(file: Path) -> None:
     file.write_text(ONE_UPSTREAM)
     settings = load(file, {})
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
+    assert settings.workers == 1
     assert settings.upstreams == {"triton": Upstream(endpoints=("http://triton:8000",))}
     assert settings.routes == (Route(upstream="triton"),)
     assert settings.limits == Limits()
@@ -32,6 +33,7 @@ def test_everything_can_be_said(file: Path) -> None:
     file.write_text(
         """
 listen: [0.0.0.0:0, '[::1]:8080', unix:/run/tensorgate.sock]
+workers: 8
 upstreams:
   blue: {endpoints: [http://a:1, http://b:2]}
   green: {endpoints: [http://c:3], dialect: triton}
@@ -57,6 +59,7 @@ log: {level: warning, access: false}
         TcpAddress("::1", 8080),
         UnixAddress("/run/tensorgate.sock"),
     )
+    assert settings.workers == 8
     assert list(settings.upstreams) == ["blue", "green"]
     assert settings.routes == (Route(upstream="green", nonfinite="string", bytes="base64"),)
     assert settings.limits == Limits(
@@ -154,6 +157,24 @@ def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "workers"), [("1", 1), ("256", 256), ("'2'", 2), ("auto", "auto"), ("${N:-4}", 4)]
+)
+def test_workers_are_counted_or_left_to_the_machine(
+    file: Path, written: str, workers: int | str
+) -> None:
+    file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
+    assert load(file, {}).workers == workers
+
+
+@pytest.mark.parametrize("written", ["0", "257", "-1", "1.5", "true", "[2]", "AUTO", "''"])
+def test_any_other_number_of_workers_is_refused(file: Path, written: str) -> None:
+    file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
+    (problem,) = problems(file)
+    assert (problem.line, problem.path_in_file) == (2, "workers")
+    assert problem.message.startswith("expected 1 to 256, or auto, got ")
+
+
 def test_a_problem_names_file_line_and_path() -> None:
     error = SettingsError(
         Path("a.yaml"),
@@ -183,4 +204,5 @@ def test_the_schema_can_be_told_as_json_schema() -> None:
     schema = Settings.model_json_schema()
     assert schema["required"] == ["upstreams"]
     assert schema["properties"]["listen"]["default"] == "127.0.0.1:8080"
+    assert {"const": "auto", "type": "string"} in schema["properties"]["workers"]["anyOf"]
     assert {"type": "null"} in schema["$defs"]["Route"]["properties"]["nonfinite"]["anyOf"]

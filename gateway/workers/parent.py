@@ -1,0 +1,321 @@
+"""The parent of the workers: it accepts connections, hands them out, and replaces what dies.
+
+Why it is the parent that accepts. Workers that all accept from one socket race for each connection:
+of 32 that wrk opened at once, one of two workers took all in three runs of four, although libuv
+accepts just one in each turn of its loop. With a socket for each (SO_REUSEPORT) the kernel picks by
+a hash: 32 connections came to 11 and 21, and two of them come to one worker in every second case;
+Unix sockets know no such thing; a port that is taken goes unnoticed; and what is sent to a worker
+that drains or has yet to be replaced waits for it. Here each connection goes to the worker that has
+the fewest, and to none that leaves or is gone; one that a worker has not received when it dies goes
+to another. It costs some 90 µs of the parent for a connection, and nothing for a request.
+
+The parent has one thread and no event loop, so that it can fork at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import attrgetter
+from typing import NoReturn, Protocol
+
+from gateway.workers.post import Post
+from gateway.workers.seat import Seat, Worker, how_it_ended
+
+_LAST_MOMENT = 5.0
+"""Seconds that a worker has beyond its time to drain."""
+_FULL_PAUSE, _FAULT_PAUSE = 0.01, 1.0
+"""Seconds until the next try, where nobody took a connection or where it could not be accepted."""
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_NEVER = float("inf")
+
+_log = logging.getLogger("tensorgate.workers")
+
+Work = Callable[[Post], None]
+"""What a worker does; it ends when its post says that no more connections come."""
+
+
+class NoWorkerError(Exception):
+    """Not one worker came up."""
+
+
+class Events(Protocol):
+    """What the parent tells of."""
+
+    def begun(self, workers: Sequence[int]) -> None:
+        """Tell that connections are served from now on, by the processes with these ids."""
+
+    def stopping(self) -> None:
+        """Tell that no connection is accepted any more."""
+
+
+class Parent:
+    """Has so many workers serve what comes on listening sockets, which it owns.
+
+    ``patience`` is the time in seconds in which workers drain.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        workers: int,
+        work: Work,
+        patience: float,
+        events: Events,
+    ) -> None:
+        self._sockets = sockets
+        self._work = work
+        self._patience = patience
+        self._events = events
+        closed = memoryview(mmap.mmap(-1, 8 * workers)).cast("Q")
+        self._seats = [Seat(closed[i : i + 1]) for i in range(workers)]
+        # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
+        self._selector = selectors.PollSelector()
+        self._ear, self._mouth = socket.socketpair()
+        self._accepting = False
+        self._unplaced: deque[socket.socket] = deque()
+        self._retry_at = _NEVER
+        self._begun = False
+        self._stopping = False
+        self._kill_at = _NEVER
+        self._dropped = 0
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then let the workers drain.
+
+        Gives the number of exchanges that they dropped. Raises NoWorkerError.
+        """
+        for sock in self._sockets:
+            sock.setblocking(False)
+        with self._ear, self._mouth, self._hearing_signals():
+            for seat in self._seats:
+                self._start(seat)
+            while self._workers or not self._stopping:
+                if not self._begun:
+                    self._begin_if_ready()
+                self._accept_if_possible()
+                for key, _ in self._selector.select(self._wait()):
+                    key.data()
+                self._do_what_is_due(time.monotonic())
+        return self._dropped
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [seat.worker for seat in self._seats if seat.worker is not None]
+
+    def _begin_if_ready(self) -> None:
+        """Begin once each first worker is up or has failed, so that not one gets all that waits."""
+        if self._stopping:
+            return
+        workers = self._workers
+        if not workers:
+            raise NoWorkerError("no worker came up")
+        if all(worker.taking for worker in workers):
+            self._begun = True
+            self._events.begun([worker.pid for worker in workers])
+
+    def _wait(self) -> float | None:
+        """Give the seconds until something is due."""
+        due = [self._kill_at, self._retry_at]
+        if self._begun and not self._stopping:
+            due += [seat.due for seat in self._seats if seat.worker is None]
+        first = min(due)
+        return None if first == _NEVER else max(0.0, first - time.monotonic())
+
+    def _do_what_is_due(self, now: float) -> None:
+        if now >= self._kill_at:
+            self._kill_at = _NEVER
+            for worker in self._workers:
+                _log.error("worker %d did not stop in time and is killed", worker.pid)
+                os.kill(worker.pid, signal.SIGKILL)
+        if now >= self._retry_at:
+            self._place()
+        if self._begun and not self._stopping:
+            for seat in self._seats:
+                if seat.worker is None and now >= seat.due:
+                    self._start(seat)
+
+    # Signals
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ, self._hear_signals)
+        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in _STOPS}
+        # Where it is ignored, as some leave it, there is no status to be had of a child.
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(-1)
+
+    def _hear_signals(self) -> None:
+        if set(self._ear.recv(64)) & set(_STOPS) and not self._stopping:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Accept nothing more; each worker sees the end of its channel, and drains."""
+        self._stopping = True
+        self._accept_if_possible()
+        for sock in self._sockets:
+            sock.close()
+        self._drop_unplaced()
+        for worker in self._workers:
+            worker.stop()
+        self._kill_at = time.monotonic() + self._patience + _LAST_MOMENT
+        self._events.stopping()
+
+    # Connections
+
+    def _accept_if_possible(self) -> None:
+        """Leave connections in the system's queue while they could not be handed out."""
+        possible = (
+            self._begun
+            and not self._stopping
+            and self._retry_at == _NEVER
+            and any(worker.taking for worker in self._workers)
+        )
+        if possible and not self._accepting:
+            for sock in self._sockets:
+                self._selector.register(sock, selectors.EVENT_READ, partial(self._accept, sock))
+        elif self._accepting and not possible:
+            for sock in self._sockets:
+                self._selector.unregister(sock)
+        self._accepting = possible
+
+    def _accept(self, sock: socket.socket) -> None:
+        if self._stopping or self._retry_at != _NEVER:
+            return  # something else that came in this turn has changed what is possible
+        try:
+            connection, _ = sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            _log.error("cannot accept a connection: %s", error.strerror or error)
+            self._retry_at = time.monotonic() + _FAULT_PAUSE
+            return
+        self._unplaced.append(connection)
+        self._place()
+
+    def _place(self) -> None:
+        """Give each connection to the worker with the fewest that takes it, or wait for one."""
+        self._retry_at = _NEVER
+        while self._unplaced:
+            if not self._give(self._unplaced[0]):
+                self._retry_at = time.monotonic() + _FULL_PAUSE
+                return
+            self._unplaced.popleft()
+
+    def _give(self, connection: socket.socket) -> bool:
+        seats = sorted(self._seats, key=attrgetter("open"))
+        workers = [seat.worker for seat in seats if seat.worker is not None]
+        return any(worker.taking and worker.give(connection) for worker in workers)
+
+    def _drop_unplaced(self) -> None:
+        self._retry_at = _NEVER
+        while self._unplaced:
+            self._unplaced.popleft().close()
+
+    # Workers
+
+    def _start(self, seat: Seat) -> None:
+        now = time.monotonic()
+        try:
+            seat.worker = self._fork(seat.closed, now)
+        except OSError as error:
+            pause = seat.vacate(now, now)
+            _log.error("cannot start a worker: %s; next try in %g s", error.strerror, pause)
+            return
+        channel = seat.worker.channel
+        self._selector.register(channel, selectors.EVENT_READ, partial(self._listen_to, seat))
+
+    def _fork(self, closed: memoryview, now: float) -> Worker:
+        closed[0] = 0
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        # Until the child has left the handlers, a signal to it would be told to the parent.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                self._become_worker(Post(theirs, closed), before)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        return Worker(pid, ours, now)
+
+    def _become_worker(self, post: Post, mask: set[signal.Signals | int]) -> NoReturn:
+        """Leave all that is the parent's, and work; nothing else of the parent's code is run."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in _STOPS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs = [self._ear, self._mouth, *self._sockets, *self._unplaced]
+            for worker in self._workers:
+                theirs += [worker.channel, *worker.on_the_way]
+            for sock in theirs:
+                sock.close()
+            self._work(post)
+            status = 0
+        except BaseException:
+            _log.exception("a worker failed")
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _listen_to(self, seat: Seat) -> None:
+        assert seat.worker is not None
+        try:
+            words = seat.worker.channel.recv(1024)
+        except BlockingIOError:
+            return
+        except OSError:
+            words = b""
+        if words:
+            was_up = seat.worker.up
+            seat.worker.hear(words)
+            if self._begun and seat.worker.up and not was_up:
+                _log.info("worker %d is up", seat.worker.pid)
+        else:
+            self._bury(seat, seat.worker)
+
+    def _bury(self, seat: Seat, worker: Worker) -> None:
+        self._selector.unregister(worker.channel)
+        worker.channel.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+        self._dropped += worker.dropped
+        pause = seat.vacate(worker.began, time.monotonic())
+        self._unplaced.extend(worker.on_the_way)
+        if self._stopping:
+            self._drop_unplaced()
+        elif self._retry_at == _NEVER:
+            self._place()
+        if not self._stopping:
+            then = f"in {pause:g} s" if pause else "at once"
+            ended = how_it_ended(code)
+            _log.error("worker %d %s; another one starts %s", worker.pid, ended, then)
+        elif code and -code not in _STOPS:
+            # As for those: they can come before a worker handles them, and after it has finished.
+            _log.error("worker %d %s", worker.pid, how_it_ended(code))

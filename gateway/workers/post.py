@@ -1,0 +1,91 @@
+"""What a worker has of its parent: the connections that come, and a few words back.
+
+One Unix socket holds both. It also tells each side of the other's end, whatever brought that about,
+as a process' sockets close with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+CONNECTION, STOP = b"+", b"."
+"""What comes from the parent: a connection, or word that there are no more."""
+UP, TAKEN = b".", b"+"
+"""What a worker says once it serves, and of each connection that it has; at its end, a number."""
+
+_log = logging.getLogger("tensorgate.workers")
+
+Take = Callable[[socket.socket], None]
+
+
+class Post:
+    """A worker's end of the socket that it shares with its parent.
+
+    ``closed`` holds one number, shared with the parent: the connections that have come to an end.
+    """
+
+    def __init__(self, channel: socket.socket, closed: memoryview) -> None:
+        self._channel = channel
+        self._closed = closed
+        self._ending = False
+
+    def is_up(self) -> None:
+        """Tell the parent that connections can come."""
+        self._say(UP)
+
+    def has_closed(self) -> None:
+        """Tell the parent that a connection is over."""
+        self._closed[0] += 1
+
+    def has_dropped(self, exchanges: int) -> None:
+        """Tell the parent how many exchanges took too long to be finished."""
+        self._say(str(exchanges).encode())
+
+    def leave(self) -> None:
+        """Ask for no more connections; those that are on their way still come."""
+        self._ending = True
+        self._channel.shutdown(socket.SHUT_RD)
+
+    async def deliver(self, take: Take) -> None:
+        """Give each connection that comes to ``take``, until no more can come."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        self._channel.setblocking(False)
+        number = self._channel.fileno()
+
+        def receive() -> None:
+            if not self._receive(take):
+                loop.remove_reader(number)
+                over.set_result(None)
+
+        loop.add_reader(number, receive)
+        await over
+        if not self._ending:
+            _log.error("the parent is gone: stopping")
+
+    def _receive(self, take: Take) -> bool:
+        """Take what has come; false where nothing can come any more."""
+        try:
+            data, numbers, _, _ = socket.recv_fds(self._channel, 1, 1)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        if data == STOP:
+            self._ending = True
+        elif data:
+            self._say(TAKEN)
+        if numbers:
+            take(socket.socket(fileno=numbers[0]))
+        elif data == CONNECTION:
+            self.has_closed()
+            _log.error("a connection was lost: too many open files")
+        return bool(data)
+
+    def _say(self, words: bytes) -> None:
+        with suppress(OSError):  # the parent is gone, which is noticed elsewhere
+            self._channel.send(words)

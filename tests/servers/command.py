@@ -1,0 +1,93 @@
+"""The command line at work in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+PATIENCE = 30
+"""Seconds after which a test that waits for a process has failed."""
+SCRIPT = str(Path(sys.executable).with_name("tensorgate"))
+
+
+class Process:
+    """A command at work, and what it has said."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said = ""
+
+    async def until_it_says(self, pattern: str) -> re.Match[str]:
+        """Read what it says of itself up to a line that matches."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while (found := re.search(pattern, self.said)) is None:
+                line = await self.process.stderr.readline()
+                assert line, self.said
+                self.said += line.decode()
+        return found
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    @property
+    def pid(self) -> int:
+        """Give its id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Tell whether it has not ended yet."""
+        return self.process.returncode is None
+
+    async def end(self) -> tuple[int, str, str]:
+        """Wait for its end; give its status, and all that it printed."""
+        async with asyncio.timeout(PATIENCE):
+            out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode(), self.said + err.decode()
+
+
+@asynccontextmanager
+async def started(*command: str, **environ: str) -> AsyncIterator[Process]:
+    """Run a command, and kill it if it is still running in the end."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environ},
+    )
+    running = Process(process)
+    try:
+        yield running
+    finally:
+        if running.running:
+            process.kill()
+        await process.communicate()
+
+
+async def run(*command: str, **environ: str) -> tuple[int, str, str]:
+    """Run a command to its end; give its status, and all that it printed."""
+    async with started(*command, **environ) as process:
+        return await process.end()
+
+
+def settings_in(file: Path, url: str, listen: str = "127.0.0.1:0", more: str = "") -> str:
+    """Write a settings file, and give its name."""
+    file.write_text(f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}]}}}}\n{more}")
+    return str(file)
+
+
+@asynccontextmanager
+async def serving(config: str) -> AsyncIterator[tuple[Process, str]]:
+    """Run a gateway; give it, and where it listens."""
+    async with started(SCRIPT, "serve", "--config", config) as process:
+        found = await process.until_it_says(r"listening on (\S+)")
+        yield process, found[1]

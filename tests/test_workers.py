@@ -1,0 +1,310 @@
+"""A gateway of several processes, as its user has it."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.workers.cores import usable_cores
+from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
+from tests.servers.faulty_server import Connection, FaultyServer, hang
+from tests.servers.http_text import answer, request
+from tests.servers.raw_client import RawClient, connect
+from tests.servers.running_gateway import until
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file that is yet to be written."""
+    return tmp_path / "gateway.yaml"
+
+
+@asynccontextmanager
+async def _gateway(
+    file: Path, server: str, workers: int = 2, listen: str = "127.0.0.1:0", more: str = ""
+) -> AsyncIterator[tuple[Process, str]]:
+    config = settings_in(file, server, listen, f"workers: {workers}\n{more}")
+    async with serving(config) as running:
+        yield running
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """Look a process up: proc(5); X is one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[1])
+
+
+def _workers_of(process: Process) -> list[int]:
+    every = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [pid for pid in every if _state_and_parent(pid)[1] == process.pid]
+
+
+async def _until_gone(pids: list[int]) -> None:
+    await until(lambda: all(_state_and_parent(pid)[0] in "XZ" for pid in pids), PATIENCE)
+
+
+class _Held:
+    """The script of a server that answers once it may."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await self.go_on.wait()
+            await connection.send(answer())
+
+
+async def _busy(stack: AsyncExitStack, url: str, server: FaultyServer) -> list[RawClient]:
+    """Open four connections, with an exchange under way on each."""
+    clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
+    for client in clients:
+        await client.send(request("GET", "/v2/x"))
+    await server.connection(3)
+    return clients
+
+
+async def _outcome(client: RawClient) -> int:
+    """Give the status of an answer, 0 if none came."""
+    try:
+        return (await client.reply()).status
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+
+
+async def test_connections_are_shared_out_evenly(file: Path) -> None:
+    async with FaultyServer() as server, _gateway(file, server.url, 3) as (process, url):
+        workers = _workers_of(process)
+        assert len(workers) == 3
+        async with AsyncExitStack() as stack:
+            for number in range(9):
+                client = await stack.enter_async_context(connect(url))
+                for _ in range(2):
+                    assert (await client.call("GET", f"/v2/{number}")).status == 200
+        process.signal(signal.SIGTERM)
+        status, out, err = await process.end()
+    assert (status, out) == (0, "")
+    served = [set(re.findall(rf"access\[{pid}\]: GET /v2/(\d) 200", err)) for pid in workers]
+    assert [len(numbers) for numbers in served] == [3, 3, 3]
+    assert set.union(*served) == set("012345678")
+    for line in ("listening on", "stopping", "stopped"):
+        assert err.count(line) == 1
+
+
+async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> None:
+    held = _Held()
+    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+        async with AsyncExitStack() as stack:
+            clients = await _busy(stack, url, server)
+            victim, other = _workers_of(process)
+            os.kill(victim, signal.SIGKILL)
+            await process.until_it_says(f"worker {victim} was killed by SIGKILL; another one start")
+            found = await process.until_it_says(r"worker (\d+) is up")
+            assert set(_workers_of(process)) == {other, int(found[1])}
+            held.go_on.set()
+            assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
+            for _ in range(4):
+                client = await stack.enter_async_context(connect(url))
+                assert (await client.call("GET", "/v2/after")).status == 200
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+    assert status == 0
+    assert err.count(f"access[{found[1]}]: GET /v2/after 200") >= 2
+    assert "Traceback" not in err
+
+
+async def test_what_a_worker_has_not_taken_when_it_dies_goes_to_another(file: Path) -> None:
+    async with FaultyServer() as server, _gateway(file, server.url) as (process, url):
+        victim = _workers_of(process)[0]
+        os.kill(victim, signal.SIGSTOP)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
+            for client in clients:
+                await client.send(request("GET", "/v2/x"))
+            await server.connection()  # by then the parent has accepted some
+            os.kill(victim, signal.SIGKILL)
+            assert [await _outcome(client) for client in clients] == [200] * 4
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+    assert status == 0
+    assert f"worker {victim} was killed by SIGKILL" in err
+
+
+async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(file: Path) -> None:
+    async with _gateway(file, NOWHERE) as (process, url):
+        victim = _workers_of(process)[0]
+        for pause in ("0.1", "0.2", "0.4"):
+            os.kill(victim, signal.SIGKILL)
+            await process.until_it_says(
+                f"worker {victim} was killed by SIGKILL; another one starts in {pause} s"
+            )
+            async with connect(url) as client:  # there is another worker
+                assert (await client.call("GET", "/v2/x")).status == 503
+            process.said = ""  # what comes next is not about those before
+            victim = int((await process.until_it_says(r"worker (\d+) is up"))[1])
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[0] == 0
+
+
+async def test_a_worker_may_be_told_to_leave(file: Path) -> None:
+    held = _Held()
+    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+        async with AsyncExitStack() as stack:
+            clients = await _busy(stack, url, server)
+            leaving, staying = _workers_of(process)
+            os.kill(leaving, signal.SIGTERM)
+            held.go_on.set()
+            assert [await _outcome(client) for client in clients] == [200] * 4
+            await process.until_it_says(f"worker {leaving} ended with status 0; another one start")
+            assert staying in _workers_of(process)
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
+    held = _Held()
+    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+        async with AsyncExitStack() as stack:
+            clients = await _busy(stack, url, server)
+            idle = [await stack.enter_async_context(connect(url)) for _ in range(2)]
+            workers = _workers_of(process)
+            process.signal(number)
+            await process.until_it_says("stopping")
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(url):
+                    pass
+            assert [await client.rest() for client in idle] == [b"", b""]
+            assert sorted(_workers_of(process)) == sorted(workers)
+            process.signal(number)  # once more is no reason for haste
+            held.go_on.set()
+            assert [await _outcome(client) for client in clients] == [200] * 4
+        status, out, err = await process.end()
+    assert (status, out) == (0, "")
+    assert err.splitlines()[-1].endswith(": stopped")
+    assert err.count("stopping") == 1
+    for word in ("dropped", "worker ", "Traceback"):
+        assert word not in err
+    await _until_gone(workers)
+
+
+async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
+    held = _Held()
+    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+        async with AsyncExitStack() as stack:
+            clients = await _busy(stack, url, server)
+            for pid in (process.pid, *_workers_of(process)):  # as Ctrl-C in a terminal
+                os.kill(pid, signal.SIGINT)
+            await process.until_it_says("stopping")
+            held.go_on.set()
+            assert [await _outcome(client) for client in clients] == [200] * 4
+        status, _, err = await process.end()
+    assert status == 0
+    assert err.splitlines()[-1].endswith(": stopped")
+    assert "Traceback" not in err
+
+
+async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
+    async with (
+        FaultyServer(hang) as server,
+        _gateway(file, server.url, more="limits: {drain_time: 50ms}\n") as (process, url),
+        AsyncExitStack() as stack,
+    ):
+        clients = await _busy(stack, url, server)
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+        assert [await _outcome(client) for client in clients] == [0] * 4
+    assert status == 0
+    assert err.count("dropped") == 1
+    assert "4 exchanges took longer and were dropped" in err
+
+
+async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> None:
+    held = _Held()
+    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+        async with AsyncExitStack() as stack:
+            clients = await _busy(stack, url, server)
+            workers = _workers_of(process)
+            assert len(workers) == 2
+            process.signal(signal.SIGKILL)
+            await process.until_it_says("the parent is gone")
+            held.go_on.set()
+            assert [await _outcome(client) for client in clients] == [200] * 4
+            await _until_gone(workers)
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(url):
+                    pass
+        assert (await process.end())[0] == -signal.SIGKILL
+
+
+async def test_an_address_that_is_taken_is_told_once(file: Path, tmp_path: Path) -> None:
+    async with _gateway(file, NOWHERE) as (process, url):
+        address = url.removeprefix("http://")
+        config = settings_in(tmp_path / "other.yaml", NOWHERE, address, "workers: 4\n")
+        assert await run(SCRIPT, "serve", "--config", config) == (
+            1,
+            "",
+            f"tensorgate: cannot listen on {address}: Address already in use\n",
+        )
+        assert process.running
+
+
+async def test_a_unix_socket_is_shared_too(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sock"
+    async with FaultyServer() as server:
+        for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
+            # The second one finds the socket that the first one left behind.
+            async with _gateway(file, server.url, listen=f"unix:{path}") as (process, url):
+                assert url == f"unix:{path}"
+                workers = _workers_of(process)
+                async with connect(url) as one, connect(url) as another:
+                    for client in (one, another):
+                        assert (await client.call("GET", "/v2/x")).status == 200
+                process.signal(number)
+                ended, _, err = await process.end()
+            assert ended == status
+            for worker in workers:
+                assert err.count(f"access[{worker}]: GET /v2/x 200") == 1
+
+
+async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -> None:
+    listen = f"[127.0.0.1:0, 'unix:{tmp_path / 's'}']"
+    async with _gateway(file, NOWHERE, listen=listen) as (process, url):
+        unix = (await process.until_it_says(r"listening on (unix:\S+)"))[1]
+        for address in (url, unix, url, unix):
+            async with connect(address) as client:
+                assert (await client.call("GET", "/v2/x")).status == 503
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[0] == 0
+
+
+async def test_one_worker_is_one_process(file: Path) -> None:
+    async with _gateway(file, NOWHERE, 1) as (process, url):
+        assert _workers_of(process) == []
+        async with connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).status == 503
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+    assert status == 0
+    assert "worker" not in err
+    assert "tensorgate.access: GET" in err
+
+
+@pytest.mark.parametrize("workers", ["1", "3", "auto"])
+async def test_check_tells_of_workers(file: Path, workers: str) -> None:
+    config = settings_in(file, NOWHERE, more=f"workers: {workers}\n")
+    status, out, _ = await run(SCRIPT, "check", config)
+    count = usable_cores() if workers == "auto" else int(workers)
+    assert status == 0
+    assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])

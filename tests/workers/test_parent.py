@@ -1,0 +1,101 @@
+"""The parent with workers that fail: each test is a program of its own, as it forks."""
+
+import re
+import signal
+import sys
+
+import pytest
+
+from tests.servers.command import run, started
+
+PROGRAM = """
+import gc, logging, os, signal, socket, sys, time
+from gateway.workers import parent
+from gateway.workers.parent import NoWorkerError, Parent
+
+logging.basicConfig(level="INFO", format="%(message)s")
+
+class Events:
+    def begun(self, workers):
+        print("begun", *workers, file=sys.stderr, flush=True)
+
+    def stopping(self):
+        print("stopping", file=sys.stderr, flush=True)
+
+def work(post):
+    {work}
+
+parent._LAST_MOMENT = 0.1
+try:
+    sock = socket.create_server(("127.0.0.1", 0))
+    print("dropped", Parent([sock], {workers}, work, 0.1, Events()).run())
+except NoWorkerError as error:
+    print(error)
+"""
+
+
+def _command(work: str, workers: int) -> tuple[str, ...]:
+    return (sys.executable, "-c", PROGRAM.format(work=work, workers=workers))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_where_no_worker_comes_up_it_gives_up(workers: int) -> None:
+    status, out, err = await run(*_command("os._exit(3)", workers))
+    assert (status, out) == (0, "no worker came up\n")
+    assert err.count("ended with status 3") == workers
+    assert "begun" not in err
+
+
+async def test_where_no_process_can_be_had_it_gives_up() -> None:
+    no_fork = "def fork(): raise BlockingIOError(11, 'no more processes')\nos.fork = fork\n"
+    *python, program = _command("pass", 2)
+    status, out, err = await run(*python, program.replace("try:", f"{no_fork}try:", 1))
+    assert (status, out) == (0, "no worker came up\n")
+    assert err.count("cannot start a worker: no more processes; next try in 0.1 s") == 2
+
+
+async def test_a_worker_that_raises_says_why() -> None:
+    status, out, err = await run(*_command("raise RuntimeError('no luck')", 1))
+    assert (status, out) == (0, "no worker came up\n")
+    assert "RuntimeError: no luck" in err
+    assert "ended with status 1" in err
+
+
+async def test_workers_that_die_again_and_again_come_back_later_and_later() -> None:
+    async with started(*_command("post.is_up(); os._exit(3)", 1)) as process:
+        for pause in ("0.1", "0.2", "0.4"):
+            await process.until_it_says(rf"status 3; another one starts in {re.escape(pause)} s")
+        process.signal(signal.SIGTERM)
+        status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 0\n")
+    assert err.splitlines()[-1] == "stopping"
+
+
+async def test_a_worker_that_does_not_stop_is_killed() -> None:
+    work = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); post.is_up(); time.sleep(60)"
+    async with started(*_command(work, 2)) as process:
+        await process.until_it_says("begun")
+        process.signal(signal.SIGTERM)
+        status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 0\n")
+    assert err.count("did not stop in time and is killed") == 2
+    assert err.count("was killed by SIGKILL") == 2
+
+
+async def test_a_signal_before_the_workers_are_up_stops_them_too() -> None:
+    work = "print('here', file=sys.stderr, flush=True); time.sleep(0.2)"
+    async with started(*_command(work, 2)) as process:
+        await process.until_it_says("here")
+        process.signal(signal.SIGINT)
+        status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 0\n")
+    assert "begun" not in err
+    assert err.count("stopping") == 1
+
+
+async def test_what_workers_drop_is_summed_up() -> None:
+    work = "post.is_up(); post._channel.recv(2); post.has_dropped(2)"
+    async with started(*_command(work, 3)) as process:
+        await process.until_it_says("begun")
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[:2] == (0, "dropped 6\n")

@@ -1,0 +1,104 @@
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.workers.post import CONNECTION, STOP, TAKEN, Post
+from tests.servers.running_gateway import until
+
+PATIENCE = 5
+
+
+class _Channel:
+    """Both ends of a post."""
+
+    def __init__(self, parent: socket.socket, worker: socket.socket) -> None:
+        self.parent = parent
+        self.closed = memoryview(bytearray(8)).cast("Q")
+        self.post = Post(worker, self.closed)
+        self.taken: list[socket.socket] = []
+
+    def give(self) -> None:
+        with socket.socket() as connection:
+            socket.send_fds(self.parent, [CONNECTION], [connection.fileno()])
+
+    async def deliver(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.post.deliver(self.taken.append)
+
+
+@pytest.fixture
+def channel() -> Iterator[_Channel]:
+    parent, worker = socket.socketpair()
+    with parent, worker:
+        channel = _Channel(parent, worker)
+        yield channel
+        for sock in channel.taken:
+            sock.close()
+
+
+async def test_connections_are_taken_as_they_come(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        channel.give()
+    delivery = asyncio.create_task(channel.deliver())
+    await until(lambda: len(channel.taken) == 2)
+    channel.give()
+    channel.parent.send(STOP)
+    channel.parent.shutdown(socket.SHUT_WR)
+    await delivery
+    assert channel.parent.recv(64) == TAKEN * 3
+    assert len(channel.taken) == 3
+    assert len({sock.fileno() for sock in channel.taken}) == 3
+    assert not caplog.messages
+    assert channel.closed[0] == 0
+
+
+async def test_a_parent_that_is_gone_is_missed(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel.give()
+    channel.parent.close()
+    await channel.deliver()
+    assert len(channel.taken) == 1
+    assert caplog.messages == ["the parent is gone: stopping"]
+    channel.post.has_dropped(1)  # to nobody, which is no fault
+
+
+async def test_one_that_leaves_takes_what_is_on_its_way(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel.give()
+    channel.post.leave()
+    with pytest.raises(BrokenPipeError):
+        channel.give()
+    await channel.deliver()
+    assert len(channel.taken) == 1
+    assert not caplog.messages
+    channel.post.leave()  # a second signal
+
+
+async def test_a_connection_that_cannot_be_had_counts_as_closed(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    channel.parent.send(CONNECTION)  # which is how the kernel leaves it, without a number to spare
+    channel.give()
+    channel.parent.send(STOP)
+    channel.parent.shutdown(socket.SHUT_WR)
+    await channel.deliver()
+    assert channel.closed[0] == 1
+    assert len(channel.taken) == 1
+    assert caplog.messages == ["a connection was lost: too many open files"]
+
+
+def test_what_it_says(channel: _Channel) -> None:
+    channel.post.is_up()
+    channel.post.has_closed()
+    channel.post.has_closed()
+    channel.post.has_dropped(3)
+    assert channel.parent.recv(64) == b".3"
+    assert channel.closed[0] == 2
