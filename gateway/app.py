@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
 from gateway.exchange.dispatch import exchange
+from gateway.helper.process import HelperProcess
 from gateway.listener.http import HttpListener
 from gateway.listener.sockets import tcp_sockets, unix_socket
 from gateway.observe.access_log import AccessLog
@@ -20,6 +22,7 @@ from gateway.settings.schema import Settings
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
+from gateway.workers.cores import usable_cores
 
 
 class ListenError(Exception):
@@ -46,7 +49,8 @@ class Gateway:
         settings = self._settings
         sockets = listen(settings.listen) if self._on_closed is None else []
         self._upstreams = _upstreams(settings)
-        route = _route(settings, self._upstreams)
+        self._helper = HelperProcess() if _wants_helper(settings) else None
+        route = _route(settings, self._upstreams, self._helper)
 
         async def on_request(request: ClientRequest, answer: ClientAnswer) -> None:
             await exchange(request, answer, route)
@@ -72,6 +76,15 @@ class Gateway:
         for upstream in self._upstreams.values():
             await upstream.metadata.close()
             await upstream.pool.close()
+        if self._helper is not None:
+            await self._helper.close()
+
+
+def _wants_helper(settings: Settings) -> bool:
+    """Tell whether a process is to have a helper: where cores are left over for it."""
+    if settings.helper != "auto":
+        return settings.helper == "always"
+    return settings.workers != "auto" and usable_cores() > settings.workers
 
 
 def listen(addresses: Sequence[Address]) -> list[socket.socket]:
@@ -119,7 +132,7 @@ def _upstreams(settings: Settings) -> dict[str, Upstream]:
     }
 
 
-def _route(settings: Settings, upstreams: Mapping[str, Upstream]) -> Route:
+def _route(settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None) -> Route:
     declared, limits = settings.routes[0], settings.limits
     return Route(
         upstreams[declared.upstream],
@@ -132,4 +145,5 @@ def _route(settings: Settings, upstreams: Mapping[str, Upstream]) -> Route:
             idle_time=limits.idle_time,
             total_time=limits.total_time,
         ),
+        lender,
     )

@@ -28,6 +28,7 @@ ALLOWED = {
     "settings": set[str](),
     "demo": set[str](),
     "app": {
+        "helper",
         "listener",
         "exchange",
         "upstream",
@@ -36,8 +37,10 @@ ALLOWED = {
         "protocol",
         "observe",
         "settings",
+        "workers",
         "errors",
     },
+    "helper": {"codec", "protocol"},
     "workers": set[str](),
     "cli": {"app", "settings", "demo", "workers"},
     "__main__": {"cli"},

@@ -55,11 +55,34 @@ class TensorFromJson:
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
-        if item.lacks_element:
-            raise self._fault(item)
-        count, data = self._convert(item)
+        count, data = self._converted(item)
         self.count += count
         self._hold(data)
+
+    def leave_out(self) -> int:
+        """Leave the place of a run that is converted elsewhere; give its number."""
+        self.chunks.append(b"")
+        return len(self.chunks) - 1
+
+    def fill_in(self, place: int, run: Run, data: bytes | None) -> None:
+        """Put a run's numbers into the place left for them; None has the run converted here.
+
+        All places before must be filled in.
+        """
+        width = self.datatype.size
+        assert width is not None
+        if data is None:
+            # Should it have a fault, its index counts from here.
+            self.count = sum(map(len, self.chunks[:place])) // width
+            _, data = self._converted(run)
+        self.chunks[place] = data
+        self.size += len(data)
+        self.count = self.size // width
+
+    def _converted(self, run: Run) -> tuple[int, bytes]:
+        if run.lacks_element:
+            raise self._fault(run)
+        return self._convert(run)
 
     def _hold(self, data: bytes) -> None:
         self.chunks.append(data)

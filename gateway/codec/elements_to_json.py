@@ -5,12 +5,14 @@ from __future__ import annotations
 import binascii
 import codecs
 import struct
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.loans import Lender, Loan, Work
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.protocol.datatypes import Datatype, Family
@@ -30,8 +32,23 @@ class TensorToJson(Protocol):
         Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements.
         """
 
+    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+        """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
+
     def finish(self) -> None:
         """Raise GatewayError (502) where the bytes ended inside an element."""
+
+
+class LentText:
+    """Text that is written elsewhere."""
+
+    def __init__(self, loan: Loan, write_here: Callable[[], bytes]) -> None:
+        self.loan = loan
+        self._write_here = write_here
+
+    def text(self) -> bytes:
+        """Give the text once the loan is done; raises GatewayError as ``feed`` does."""
+        return self._write_here() if self.loan.result is None else self.loan.result
 
 
 def tensor_to_json(label: str, datatype: Datatype, policies: JsonPolicies) -> TensorToJson:
@@ -46,20 +63,39 @@ class _NumbersToJson:
         assert datatype.dtype is not None
         self.count = 0
         self._label = label
+        self._work = Work(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
         self._floating = datatype.family is Family.FLOAT
         self._nonfinite = nonfinite
         self._partial = b""
 
     def feed(self, data: bytes) -> bytes:
+        return self._written(self._whole(data))
+
+    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+        values = self._whole(data)
+        loan = None
+        if values.size and self._work.can_be_lent:
+            loan = lender.lend(self._work, values.view(np.uint8).data)
+        if loan is None:
+            return [self._written(values)]
+        first = self.count
+        self.count += values.size
+        lent = LentText(loan, lambda: bytes(self._text(values, first)))
+        return [b",", lent] if first else [lent]
+
+    def _whole(self, data: bytes) -> npt.NDArray[Any]:
+        """Give the whole elements that are there by now, and keep what is left."""
         if self._partial:
             data = self._partial + data
         whole = len(data) - len(data) % self._dtype.itemsize
         self._partial = data[whole:]
-        if not whole:
+        return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
+
+    def _written(self, values: npt.NDArray[Any]) -> bytes:
+        if not values.size:
             return b""
-        values = np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
-        text = b"".join((b"," if self.count else b"", self._text(values)))
+        text = b"".join((b"," if self.count else b"", self._text(values, self.count)))
         self.count += values.size
         return text
 
@@ -67,7 +103,8 @@ class _NumbersToJson:
         if self._partial:
             raise bad_answer(f"{self._label} ends inside an element")
 
-    def _text(self, values: npt.NDArray[Any]) -> memoryview:
+    def _text(self, values: npt.NDArray[Any], first: int) -> memoryview:
+        """Write values, of which the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise bad_answer(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
         if self._floating:
@@ -76,14 +113,16 @@ class _NumbersToJson:
                 values = values.astype(np.float32)
             finite = np.isfinite(values)
             if not finite.all():
-                return self._with_nonfinite(values, np.flatnonzero(~finite))
+                return self._with_nonfinite(values, np.flatnonzero(~finite), first)
         return _dump(values)
 
-    def _with_nonfinite(self, values: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> memoryview:
+    def _with_nonfinite(
+        self, values: npt.NDArray[Any], places: npt.NDArray[np.intp], first: int
+    ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
-                f"{self._label}: element {self.count + int(places[0])} is {values[places[0]]}, "
+                f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
                 "which JSON does not have (policy nonfinite: error); ask for this output in "
                 "binary form, or set another policy",
             )
@@ -139,6 +178,9 @@ class _TextToJson:
             out.append(self._begin(self._partial))
             self._partial = b""
         return b"".join(out)
+
+    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+        return [self.feed(data)]
 
     def finish(self) -> None:
         if self._open is not None or self._partial:

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
+from gateway.codec.elements_to_json import LentText, TensorToJson, tensor_to_json
+from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.inference_header import (
@@ -96,14 +97,19 @@ class JsonAnswer:
 
         Raises GatewayError: 502 for a broken answer, 406 where a policy refuses a value.
         """
-        out: list[bytes] = []
+        return b"".join([part for part in self.parts(data) if isinstance(part, bytes)])
+
+    def parts(self, data: bytes, lender: Lender | None = None) -> Iterator[bytes | LentText]:
+        """Yield the text that the data brings; ``lender`` may have parts of it written elsewhere.
+
+        Raises GatewayError as ``feed`` does.
+        """
         for piece in self._reader.feed(data):
             if self._skeleton is None:
-                out.append(self._begin())
-            out.append(self._write(piece))
+                yield self._begin()
+            yield from self._write(piece, lender)
         if self._skeleton is None and self._reader.fields is not None:
-            out.append(self._begin())
-        return b"".join(out)
+            yield self._begin()
 
     def finish(self) -> None:
         """Check that the answer was whole; raises GatewayError (502)."""
@@ -114,17 +120,19 @@ class JsonAnswer:
         self._skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
         return self._skeleton.pop(0)
 
-    def _write(self, piece: TensorPiece) -> bytes:
+    def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[bytes | LentText]:
         assert self._skeleton is not None
         output = self._reader.outputs[piece.index]
         if self._converter is None:
             self._converter = output_converter(output, self._policies)
-        text = self._converter.feed(piece.data)
-        if not piece.last:
-            return text
-        check_count(output, self._converter)
-        self._converter = None
-        return text + self._skeleton.pop(0)
+        if lender is None:
+            yield self._converter.feed(piece.data)
+        else:
+            yield from self._converter.parts(piece.data, lender)
+        if piece.last:
+            check_count(output, self._converter)
+            self._converter = None
+            yield self._skeleton.pop(0)
 
 
 class MixedAnswer:

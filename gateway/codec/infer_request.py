@@ -11,6 +11,7 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
+from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import (
@@ -57,6 +58,16 @@ def _size(part: Sequence[bytes] | int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _LentRun:
+    """A run that is converted elsewhere, and where in its tensor the result goes."""
+
+    tensor: TensorFromJson
+    place: int
+    run: Run
+    loan: Loan
+
+
+@dataclass(frozen=True, slots=True)
 class _Header:
     """The JSON around the data, with a stand-in for each array."""
 
@@ -68,13 +79,16 @@ class _Header:
 class InferRequestCodec:
     """Converts the JSON part of an infer request as it arrives.
 
-    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting. Holds the binary form of the
+    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
+    converted elsewhere. Holds the binary form of the
     data, and its text for as long as its datatype has not been seen. What comes first in the text
     is converted first, so that of two errors the same one is raised however the text is split.
     """
 
-    def __init__(self, header_cap: int, depth_cap: int) -> None:
+    def __init__(self, header_cap: int, depth_cap: int, lender: Lender | None = None) -> None:
         self._cutter = JsonCutter(header_cap, depth_cap)
+        self._lender = lender
+        self._lent: deque[_LentRun] = deque()
         self._depth_cap = depth_cap
         self._arrays: list[_Array] = []
         self._waiting: deque[tuple[_Array, Run | StringPart]] = deque()
@@ -116,15 +130,53 @@ class InferRequestCodec:
 
         Raises GatewayError as ``feed`` does.
         """
+        self._take_back()
         if self._waiting:
             array, item = self._waiting[0]
             if array.tensor is not None:
                 self._waiting.popleft()
-                array.tensor.feed(item)
+                self._convert(array.tensor, item)
                 return True
-        if self._failure is not None:
+        if self._failure is not None and not self._lent:
             raise self._failure
         return False
+
+    @property
+    def loan(self) -> Loan | None:
+        """Give the work lent out that has to be done before ``finish``, the first of it."""
+        return self._lent[0].loan if self._lent else None
+
+    def _convert(self, tensor: TensorFromJson, item: Run | StringPart) -> None:
+        """Convert an item, here or elsewhere; what is wrong with it waits for those before it."""
+        work = Work(to_json=False, datatype=tensor.datatype)
+        if self._lender is None or not work.can_be_lent or isinstance(item, StringPart):
+            self._convert_here(tensor, item)
+            return
+        loan = self._lender.lend(work, item.balanced()) if not item.lacks_element else None
+        if loan is None:
+            try:
+                tensor.feed(item)
+                return
+            except GatewayError:
+                if not self._lent:
+                    raise
+                loan = NEVER_DONE  # its fault is known once all before it is counted
+        self._lent.append(_LentRun(tensor, tensor.leave_out(), item, loan))
+
+    def _convert_here(self, tensor: TensorFromJson, item: Run | StringPart) -> None:
+        try:
+            tensor.feed(item)
+        except GatewayError as error:
+            if not self._lent:
+                raise
+            self._failure = error
+            self._waiting.clear()
+
+    def _take_back(self) -> None:
+        """Take what was converted elsewhere, in order."""
+        while self._lent and self._lent[0].loan.done:
+            lent = self._lent.popleft()
+            lent.tensor.fill_in(lent.place, lent.run, lent.loan.result)
 
     def finish(self) -> InferRequest:
         """Give the request, once all text was fed, the end of it as such.
@@ -133,6 +185,7 @@ class InferRequestCodec:
         """
         while self.work():
             pass
+        assert not self._lent
         assert self._header is not None
         text, fields, inputs = self._header.text, self._header.fields, self._header.inputs
         entries = fields["inputs"]

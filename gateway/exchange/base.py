@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
 from gateway.protocol.dialects import Dialect
 from gateway.upstream.metadata_cache import MetadataCache
@@ -89,3 +90,5 @@ class Route:
     upstream: Upstream
     policies: JsonPolicies
     limits: Limits
+    lender: Lender | None = None
+    """Who converts numbers elsewhere, if anybody does."""

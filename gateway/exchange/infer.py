@@ -112,7 +112,7 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
 
 
 async def _read_json(body: ClientBody, length: int | None, route: Route) -> InferRequest:
-    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth)
+    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth, route.lender)
     missing = length
     work = 0
     while missing is None or missing:
@@ -129,9 +129,12 @@ async def _read_json(body: ClientBody, length: int | None, route: Route) -> Infe
     if missing:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
-    while codec.work():
-        await breathe()
-    return codec.finish()
+    while True:
+        while codec.work():
+            await breathe()
+        if codec.loan is None:
+            return codec.finish()
+        await codec.loan.wait()
 
 
 def _held_body(request: InferRequest) -> Body:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from multidict import CIMultiDict
 
+from gateway.codec.elements_to_json import LentText
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
@@ -17,6 +19,9 @@ from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.exchange.pump import CHUNK, breathe, response_chunks, whole_response, write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
+
+_MOST_WAITING = 8
+"""Parts of an answer that wait, at most, for one before them that is converted elsewhere."""
 
 
 async def relay_answer(
@@ -82,17 +87,33 @@ async def _relay_as_json(
         await answer.send(200, "OK", headers, text)
         return
     codec = JsonAnswer(header_size, route.policies)
+    waiting: deque[bytes | LentText] = deque()
     async for chunk in response_chunks(response, url, deadline):
         for start in range(0, len(chunk), CHUNK):
-            text = codec.feed(chunk[start : start + CHUNK])
-            if not text:
-                continue
-            if not answer.started:
+            waiting.extend(codec.parts(chunk[start : start + CHUNK], route.lender))
+            if waiting and not answer.started:
                 await answer.start(200, response.reason, headers)
-            await write(answer, text, deadline)
+            await _write_parts(waiting, answer, deadline, _MOST_WAITING)
             await breathe()
     codec.finish()
+    await _write_parts(waiting, answer, deadline, 0)
     await answer.finish()
+
+
+async def _write_parts(
+    parts: deque[bytes | LentText], answer: ClientAnswer, deadline: Deadline, most_left: int
+) -> None:
+    """Write, in order, the parts that are there, and wait for those beyond ``most_left``."""
+    while parts:
+        part = parts[0]
+        if isinstance(part, LentText):
+            if not part.loan.done and len(parts) <= most_left:
+                return
+            await part.loan.wait()
+            part = part.text()
+        parts.popleft()
+        if part:
+            await write(answer, part, deadline)
 
 
 def _small_as_json(body: bytes, header_size: int, route: Route) -> bytes:

@@ -181,6 +181,12 @@ class Settings(_Section):
         description="How many processes serve, with an event loop each; auto is one per core that"
         " may be used.",
     )
+    helper: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Whether each process has another one beside it that converts half of the "
+        "numbers of large JSON bodies, started when the first of those comes; auto is where there "
+        "are more cores than workers.",
+    )
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
     )

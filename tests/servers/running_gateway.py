@@ -44,12 +44,13 @@ class RunningGateway:
 
 @asynccontextmanager
 async def gateway_before(
-    *urls: str, route: dict[str, Any] | None = None, **limits: object
+    *urls: str, route: dict[str, Any] | None = None, helper: str = "never", **limits: object
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; ``limits`` and ``route`` as in its settings."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
+            "helper": helper,
             "upstreams": {"servers": {"endpoints": list(urls)}},
             "routes": [{"upstream": "servers", **(route or {})}],
             "limits": {**LIMITS, **limits},
@@ -63,10 +64,13 @@ async def gateway_before(
 
 @asynccontextmanager
 async def client_of(
-    *urls: str, route: dict[str, Any] | None = None, **limits: object
+    *urls: str, route: dict[str, Any] | None = None, helper: str = "never", **limits: object
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
-    async with gateway_before(*urls, route=route, **limits) as gateway, gateway.client() as client:
+    async with (
+        gateway_before(*urls, route=route, helper=helper, **limits) as gateway,
+        gateway.client() as client,
+    ):
         yield client
 
 

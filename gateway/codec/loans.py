@@ -1,0 +1,60 @@
+"""Numbers that are converted elsewhere meanwhile: on another core, say.
+
+The codecs lend out pieces of their work, go on with the next, and take the results in order.
+What comes back as None could not be done there: it is done here, which tells why.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from gateway.protocol.datatypes import Datatype, Family
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done with some elements of a datatype.
+
+    ``to_json`` turns their bytes into the text between an array's brackets; else a JSON array of
+    them is turned into bytes.
+    """
+
+    to_json: bool
+    datatype: Datatype
+
+    @property
+    def can_be_lent(self) -> bool:
+        """Tell whether the elements are of one size, so that each piece stands for itself."""
+        return self.datatype.family in (Family.INTEGER, Family.FLOAT)
+
+
+class Loan(ABC):
+    """A piece of work that was lent out."""
+
+    done: bool = False
+    result: bytes | None = None
+    """What was made of the data; None until it is done, or where it could not be."""
+
+    @abstractmethod
+    async def wait(self) -> None:
+        """Wait until it is done."""
+
+
+class Lender(ABC):
+    """Who has work done elsewhere."""
+
+    @abstractmethod
+    def lend(self, work: Work, data: bytes | memoryview) -> Loan | None:
+        """Have a piece of work done; None where it is sooner done here."""
+
+
+class _NeverDone(Loan):
+    done = True
+
+    async def wait(self) -> None:
+        pass
+
+
+NEVER_DONE: Loan = _NeverDone()
+"""Work that nobody could do: it is left to be done here."""

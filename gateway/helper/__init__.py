@@ -1,0 +1,1 @@
+"""A process on another core that converts numbers for the gateway."""

@@ -1,0 +1,158 @@
+"""The gateway's side of its helper: starts it, sends it work, does without it when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import cast
+
+from gateway.codec.loans import Lender, Loan, Work
+from gateway.helper.frames import DONE, HEAD, FrameReader, mark_of
+
+_SMALLEST = 16 * 1024
+"""Bytes that are worth sending: less is converted sooner than sent."""
+_MOST_AHEAD = 2
+"""Pieces of work that the helper has at a time: one to do, and the next."""
+_PATIENCE = 10.0
+"""Seconds for a piece of work, which takes less than one of their thousandths."""
+_PAUSE = 10.0
+"""Seconds between two starts at least."""
+_BUFFER = 1024 * 1024
+
+_log = logging.getLogger("tensorgate.helper")
+
+
+class HelperProcess(Lender):
+    """Has numbers converted by a process that starts when there is work for it.
+
+    Where there is none, or it has enough to do, ``lend`` says so. What it has not done when it
+    dies, or takes too long, counts as not done.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link: _Link | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._next_start = 0.0
+
+    def lend(self, work: Work, data: bytes | memoryview) -> Loan | None:
+        """Have a piece of work done; None where it is sooner done here."""
+        if len(data) < _SMALLEST:
+            return None
+        if self._link is None:
+            self._start()
+            return None
+        return self._link.send(work, data)
+
+    async def close(self) -> None:
+        """End the helper."""
+        self._next_start = float("inf")
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    def _start(self) -> None:
+        now = self._loop.time()
+        if now < self._next_start or (self._running is not None and not self._running.done()):
+            return
+        self._next_start = now + _PAUSE
+        self._running = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        ours, its = socket.socketpair()
+        for sock in (ours, its):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        with its:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # ours, and quickly started
+                [sys.executable, "-m", "gateway.helper", str(its.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[its.fileno()],
+            )
+        link = None
+        try:
+            _, link = await self._loop.create_connection(_Link, sock=ours)
+            self._link = link
+            await link.lost
+            _log.warning("the helper process %d ended; another one is started", process.pid)
+        finally:
+            self._link = None
+            if link is None:
+                ours.close()
+            else:
+                link.transport.abort()
+            process.kill()
+            # It is dead within no time, and must not stay as a zombie.
+            await asyncio.shield(self._loop.run_in_executor(None, process.wait))
+
+
+class _Loan(Loan):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+
+    def end(self, result: bytes | None) -> None:
+        self.done = True
+        self.result = result
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        if not self.done:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+
+class _Link(asyncio.Protocol):
+    """The connection to the helper."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._loans: deque[_Loan] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+
+    def send(self, work: Work, data: bytes | memoryview) -> Loan | None:
+        """Send a piece of work; None where there is enough to do already."""
+        if len(self._loans) >= _MOST_AHEAD or self.transport.is_closing():
+            return None
+        loan = _Loan(self._loop)
+        self._loans.append(loan)
+        self.transport.writelines([HEAD.pack(mark_of(work), len(data)), data])
+        if self._watch is None:
+            self._watch = self._loop.call_later(_PATIENCE, self._look, loan)
+        return loan
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take results, which come in the order of the work."""
+        for mark, result in self._reader.feed(data):
+            self._loans.popleft().end(result if mark == DONE else None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count all that is not done as not to be done."""
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._loans:
+            self._loans.popleft().end(None)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _look(self, loan: _Loan) -> None:
+        """Give the helper up where it has not done in time what it had to."""
+        self._watch = None
+        if not loan.done:
+            _log.warning("the helper process did nothing for %g s", _PATIENCE)
+            self.transport.abort()
+        elif self._loans:
+            self._watch = self._loop.call_later(_PATIENCE, self._look, self._loans[-1])
