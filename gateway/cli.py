@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from gateway.app import Gateway, ListenError, listen, shown
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
+from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
@@ -46,6 +46,7 @@ def serve(config: Path) -> None:
     settings = _load(config)
     workers = _workers(settings)
     _start_logging(settings.log.level, many=workers > 1)
+    keep_what_is_freed()
     with _plain_errors():
         if workers == 1:
             _run(_serve(settings))
@@ -115,7 +116,7 @@ async def _serve(settings: Settings) -> None:
     _on_stop_signal(stop.set)
     async with Gateway(settings) as gateway:
         _say_begun(gateway.addresses)
-        _settle()
+        settle()
         await stop.wait()
         _say_stopping(settings)
     _say_stopped(gateway.dropped)
@@ -124,7 +125,7 @@ async def _serve(settings: Settings) -> None:
 def _serve_with(workers: int, settings: Settings) -> None:
     """Serve with several processes, which this one starts and watches."""
     sockets = listen(settings.listen)
-    _settle()
+    settle()
     parent = Parent(
         sockets,
         workers,
@@ -139,7 +140,7 @@ async def _work(settings: Settings, post: Post) -> None:
     """Serve the connections that the parent accepts."""
     _on_stop_signal(post.leave)
     async with Gateway(settings, post.has_closed) as gateway:
-        _settle()
+        settle()
         post.is_up()
         await post.deliver(gateway.take)
     post.has_dropped(gateway.dropped)
@@ -173,13 +174,6 @@ def _say_stopped(dropped: int) -> None:
     if dropped:
         _log.warning("%d exchanges took longer and were dropped", dropped)
     _log.info("stopped")
-
-
-def _settle() -> None:
-    # What is loaded by now stays: a full collection need not look at it again, which would
-    # hold the event loop for tens of milliseconds.
-    gc.collect()
-    gc.freeze()
 
 
 async def _demo(once: bool, port: int) -> None:

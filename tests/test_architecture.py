@@ -42,7 +42,8 @@ ALLOWED = {
     },
     "helper": {"codec", "protocol"},
     "workers": set[str](),
-    "cli": {"app", "settings", "demo", "workers"},
+    "memory": set[str](),
+    "cli": {"app", "memory", "settings", "demo", "workers"},
     "__main__": {"cli"},
 }
 
