@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-_PACKAGES = ("aiohttp", "uvloop", "numpy", "orjson", "pysimdjson")
+_PACKAGES = ("httptools", "uvloop", "numpy", "orjson", "pysimdjson")
 _COLUMNS = ("", "directly", "through the gateway", "result", "bound")
 _NOTES = """\
 Times are medians, from the first byte sent to the last byte received; the client prints and

@@ -26,13 +26,13 @@ class TensorToJson(Protocol):
     count: int
     """Elements seen so far."""
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes:
         """Convert the next bytes, as far as they make up whole elements.
 
         Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements.
         """
 
-    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
         """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
 
     def finish(self) -> None:
@@ -69,10 +69,10 @@ class _NumbersToJson:
         self._nonfinite = nonfinite
         self._partial = b""
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes:
         return self._written(self._whole(data))
 
-    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
         values = self._whole(data)
         loan = None
         if values.size and self._work.can_be_lent:
@@ -84,12 +84,12 @@ class _NumbersToJson:
         lent = LentText(loan, lambda: bytes(self._text(values, first)))
         return [b",", lent] if first else [lent]
 
-    def _whole(self, data: bytes) -> npt.NDArray[Any]:
+    def _whole(self, data: bytes | memoryview) -> npt.NDArray[Any]:
         """Give the whole elements that are there by now, and keep what is left."""
         if self._partial:
             data = self._partial + data
         whole = len(data) - len(data) % self._dtype.itemsize
-        self._partial = data[whole:]
+        self._partial = bytes(data[whole:])
         return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
 
     def _written(self, values: npt.NDArray[Any]) -> bytes:
@@ -162,7 +162,7 @@ class _TextToJson:
         self._open: _ElementText | None = None
         self._missing = 0
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes:
         data = self._partial + data
         out = []
         position = 0
@@ -179,7 +179,7 @@ class _TextToJson:
             self._partial = b""
         return b"".join(out)
 
-    def parts(self, data: bytes, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
         return [self.feed(data)]
 
     def finish(self) -> None:

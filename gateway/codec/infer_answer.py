@@ -27,7 +27,7 @@ class TensorPiece:
     """Bytes of the output number ``index``; ``last`` where they are its last."""
 
     index: int
-    data: bytes
+    data: bytes | memoryview
     last: bool
 
 
@@ -46,7 +46,7 @@ class AnswerReader:
         self.fields: Fields | None = None
         self.outputs: tuple[OutputTensor, ...] = ()
 
-    def feed(self, data: bytes) -> Iterator[TensorPiece]:
+    def feed(self, data: bytes | memoryview) -> Iterator[TensorPiece]:
         """Yield the pieces of tensors that the data brings; ``fields`` are set before the first."""
         if self.fields is None:
             self._buffer += data
@@ -92,14 +92,16 @@ class JsonAnswer:
         self._skeleton: list[bytes] | None = None
         self._converter: TensorToJson | None = None
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes:
         """Give the text that the data brings.
 
         Raises GatewayError: 502 for a broken answer, 406 where a policy refuses a value.
         """
         return b"".join([part for part in self.parts(data) if isinstance(part, bytes)])
 
-    def parts(self, data: bytes, lender: Lender | None = None) -> Iterator[bytes | LentText]:
+    def parts(
+        self, data: bytes | memoryview, lender: Lender | None = None
+    ) -> Iterator[bytes | LentText]:
         """Yield the text that the data brings; ``lender`` may have parts of it written elsewhere.
 
         Raises GatewayError as ``feed`` does.
@@ -151,10 +153,10 @@ class MixedAnswer:
         self._spool_cap = spool_cap
         self._held = 0
         self._converters: dict[int, TensorToJson] = {}
-        self._texts: dict[int, list[bytes]] = {}
-        self._binary: list[bytes] = []
+        self._texts: dict[int, list[bytes | memoryview]] = {}
+        self._binary: list[bytes | memoryview] = []
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Take the next data; raises GatewayError as JsonAnswer does, and 502 over the cap."""
         for piece in self._reader.feed(data):
             output = self._reader.outputs[piece.index]
@@ -163,12 +165,12 @@ class MixedAnswer:
             else:
                 self._convert(output, piece)
 
-    def finish(self) -> tuple[bytes, list[bytes]]:
+    def finish(self) -> tuple[bytes, list[bytes | memoryview]]:
         """Give the header and the binary tensors behind it."""
         self._reader.finish()
         wants_json = [i in self._texts for i in range(len(self._reader.outputs))]
         skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
-        header = [skeleton[0]]
+        header: list[bytes | memoryview] = [skeleton[0]]
         for index, text in zip(sorted(self._texts), skeleton[1:], strict=True):
             header += [*self._texts[index], text]
         return b"".join(header), self._binary
@@ -182,7 +184,7 @@ class MixedAnswer:
         if piece.last:
             check_count(output, converter)
 
-    def _hold(self, where: list[bytes], data: bytes) -> None:
+    def _hold(self, where: list[bytes | memoryview], data: bytes | memoryview) -> None:
         where.append(data)
         self._held += len(data)
         if self._held > self._spool_cap:

@@ -95,7 +95,7 @@ class InferRequestCodec:
         self._failure: GatewayError | None = None
         self._header: _Header | None = None
 
-    def feed(self, text: bytes, last: bool = False) -> None:
+    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Convert the next text of the request; ``last`` tells that it is the end.
 
         Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
@@ -108,7 +108,7 @@ class InferRequestCodec:
         if self._failure is not None:
             self.work()
 
-    def _events(self, text: bytes, last: bool) -> Iterator[Event]:
+    def _events(self, text: bytes | memoryview, last: bool) -> Iterator[Event]:
         """Cut the text; an error waits until what comes before it is converted."""
         try:
             yield from self._cutter.feed(text, last)

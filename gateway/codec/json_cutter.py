@@ -56,7 +56,7 @@ class JsonCutter:
         self.arrays: list[int] = []
         """Of each array cut out, the index of its input."""
 
-    def feed(self, text: bytes, last: bool = False) -> Iterator[Event]:
+    def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
 
         Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap.

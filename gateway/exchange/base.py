@@ -27,7 +27,7 @@ class ClientRequest(ABC):
     content_length: int | None
 
     @abstractmethod
-    async def read(self) -> bytes:
+    async def read(self) -> bytes | memoryview:
         """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
 
 
@@ -42,7 +42,7 @@ class ClientAnswer(ABC):
         """Begin the answer; without a Content-Length its body goes out chunked."""
 
     @abstractmethod
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body; waits while the client is slow to read."""
 
     @abstractmethod

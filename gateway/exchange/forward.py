@@ -61,8 +61,8 @@ async def send(
 
 
 async def _server_next(
-    body: AsyncIterator[bytes], url: str, deadline: Deadline
-) -> AsyncIterator[bytes]:
+    body: AsyncIterator[bytes | memoryview], url: str, deadline: Deadline
+) -> AsyncIterator[bytes | memoryview]:
     async for chunk in body:
         deadline.wait_for_server(url)
         yield chunk

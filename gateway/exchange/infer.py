@@ -149,7 +149,9 @@ def _held_body(request: InferRequest) -> Body:
     return [b"".join(chunks)] if request.content_length <= CHUNK else chunks
 
 
-async def _streamed_body(request: InferRequest, body: ClientBody) -> AsyncIterator[bytes]:
+async def _streamed_body(
+    request: InferRequest, body: ClientBody
+) -> AsyncIterator[bytes | memoryview]:
     yield request.header
     missing = request.expected_size
     for part in request.tensors:
@@ -182,7 +184,7 @@ async def _convert_raw(
     cache = route.upstream.metadata
     name = asked.model or ""
     model = await cache.get(name, asked.version, endpoint)
-    chunks: list[bytes] | None = None
+    chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
         chunks = await _spool(body, route.limits.spool_bytes)
@@ -203,8 +205,9 @@ async def _convert_raw(
     )
 
 
-async def _spool(body: ClientBody, cap: int) -> list[bytes]:
-    chunks, size = [], 0
+async def _spool(body: ClientBody, cap: int) -> list[bytes | memoryview]:
+    chunks: list[bytes | memoryview] = []
+    size = 0
     async for chunk in body.rest():
         size += len(chunk)
         if size > cap:
@@ -217,7 +220,7 @@ async def _spool(body: ClientBody, cap: int) -> list[bytes]:
     return chunks
 
 
-async def _after(start: bytes, body: ClientBody) -> AsyncIterator[bytes]:
+async def _after(start: bytes, body: ClientBody) -> AsyncIterator[bytes | memoryview]:
     yield start
     async for chunk in body.rest():
         yield chunk

@@ -127,7 +127,7 @@ def _small_as_json(body: bytes, header_size: int, route: Route) -> bytes:
 
 async def _relay_mixed(
     response: UpstreamResponse,
-    chunks: AsyncIterator[bytes],
+    chunks: AsyncIterator[bytes | memoryview],
     header_size: int,
     answer: ClientAnswer,
     form: AnswerForm,
@@ -148,14 +148,14 @@ async def _relay_mixed(
 
 async def relay_document(
     response: UpstreamResponse,
-    chunks: AsyncIterator[bytes],
+    chunks: AsyncIterator[bytes | memoryview],
     answer: ClientAnswer,
     change: Callable[[bytes], bytes],
     cap: int,
     deadline: Deadline,
 ) -> None:
     """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
-    held: list[bytes] = []
+    held: list[bytes | memoryview] = []
     size = 0
     async for chunk in chunks:
         held.append(chunk)
@@ -196,7 +196,10 @@ def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
 
 
 async def _send_parts(
-    answer: ClientAnswer, headers: CIMultiDict[str], chunks: list[bytes], deadline: Deadline
+    answer: ClientAnswer,
+    headers: CIMultiDict[str],
+    chunks: list[bytes | memoryview],
+    deadline: Deadline,
 ) -> None:
     """Answer 200 with a body that is at hand."""
     headers["Content-Length"] = str(sum(map(len, chunks)))

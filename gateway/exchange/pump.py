@@ -26,12 +26,12 @@ class ClientBody:
         self._size_cap = size_cap
         self._deadline = deadline
         self._request = request
-        self._chunk = b""
+        self._chunk: bytes | memoryview = b""
         self._position = 0
         self._received = 0
         self._check_size(self.size or 0)
 
-    async def read(self, most: int = CHUNK) -> bytes:
+    async def read(self, most: int = CHUNK) -> bytes | memoryview:
         """Give the next bytes, at most so many; none at the end of the body."""
         if self._position == len(self._chunk):
             await self._next_chunk()
@@ -48,9 +48,10 @@ class ClientBody:
                 await self._next_chunk()
                 pieces.append(self._chunk)
             self._chunk = b"".join(pieces)
+        self._chunk = bytes(self._chunk)
         return self._chunk
 
-    async def read_exactly(self, size: int) -> AsyncIterator[bytes]:
+    async def read_exactly(self, size: int) -> AsyncIterator[bytes | memoryview]:
         """Yield pieces that make up ``size`` bytes; raises GatewayError (400) if the body ends."""
         while size:
             piece = await self.read(size)
@@ -59,7 +60,7 @@ class ClientBody:
             size -= len(piece)
             yield piece
 
-    async def rest(self) -> AsyncIterator[bytes]:
+    async def rest(self) -> AsyncIterator[bytes | memoryview]:
         """Yield what is left of the body."""
         while piece := await self.read(self._size_cap):
             yield piece
@@ -84,7 +85,7 @@ async def whole_response(response: UpstreamResponse, url: str, deadline: Deadlin
     deadline.wait_for_server(url)
     body = await response.read()
     if len(body) == response.content_length:
-        return body
+        return bytes(body)
     pieces = [body]
     while pieces[-1]:
         deadline.wait_for_server(url)
@@ -99,7 +100,7 @@ async def breathe() -> None:
 
 async def response_chunks(
     response: UpstreamResponse, url: str, deadline: Deadline
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[bytes | memoryview]:
     """Yield the body of a server's answer as it arrives."""
     while True:
         deadline.wait_for_server(url)
@@ -109,7 +110,7 @@ async def response_chunks(
         yield chunk
 
 
-async def write(answer: ClientAnswer, data: bytes, deadline: Deadline) -> None:
+async def write(answer: ClientAnswer, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, whose turn it is to read."""
     deadline.wait_for_client()
     await answer.write(data)

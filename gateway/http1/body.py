@@ -21,13 +21,13 @@ class BodyDecoder(ABC):
 
     ended: bool = False
     """The whole body was there."""
-    rest: bytes = b""
+    rest: bytes | memoryview = b""
     """What came after the body's end."""
     rest_is_lost: bool = False
     """Something came after the body's end, and was not kept."""
 
     @abstractmethod
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Give the body's bytes in the data; raises MalformedError."""
 
 
@@ -38,7 +38,7 @@ class LengthDecoder(BodyDecoder):
         self._missing = length
         self.ended = not length
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Give the body's bytes in the data."""
         missing = self._missing
         if len(data) > missing:
@@ -51,7 +51,7 @@ class LengthDecoder(BodyDecoder):
 class UntilCloseDecoder(BodyDecoder):
     """A body that lasts until its sender closes."""
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Give the data."""
         return data
 
@@ -69,7 +69,7 @@ class ChunkedDecoder(BodyDecoder):
         self._parser = HttpRequestParser(self)
         self._parser.feed_data(_CHUNKED_REQUEST)
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Give the body's bytes in the data; raises MalformedError."""
         try:
             self._parser.feed_data(data)
@@ -98,9 +98,9 @@ class ChunkedDecoder(BodyDecoder):
         self.ended = True
 
 
-def chunk(data: bytes) -> bytes:
+def chunk(data: bytes | memoryview) -> bytes:
     """Write data, of one byte at least, as a chunk."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
 
 
 LAST_CHUNK = b"0\r\n\r\n"

@@ -8,6 +8,8 @@ import struct
 from collections import deque
 from typing import cast
 
+from gateway.http1.intake import INTAKE
+
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
@@ -21,7 +23,7 @@ class BodyStream:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytes | memoryview] = deque()
         self._size = 0
         self._paused = False
         self._discarding = False
@@ -30,7 +32,7 @@ class BodyStream:
         self.ended = False
         """All of it has come."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         if self._discarding or not data:
             return
@@ -53,7 +55,7 @@ class BodyStream:
             self._error = error
             self._wake()
 
-    async def read(self) -> bytes:
+    async def read(self) -> bytes | memoryview:
         """Give the next piece, none at the end; raises the error that broke the body off."""
         while not self._pieces:
             if self.ended:
@@ -86,7 +88,7 @@ class BodyStream:
             self._waiter.set_result(None)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A connection that writes as fast as the other end reads."""
 
     transport: asyncio.Transport
@@ -105,6 +107,18 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Give the memory to read into."""
+        return INTAKE.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        self.data_received(INTAKE.filled(nbytes))
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Take what the other end sends."""
+        raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""

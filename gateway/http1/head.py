@@ -94,13 +94,19 @@ class HeadReader:
         """Tell whether a part of a head is there."""
         return bool(self._received)
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+    def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
         """Give the whole head and what follows it; None while it is not whole.
 
         Raises MalformedError.
         """
         if not self._received:
-            data = data.lstrip(b"\r\n")  # RFC 9112, section 2.2
+            # Most often the head comes whole, and what follows it, if large, need not be copied.
+            start = bytes(data[:_SMALL])
+            end = start.find(_END)
+            if end >= 0 and start[0] not in _END:
+                end += len(_END)
+                return start[:end], data[end:] if len(data) <= _SMALL else memoryview(data)[end:]
+            data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
         before = len(self._received)
         received = self._received + data
         end = received.find(_END, max(0, before - len(_END)), MAX_HEAD)
@@ -114,7 +120,7 @@ class HeadReader:
         self._received = received
         return None
 
-    def _check(self, data: bytes) -> None:
+    def _check(self, data: bytes | memoryview) -> None:
         if self._early is None:
             self._early = self._parser(object())
         try:

@@ -79,7 +79,7 @@ class ClientConnection(Connection):
             self._exchange.cancel()
         self._owner.lost(self)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         """Take what the client sends."""
         if self._closing or self._broken:
             return
@@ -99,10 +99,11 @@ class ClientConnection(Connection):
             return
         if not answer.finished or answer.last or self._broken or self._owner.draining:
             self.close()
-        elif self._body.ended:
+            return
+        self._body.discard()  # what nobody has read
+        if self._body.ended:
             self._next()
         else:
-            self._body.discard()
             self._linger = self.loop.call_later(_LINGER, self.close)
 
     def close_idle(self) -> None:
@@ -141,7 +142,7 @@ class ClientConnection(Connection):
             self._body.discard()
         self._linger = self.loop.call_later(_LINGER, self.transport.abort)
 
-    def _take_head(self, data: bytes) -> None:
+    def _take_head(self, data: bytes | memoryview) -> None:
         if not self._reader.begun:
             self._quiet_since = self.loop.time()
         try:
@@ -154,7 +155,7 @@ class ClientConnection(Connection):
             return
         self._begin(head, found[1])
 
-    def _begin(self, head: RequestHead, data: bytes) -> None:
+    def _begin(self, head: RequestHead, data: bytes | memoryview) -> None:
         body = self._body = BodyStream(self.transport)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         request = HttpRequest(head, body, self)
@@ -169,7 +170,7 @@ class ClientConnection(Connection):
         # What comes next may be the body or, where the client waited to be told, a request.
         return not body.ended and expects_continue(head)
 
-    def _take_body(self, body: BodyStream, data: bytes) -> None:
+    def _take_body(self, body: BodyStream, data: bytes | memoryview) -> None:
         decoder = self._decoder
         try:
             piece = decoder.feed(data)
@@ -185,7 +186,7 @@ class ClientConnection(Connection):
         if decoder.rest_is_lost:
             self._broken = True
         else:
-            self._ahead = decoder.rest
+            self._ahead = bytes(decoder.rest)
         if self._exchange is None:
             self._next()
 

@@ -40,7 +40,7 @@ class HttpRequest(ClientRequest):
         # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
         self._owes_continue = expects_continue(head) and not head.http_1_0
 
-    async def read(self) -> bytes:
+    async def read(self) -> bytes | memoryview:
         """Give the next piece of the body."""
         if self._owes_continue:
             self._owes_continue = False
@@ -117,7 +117,7 @@ class HttpAnswer(ClientAnswer):
         if not self._whole:
             self._connection.loop.call_soon(self._flush)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body."""
         if self._bodiless or not data:
             return

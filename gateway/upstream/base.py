@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-Body = Sequence[bytes] | AsyncIterable[bytes] | None
+Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
 """Chunks at hand, chunks to come, or no body at all."""
 
 
@@ -40,7 +40,7 @@ class UpstreamResponse(ABC):
         return int(length) if length.isascii() and length.isdigit() else None
 
     @abstractmethod
-    async def read(self) -> bytes:
+    async def read(self) -> bytes | memoryview:
         """Give what came next of the body, none at its end.
 
         Raises GatewayError (502) that names the endpoint where the body is cut short.

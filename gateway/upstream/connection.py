@@ -59,7 +59,7 @@ class ServerConnection(Connection):
         self._keep = False
         self.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         """Take what the server sends."""
         try:
             if self.body is None:
@@ -82,7 +82,7 @@ class ServerConnection(Connection):
         super().connection_lost(exc)
         self.fail(self._closed_too_early())
 
-    def _take_head(self, data: bytes) -> None:
+    def _take_head(self, data: bytes | memoryview) -> None:
         if self._head is None or self._head.done():
             # More than it was asked for would be taken for the answer to the next request.
             self.drop()
@@ -98,7 +98,7 @@ class ServerConnection(Connection):
                 self._begin_body(head, data)
                 return
 
-    def _begin_body(self, head: ResponseHead, data: bytes) -> None:
+    def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
         assert self._head is not None
         # Some servers answer HEAD with a body, which may come when the next answer is awaited.
         self._keep = head.keep_alive and self._method != "HEAD"
@@ -110,7 +110,7 @@ class ServerConnection(Connection):
         self._head.set_result(head)
         self._take_body(data)
 
-    def _take_body(self, data: bytes) -> None:
+    def _take_body(self, data: bytes | memoryview) -> None:
         assert self.body is not None
         decoder = self._decoder
         if decoder is None or self.body.ended:

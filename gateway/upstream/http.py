@@ -132,7 +132,7 @@ async def _send_body(connection: ServerConnection, body: Body, chunked: bool) ->
 
 
 async def _send_as_it_comes(
-    connection: ServerConnection, body: AsyncIterable[bytes], chunked: bool
+    connection: ServerConnection, body: AsyncIterable[bytes | memoryview], chunked: bool
 ) -> None:
     async for data in body:
         if data:
@@ -142,8 +142,8 @@ async def _send_as_it_comes(
         connection.transport.write(LAST_CHUNK)
 
 
-async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes]) -> None:
-    held: list[bytes] = []
+async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | memoryview]) -> None:
+    held: list[bytes | memoryview] = []
     size = 0
     for data in body:
         held.append(data)
@@ -191,7 +191,7 @@ class _HttpResponse(UpstreamResponse):
         assert body is not None
         self._body = body
 
-    async def read(self) -> bytes:
+    async def read(self) -> bytes | memoryview:
         return await self._body.read()
 
     def close(self) -> None:

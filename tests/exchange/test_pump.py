@@ -13,7 +13,7 @@ def _request(*body: Step, headers: dict[str, str] | None = None) -> ScriptedRequ
 
 
 async def _all(body: ClientBody) -> list[bytes]:
-    return [piece async for piece in body.rest()]
+    return [bytes(piece) async for piece in body.rest()]
 
 
 async def test_pieces_come_as_they_arrive() -> None:

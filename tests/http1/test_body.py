@@ -39,7 +39,7 @@ def _decode(decoder: BodyDecoder, pieces: list[bytes]) -> Decoded:
     unread = list(pieces)
     while unread and not decoder.ended:
         body += decoder.feed(unread.pop(0))
-    rest = decoder.rest + b"".join(unread)
+    rest = bytes(decoder.rest) + b"".join(unread)
     return Decoded(body, decoder.ended, rest, decoder.rest_is_lost)
 
 

@@ -31,7 +31,7 @@ async def _turns(count: int = 5) -> None:
 async def _read_all(body: BodyStream) -> list[bytes]:
     pieces = []
     while piece := await body.read():
-        pieces.append(piece)
+        pieces.append(bytes(piece))
     return pieces
 
 

@@ -546,7 +546,7 @@ def _read(parser: Parser, pieces: list[bytes]) -> Read | type[MalformedError] | 
         for number, piece in enumerate(pieces):
             if (found := reader.feed(piece)) is not None:
                 text, rest = found
-                rest += b"".join(pieces[number + 1 :])
+                rest = bytes(rest) + b"".join(pieces[number + 1 :])
                 return _parse(parser, text), text, rest
     except MalformedError as error:
         return type(error)

@@ -247,6 +247,17 @@ async def test_a_body_left_unread_does_not_end_the_connection() -> None:
             await client.send(data[1000:])
 
 
+async def test_a_large_body_left_unread_does_not_stop_the_connection() -> None:
+    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+        await asyncio.sleep(0.05)  # in which as much arrives as is taken
+        await _answer(answer, b"not looked at")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        for size in range(500_000, 800_000, 60_000):
+            client.send_now(request("POST", "/", bytes(size)))
+            assert (await client.reply()).status == 200
+
+
 async def test_a_broken_body_is_told_to_who_reads_it() -> None:
     async def exchange(client: ClientRequest, _: ClientAnswer) -> None:
         with pytest.raises(GatewayError, match=r"^the request's body is broken: ") as caught:

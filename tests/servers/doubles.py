@@ -96,7 +96,7 @@ class ScriptedAnswer(ClientAnswer):
         self.headers = headers
         self._log.append(f"client gets {status}")
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         assert self.started
         await asyncio.sleep(0)
         if self._ready is not None:

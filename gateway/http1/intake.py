@@ -1,0 +1,38 @@
+"""Where what arrives is put: one piece of memory for all connections of a process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_SLAB = 512 * 1024
+"""Bytes of memory taken at a time, less than what the C library would map anew each time."""
+_LEAST = 128 * 1024
+"""Bytes offered to a read at least."""
+_COPIED = 16 * 1024
+"""Bytes that are copied, so that little data does not keep much memory."""
+
+
+class Intake:
+    """Offers memory to read into, and gives what was read as a view of it, or a copy if small."""
+
+    def __init__(self) -> None:
+        self._slab = memoryview(b"")
+
+    def space(self) -> memoryview:
+        """Give the memory for the next read."""
+        if len(self._slab) < _LEAST:
+            # Unlike a bytearray, this is not cleared first.
+            self._slab = np.empty(_SLAB, np.uint8).data
+        return self._slab
+
+    def filled(self, size: int) -> bytes | memoryview:
+        """Give the first ``size`` bytes of it, which were read."""
+        if size <= _COPIED:
+            return bytes(self._slab[:size])
+        data = self._slab[:size]
+        self._slab = self._slab[size:]
+        return data
+
+
+INTAKE = Intake()
+"""A read follows at once where space was given, so that one is enough for a process."""
