@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -32,7 +33,7 @@ _DIGITS = re.compile(r"[0-9]+")
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """Copy the headers that are meant for the other end."""
-    return _without(headers, _HOP_BY_HOP)
+    return CIMultiDict(_without(headers, _HOP_BY_HOP))
 
 
 def with_body(
@@ -42,18 +43,21 @@ def with_body(
 
     What is said of the old body gives way to ``changed``, in which None leaves a header out.
     """
-    passed = _without(headers, _HOP_BY_HOP | _OF_THE_BODY | {name.lower() for name in changed})
-    passed.extend((name, value) for name, value in changed.items() if value is not None)
-    return passed
+    passed = _without(headers, _replaced_by(tuple(changed)))
+    passed += [(name, value) for name, value in changed.items() if value is not None]
+    return CIMultiDict(passed)
 
 
-def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+@lru_cache
+def _replaced_by(changed: tuple[str, ...]) -> frozenset[str]:
+    return _HOP_BY_HOP | _OF_THE_BODY | {name.lower() for name in changed}
+
+
+def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     if "Connection" in headers:
         named = ",".join(headers.getall("Connection")).lower().split(",")
         dropped |= {name.strip() for name in named}
-    return CIMultiDict(
-        [(name, value) for name, value in headers.items() if name.lower() not in dropped]
-    )
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
 def header_length(headers: CIMultiDictProxy[str]) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-_SLAB = 512 * 1024
+_SLAB = 1000 * 1024
 """Bytes of memory taken at a time, less than what the C library would map anew each time."""
-_LEAST = 128 * 1024
+_LEAST = 256 * 1024
 """Bytes offered to a read at least."""
 _COPIED = 16 * 1024
 """Bytes that are copied, so that little data does not keep much memory."""

@@ -81,32 +81,30 @@ class HttpEndpoint(UpstreamEndpoint):
     ) -> asyncio.Task[None] | None:
         """Write the request; what does not fit into one write is left to a task."""
         body = request.body
-        head = self._head(request)
         if body is None:
-            connection.transport.write(head)
+            connection.transport.write(self._head(request, chunked=False))
             return None
-        if isinstance(body, Sequence) and sum(map(len, body)) <= _WRITE:
-            connection.transport.write(b"".join((head, *body)))
+        at_hand = body if isinstance(body, list | tuple) else None
+        chunked = at_hand is None and "Content-Length" not in request.headers
+        head = self._head(request, chunked)
+        if at_hand is not None and sum(map(len, at_hand)) <= _WRITE:
+            connection.transport.write(b"".join((head, *at_hand)))
             return None
         connection.transport.write(head)
-        sender = asyncio.create_task(_send_body(connection, body, _is_chunked(request)))
+        sender = asyncio.create_task(_send_body(connection, body, chunked))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
         return sender
 
-    def _head(self, request: UpstreamRequest) -> bytes:
+    def _head(self, request: UpstreamRequest, chunked: bool) -> bytes:
         headers = list(request.headers.items())
         if "Host" not in request.headers:
             headers.insert(0, ("Host", self._authority))
-        if _is_chunked(request):
+        if chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         elif "Content-Length" not in request.headers and request.method not in _WITHOUT_BODY:
             headers.append(("Content-Length", "0"))
         return write_head(f"{request.method} {request.target} HTTP/1.1", headers)
-
-
-def _is_chunked(request: UpstreamRequest) -> bool:
-    return isinstance(request.body, AsyncIterable) and "Content-Length" not in request.headers
 
 
 def _reason(error: OSError) -> str:
