@@ -19,6 +19,8 @@ from gateway.errors import GatewayError, bad_request
 WINDOW = 64 * 1024
 """Bytes of text looked at and converted at once: some 0.2 ms of work."""
 
+_NEAR = 16
+
 _CULPRIT = 64
 """Bytes of text behind a misplaced character that still go into the run, to be quoted."""
 
@@ -46,9 +48,8 @@ class Run:
 
         Alone, it would pass for an empty array, or for one that ends in an empty array.
         """
-        text = self.text.strip(_SPACE)
-        begins = not self.first and text[:1] in (b"", b"]")
-        return begins or (self.depth_after > 0 and text[-1:] in (b"", b"["))
+        begins = not self.first and _first_mark(self.text) in (b"", b"]")
+        return begins or (self.depth_after > 0 and _last_mark(self.text) in (b"", b"["))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +140,25 @@ class ArrayScanner:
             return self._wait(window)
         stop = min(stops, default=len(window))
         close = window.rfind(b"]", 0, stop) + 1
-        if window[close:stop].strip(_SPACE) in (b"", b","):
+        if close and window[close:stop].strip(_SPACE) in (b"", b","):
             text = window[:close]
-            if self._depth_after(text) == 0:
+            if self._depth_after(text, closes=True) == 0:
                 return self._run(text, 0, close)
         if stops:
             return self._faulty_run(window, stop, full or last)
         cut = window.rfind(b",")
         text = window[:cut] if cut >= 0 else window
-        depth = self._depth_after(text)
+        depth = self._depth_after(text, closes=close > 0)
         if cut < 0:
             raise self._no_comma()
         return self._run(text, depth, cut + 1)
 
-    def _depth_after(self, text: bytes) -> int:
-        """Give the depth behind a text of numbers; checks how deep it goes in between."""
-        if text.find(b"[") < 0 and text.find(b"]") < 0:
+    def _depth_after(self, text: bytes, closes: bool) -> int:
+        """Give the depth behind a text of numbers; checks how deep it goes in between.
+
+        ``closes`` tells that there may be closing brackets.
+        """
+        if text.find(b"[") < 0 and not (closes and text.find(b"]") >= 0):
             return self._depth
         marks = text.translate(None, _ALL_BUT_BRACKETS)
         opened = marks.count(b"[")
@@ -229,6 +233,15 @@ class ArrayScanner:
     def _check_depth(self, depth: int) -> None:
         if depth > self._depth_cap:
             raise bad_request(f"{self._label}: data is nested deeper than {self._depth_cap}")
+
+
+def _first_mark(text: bytes) -> bytes:
+    # Mostly it is near, and the whole need not be copied.
+    return (text[:_NEAR].lstrip(_SPACE) or text.lstrip(_SPACE))[:1]
+
+
+def _last_mark(text: bytes) -> bytes:
+    return (text[-_NEAR:].rstrip(_SPACE) or text.rstrip(_SPACE))[-1:]
 
 
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))

@@ -49,6 +49,7 @@ class TensorFromJson:
         self._parser = simdjson.Parser()
         self._convert = self._converter(datatype)
         self._long: _LongString | None = None
+        self._has_nonfinite = False
 
     def feed(self, item: Run | StringPart) -> None:
         """Convert the next run, or piece of a long string."""
@@ -133,14 +134,17 @@ class TensorFromJson:
 
     def _doubles(self, run: Run) -> _Values:
         text = run.balanced()
-        values = None
-        if b"N" in text or b"I" in text:
-            values = self._nonfinite_doubles(text)
-        else:
+        if not self._has_nonfinite:
             with suppress(*_REFUSALS):
-                values = self._parse_doubles(text)
-        if values is not None:
-            return values
+                return self._parse_doubles(text)
+        if b"N" in text or b"I" in text:
+            self._has_nonfinite = True  # and so, probably, what follows
+            values = self._nonfinite_doubles(text)
+            if values is not None:
+                return values
+        elif self._has_nonfinite:
+            with suppress(*_REFUSALS):
+                return self._parse_doubles(text)
         # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
         return np.array(self._objects(run, float), dtype=np.float64)
 
