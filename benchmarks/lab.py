@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
@@ -15,9 +16,11 @@ from typing import Self
 
 from benchmarks.client import HOST, Connection
 from benchmarks.processes import Gateway, gateway_before, server
+from benchmarks.wire import json_of_doubles, normal
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
+_HELPER_STARTS_WITHIN = 2.0  # seconds
 _MODELS = ("identity_fp32", "identity_fp16", "image")
 
 Job = Callable[[], object]
@@ -58,8 +61,12 @@ class Lab:
 
     @cached_property
     def gateway(self) -> Gateway:
-        """A gateway in front of Triton."""
-        return self._open.enter_context(gateway_before(self.triton_port))
+        """A gateway in front of Triton, with its helper at work."""
+        gateway = self._open.enter_context(gateway_before(self.triton_port))
+        with Connection(gateway.port) as connection:
+            connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
+        time.sleep(_HELPER_STARTS_WITHIN)
+        return gateway
 
     @cached_property
     def directly(self) -> Connection:

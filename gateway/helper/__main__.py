@@ -8,13 +8,14 @@ import sys
 from contextlib import suppress
 
 from gateway.codec.lent_work import do
-from gateway.helper.frames import DONE, HEAD, NOT_DONE, FrameReader, work_of
+from gateway.helper.frames import DONE, HEAD, NOT_DONE, READY, FrameReader, work_of
 
 _READ = 1024 * 1024
 
 
 def serve(sock: socket.socket) -> None:
-    """Do what is asked for, in order, until the gateway closes."""
+    """Say that it is ready, then do what is asked for, in order, until the gateway closes."""
+    sock.sendall(READY)
     reader = FrameReader()
     while data := sock.recv(_READ):
         for mark, payload in reader.feed(data):

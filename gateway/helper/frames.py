@@ -13,6 +13,9 @@ HEAD = struct.Struct("<BI")
 DONE, NOT_DONE = 1, 0
 """Marks of a reply."""
 
+READY = HEAD.pack(DONE, 0)
+"""What the helper says first: it takes a moment to start."""
+
 _DATATYPES = tuple(DATATYPES.values())
 
 

@@ -117,11 +117,12 @@ class _Link(asyncio.Protocol):
         self._reader = FrameReader()
         self._loans: deque[_Loan] = deque()
         self._watch: asyncio.TimerHandle | None = None
+        self._ready = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def send(self, work: Work, data: bytes | memoryview) -> Loan | None:
         """Send a piece of work; None where there is enough to do already."""
-        if len(self._loans) >= _MOST_AHEAD or self.transport.is_closing():
+        if len(self._loans) >= _MOST_AHEAD or not self._ready or self.transport.is_closing():
             return None
         loan = _Loan(self._loop)
         self._loans.append(loan)
@@ -136,7 +137,11 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take results, which come in the order of the work."""
-        for mark, result in self._reader.feed(data):
+        frames = self._reader.feed(data)
+        if frames and not self._ready:
+            self._ready = True
+            del frames[0]
+        for mark, result in frames:
             self._loans.popleft().end(result if mark == DONE else None)
 
     def connection_lost(self, exc: Exception | None) -> None:

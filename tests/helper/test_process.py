@@ -81,6 +81,14 @@ async def test_it_starts_when_there_is_work() -> None:
         assert len(_children()) == 1
 
 
+async def test_nothing_waits_for_it_to_start() -> None:
+    async with _helper() as helper:
+        assert helper.lend(TO_JSON, DATA) is None
+        await until(lambda: helper._link is not None)
+        assert helper.lend(TO_JSON, DATA) is None
+        await _lend(helper)
+
+
 async def test_it_does_both_kinds_of_work() -> None:
     async with _helper() as helper:
         assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
@@ -130,7 +138,7 @@ async def test_another_one_is_started_after_a_pause() -> None:
 
 
 async def test_one_that_does_nothing_is_given_up() -> None:
-    with mock.patch.object(process, "_PATIENCE", 2.0):
+    with mock.patch.object(process, "_PATIENCE", 0.5):
         async with _helper() as helper:
             await _result(await _lend(helper))
             (pid,) = _children()
