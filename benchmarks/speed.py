@@ -201,8 +201,8 @@ def _rows(count: int, digits: _Digits, took: dict[str, float], sooner: int) -> l
         Row(
             "… where its time goes",
             "",
-            f"request {milliseconds(request)}, server {milliseconds(server)}, "
-            f"answer {milliseconds(answer)}, HTTP and event loop {milliseconds(rest)}",
+            f"request {milliseconds(request)}, server {milliseconds(server)}, answer "
+            f"{milliseconds(answer)}, the rest less what the helper saves {milliseconds(rest)}",
         ),
     ]
 

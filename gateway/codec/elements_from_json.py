@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class TensorFromJson:
         self._label = label
         self.datatype = datatype
         self._parser = simdjson.Parser()
+        # No bound method: with a cycle, the parser's memory would wait for the collector.
         self._convert = self._converter(datatype)
         self._long: _LongString | None = None
         self._has_nonfinite = False
@@ -83,7 +84,7 @@ class TensorFromJson:
     def _converted(self, run: Run) -> tuple[int, bytes]:
         if run.lacks_element:
             raise self._fault(run)
-        return self._convert(run)
+        return self._convert(self, run)
 
     def _hold(self, data: bytes) -> None:
         self.chunks.append(data)
@@ -92,14 +93,15 @@ class TensorFromJson:
     def _fault(self, run: Run) -> Exception:
         return element_fault(self._label, self.datatype, run, self.count)
 
-    def _converter(self, datatype: Datatype) -> Callable[[Run], tuple[int, bytes]]:
+    @classmethod
+    def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes]]:
         if datatype.dtype is None:
-            return self._text
+            return cls._text
         if datatype.family is Family.BOOLEAN:
-            return self._booleans
+            return cls._booleans
         if datatype.family is Family.INTEGER:
-            return self._integers
-        return self._floats
+            return cls._integers
+        return cls._floats
 
     def _booleans(self, run: Run) -> tuple[int, bytes]:
         values = self._objects(run, bool)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
+from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
+
+_WORTH_DIVIDING = 192 * 1024
+"""Bytes of a body of which parts are converted elsewhere."""
 
 
 class ClientRequest(ABC):
@@ -92,3 +96,8 @@ class Route:
     limits: Limits
     lender: Lender | None = None
     """Who converts numbers elsewhere, if anybody does."""
+    turns: Turns = field(default_factory=Turns)
+
+    def lender_for(self, size: int | None) -> Lender | None:
+        """Give the lender for a body of so many bytes, None where it is too small to be divided."""
+        return None if size is not None and size < _WORTH_DIVIDING else self.lender

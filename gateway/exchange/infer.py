@@ -13,7 +13,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward, send
 from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
 from gateway.exchange.infer_answer import relay_answer
-from gateway.exchange.pump import CHUNK, ClientBody, breathe
+from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
@@ -112,7 +112,8 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
 
 
 async def _read_json(body: ClientBody, length: int | None, route: Route) -> InferRequest:
-    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth, route.lender)
+    lender = route.lender_for(body.size)
+    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth, lender)
     missing = length
     work = 0
     while missing is None or missing:
@@ -125,13 +126,13 @@ async def _read_json(body: ClientBody, length: int | None, route: Route) -> Infe
         work += len(text)
         if work >= CHUNK:
             work = 0
-            await breathe()
+            await route.turns.next()
     if missing:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:
         while codec.work():
-            await breathe()
+            await route.turns.next()
         if codec.loan is None:
             return codec.finish()
         await codec.loan.wait()

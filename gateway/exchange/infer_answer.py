@@ -16,7 +16,7 @@ from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
-from gateway.exchange.pump import CHUNK, breathe, response_chunks, whole_response, write
+from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
 
@@ -87,14 +87,15 @@ async def _relay_as_json(
         await answer.send(200, "OK", headers, text)
         return
     codec = JsonAnswer(header_size, route.policies)
+    lender = route.lender_for(size)
     waiting: deque[bytes | LentText] = deque()
     async for chunk in response_chunks(response, url, deadline):
         for start in range(0, len(chunk), CHUNK):
-            waiting.extend(codec.parts(chunk[start : start + CHUNK], route.lender))
+            waiting.extend(codec.parts(chunk[start : start + CHUNK], lender))
             if waiting and not answer.started:
                 await answer.start(200, response.reason, headers)
             await _write_parts(waiting, answer, deadline, _MOST_WAITING)
-            await breathe()
+            await route.turns.next()
     codec.finish()
     await _write_parts(waiting, answer, deadline, 0)
     await answer.finish()
@@ -138,7 +139,7 @@ async def _relay_mixed(
     async for chunk in chunks:
         for start in range(0, len(chunk), CHUNK):
             codec.feed(chunk[start : start + CHUNK])
-            await breathe()
+            await route.turns.next()
     header, tensors = codec.finish()
     changed = {"Content-Type": "application/json"}
     if any(tensors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -91,11 +90,6 @@ async def whole_response(response: UpstreamResponse, url: str, deadline: Deadlin
         deadline.wait_for_server(url)
         pieces.append(await response.read())
     return b"".join(pieces)
-
-
-async def breathe() -> None:
-    """Let other exchanges have their turn."""
-    await asyncio.sleep(0)
 
 
 async def response_chunks(

@@ -147,6 +147,16 @@ def test_depth(depth: int) -> None:
     assert small(body) == thorough(body)
 
 
+@pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
+def test_many_numbers_are_taken_too(datatype: str) -> None:
+    body = request(entry(datatype, [*range(100)] * 20))
+    assert small(body) == thorough(body) is not None
+    for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
+        broken = body.replace(b" 50,", fault.encode() + b",", 1)
+        assert agrees(broken), fault
+    assert small(body.replace(b"[2000]", b"[2001]")) is None
+
+
 @given(st.data())
 def test_any_number_is_what_it_is_to_the_incremental_codec(data: st.DataObject) -> None:
     datatype = data.draw(st.sampled_from([*RANGES, *FLOATS]))
