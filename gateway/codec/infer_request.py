@@ -80,9 +80,9 @@ class InferRequestCodec:
     """Converts the JSON part of an infer request as it arrives.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
-    converted elsewhere. Holds the binary form of the
-    data, and its text for as long as its datatype has not been seen. What comes first in the text
-    is converted first, so that of two errors the same one is raised however the text is split.
+    converted elsewhere. Holds the binary form of the data, and its text for as long as its
+    datatype has not been seen. What comes first in the text is converted first, so that of two
+    errors the same one is raised however the text is split.
     """
 
     def __init__(self, header_cap: int, depth_cap: int, lender: Lender | None = None) -> None:
@@ -149,28 +149,26 @@ class InferRequestCodec:
     def _convert(self, tensor: TensorFromJson, item: Run | StringPart) -> None:
         """Convert an item, here or elsewhere; what is wrong with it waits for those before it."""
         work = Work(to_json=False, datatype=tensor.datatype)
-        if self._lender is None or not work.can_be_lent or isinstance(item, StringPart):
-            self._convert_here(tensor, item)
+        run = item if isinstance(item, Run) and work.can_be_lent else None
+        if run is not None and (loan := self._lend(work, run)) is not None:
+            self._lent.append(_LentRun(tensor, tensor.leave_out(), run, loan))
             return
-        loan = self._lender.lend(work, item.balanced()) if not item.lacks_element else None
-        if loan is None:
-            try:
-                tensor.feed(item)
-                return
-            except GatewayError:
-                if not self._lent:
-                    raise
-                loan = NEVER_DONE  # its fault is known once all before it is counted
-        self._lent.append(_LentRun(tensor, tensor.leave_out(), item, loan))
-
-    def _convert_here(self, tensor: TensorFromJson, item: Run | StringPart) -> None:
         try:
             tensor.feed(item)
         except GatewayError as error:
             if not self._lent:
                 raise
-            self._failure = error
-            self._waiting.clear()
+            if run is not None:
+                # Its fault is known once all before it is counted.
+                self._lent.append(_LentRun(tensor, tensor.leave_out(), run, NEVER_DONE))
+            else:
+                self._failure = error
+                self._waiting.clear()
+
+    def _lend(self, work: Work, run: Run) -> Loan | None:
+        if self._lender is None or run.lacks_element:
+            return None
+        return self._lender.lend(work, run.balanced())
 
     def _take_back(self) -> None:
         """Take what was converted elsewhere, in order."""

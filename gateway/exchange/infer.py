@@ -90,8 +90,8 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
         if small is not None and body.size <= route.limits.header_bytes:
             return _Converted((small.body,), len(small.body), small.header_size, small.answer)
     request = await _read_json(body, length, route)
-    surplus = 0 if length is None or body.size is None else body.size - length
-    if body.size is not None and length is not None and surplus != request.expected_size:
+    surplus = None if length is None or body.size is None else body.size - length
+    if surplus is not None and surplus != request.expected_size:
         raise bad_request(
             f"{surplus} bytes follow the request's JSON, "
             f"its binary_data_size parameters add up to {request.expected_size}"

@@ -82,7 +82,7 @@ async def _relay_as_json(
     size = response.content_length
     if size is not None and size <= CHUNK:
         body = await whole_response(response, url, deadline)
-        text = _small_as_json(body, header_size, route)
+        text = _whole_as_json(body, header_size, route)
         deadline.wait_for_client()
         await answer.send(200, "OK", headers, text)
         return
@@ -117,7 +117,7 @@ async def _write_parts(
             await write(answer, part, deadline)
 
 
-def _small_as_json(body: bytes, header_size: int, route: Route) -> bytes:
+def _whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
     text = convert_small_answer(body, header_size)
     if text is None:
         codec = JsonAnswer(header_size, route.policies)
@@ -185,10 +185,7 @@ def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
         return document
     try:
         if form.all_json:
-            codec = JsonAnswer(len(document), route.policies)
-            text = codec.feed(document)
-            codec.finish()
-            return text
+            return _whole_as_json(document, len(document), route)
         mixed = MixedAnswer(len(document), form, route.policies, route.limits.spool_bytes)
         mixed.feed(document)
         return mixed.finish()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import cast
 
@@ -88,7 +89,7 @@ class BodyStream:
             self._waiter.set_result(None)
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol, ABC):
     """A connection that writes as fast as the other end reads."""
 
     transport: asyncio.Transport
@@ -116,9 +117,9 @@ class Connection(asyncio.BufferedProtocol):
         """Take what was read."""
         self.data_received(INTAKE.filled(nbytes))
 
+    @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the other end sends."""
-        raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""

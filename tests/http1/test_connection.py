@@ -225,9 +225,14 @@ async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> Non
 # ---------------------------------------------------------------------------------- Connection
 
 
+class _Deaf(Connection):
+    def data_received(self, data: bytes | memoryview) -> None:
+        raise AssertionError("nothing is sent here")
+
+
 @pytest.fixture
 async def connection(transport: TransportDouble) -> Connection:
-    connection = Connection()
+    connection = _Deaf()
     connection.connection_made(transport)
     return connection
 
@@ -350,7 +355,7 @@ async def _pair() -> tuple[Connection, socket.socket]:
     """Give a connection over TCP and its other end."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        _, connection = await loop.create_connection(Connection, *listening.getsockname())
+        _, connection = await loop.create_connection(_Deaf, *listening.getsockname())
         there, _ = listening.accept()
     there.setblocking(False)
     return connection, there

@@ -4,6 +4,7 @@ import pytest
 
 from tests.integration.client import Client
 from tests.integration.gateway import Gateway, serving
+from tests.integration.tap import Tap
 from tests.integration.triton.fixtures import triton
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -28,4 +29,21 @@ def direct(triton: TritonServer) -> Iterator[Client]:
 def through(gateway: Gateway) -> Iterator[Client]:
     """A connection to the gateway."""
     with Client(gateway.host, gateway.port) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tap(triton: TritonServer) -> Iterator[Tap]:
+    """A relay in front of the Triton server, which notes what passes."""
+    with Tap(triton.http_port) as tap:
+        yield tap
+
+
+@pytest.fixture(scope="module")
+def tapped(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A connection to a gateway, of which is seen what it sends to the server."""
+    with (
+        serving(tmp_path_factory.mktemp("gateway"), tap.url) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
         yield client

@@ -19,22 +19,6 @@ KIB = 1024
 GOOD = b'{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}'
 
 
-@pytest.fixture(scope="module")
-def tap(triton: TritonServer) -> Iterator[Tap]:
-    with Tap(triton.http_port) as tap:
-        yield tap
-
-
-@pytest.fixture(scope="module")
-def tapped(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A connection to a gateway, of which is seen what it sends to the server."""
-    with (
-        serving(tmp_path_factory.mktemp("gateway"), tap.url) as gateway,
-        Client(gateway.host, gateway.port) as client,
-    ):
-        yield client
-
-
 def send_good(client: Client) -> None:
     answer = client.infer("identity_fp32", GOOD)
     assert answer.status == 200

@@ -90,21 +90,6 @@ REFUSED: list[tuple[str, bytes, list[str]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tap(triton: TritonServer) -> Iterator[Tap]:
-    with Tap(triton.http_port) as tap:
-        yield tap
-
-
-@pytest.fixture(scope="module")
-def tapped(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with (
-        serving(tmp_path_factory.mktemp("gateway"), tap.url) as gateway,
-        Client(gateway.host, gateway.port) as client,
-    ):
-        yield client
-
-
 @pytest.mark.parametrize(("model", "body", "said"), REFUSED)
 def test_refused(
     tapped: Client, direct: Client, tap: Tap, model: str, body: bytes, said: list[str]

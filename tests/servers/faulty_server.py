@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from tests.servers.http_text import Head, answer, read_body, read_head
+from tests.servers.peer import Peer
 
 _LEFT = (asyncio.IncompleteReadError, ConnectionError)
 
@@ -24,12 +23,11 @@ class Received:
     body: bytes
 
 
-class Connection:
+class Connection(Peer):
     """One connection to the server, for its script to play on."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self._writer = writer
+        super().__init__(reader, writer)
         self.requests: list[Received] = []
         self.left = asyncio.Event()
         """The other side has closed, or reset, the connection."""
@@ -58,19 +56,6 @@ class Connection:
             while await self.reader.read(65536):
                 pass
         self.left.set()
-
-    async def close(self) -> None:
-        """Close the connection, with what was sent still delivered."""
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-    def reset(self) -> None:
-        """Drop the connection with a TCP reset."""
-        self._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-        self._writer.transport.abort()
 
 
 Script = Callable[[Connection], Awaitable[None]]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tests.servers.http_text import Head, read_body, read_chunk, read_head, request
+from tests.servers.peer import Peer
 
 PATIENCE = 5.0
 """Seconds after which a test that waits for bytes has failed."""
@@ -47,12 +45,8 @@ class Reply:
         return message
 
 
-class RawClient:
+class RawClient(Peer):
     """A connection to the gateway."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self._writer = writer
 
     async def send(self, *parts: bytes) -> None:
         """Send bytes, each part on its own; waits while the gateway does not take them."""
@@ -110,19 +104,6 @@ class RawClient:
     def end_sending(self) -> None:
         """Close the connection in this direction only."""
         self._writer.write_eof()
-
-    async def close(self) -> None:
-        """Close the connection, with what was sent still delivered."""
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-    def reset(self) -> None:
-        """Drop the connection with a TCP reset."""
-        self._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-        self._writer.transport.abort()
 
 
 @asynccontextmanager

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from multidict import CIMultiDict
@@ -9,23 +9,8 @@ from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
 from gateway.upstream.http import HttpEndpoint
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, hang
 from tests.servers.http_text import answer, chunk, chunked, message
-from tests.servers.running_gateway import nothing_left, until
-
-EndpointAt = Callable[[str], HttpEndpoint]
-
-
-@pytest.fixture
-async def endpoint_at() -> AsyncIterator[EndpointAt]:
-    endpoints: list[HttpEndpoint] = []
-
-    def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(url, connect_time=5))
-        return endpoints[-1]
-
-    async with nothing_left():
-        yield endpoint_at
-        for endpoint in endpoints:
-            await endpoint.close()
+from tests.servers.running_gateway import until
+from tests.upstream.endpoints import EndpointAt
 
 
 def _request(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -17,7 +17,8 @@ from gateway.upstream.idle import IdleConnections
 from tests.http1.transport import TransportDouble
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer
-from tests.servers.running_gateway import nothing_left, until
+from tests.servers.running_gateway import until
+from tests.upstream.endpoints import EndpointAt
 
 KEEP_ALIVE = 4.0
 
@@ -232,22 +233,6 @@ async def test_a_real_timer_drops_them() -> None:
 
 
 # ---------------------------------------------------------------------------------- over TCP
-
-EndpointAt = Callable[[str], HttpEndpoint]
-
-
-@pytest.fixture
-async def endpoint_at() -> AsyncIterator[EndpointAt]:
-    endpoints: list[HttpEndpoint] = []
-
-    def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(url, connect_time=5))
-        return endpoints[-1]
-
-    async with nothing_left():
-        yield endpoint_at
-        for endpoint in endpoints:
-            await endpoint.close()
 
 
 async def _get(endpoint: HttpEndpoint) -> bytes:
