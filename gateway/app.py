@@ -12,6 +12,7 @@ from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
 from gateway.exchange.dispatch import exchange
+from gateway.exchange.straight import Straight
 from gateway.helper.process import HelperProcess
 from gateway.listener.http import HttpListener
 from gateway.listener.sockets import tcp_sockets, unix_socket
@@ -56,7 +57,8 @@ class Gateway:
             await exchange(request, answer, route)
 
         access_log = AccessLog() if settings.log.access else None
-        self._listener = HttpListener(on_request, access_log, self._on_closed)
+        self._straight = Straight(route)
+        self._listener = HttpListener(on_request, access_log, self._on_closed, self._straight)
         for sock in sockets:
             self.addresses.append(shown(sock))
             await self._listener.listen(sock)
@@ -73,6 +75,7 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
+        self._straight.close()
         for upstream in self._upstreams.values():
             await upstream.metadata.close()
             await upstream.pool.close()

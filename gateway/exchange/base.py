@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -11,6 +12,7 @@ from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
 from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
+from gateway.upstream.base import HeaderLines as HeaderLines
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
 
@@ -63,6 +65,25 @@ class ClientAnswer(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Drop the connection, so that the client sees that the answer is not whole."""
+
+
+class StraightClient(ABC):
+    """A client with a request at hand as a whole, which one call answers."""
+
+    @abstractmethod
+    def answer(
+        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+    ) -> None:
+        """Give the whole answer; ``last`` closes the connection behind it.
+
+        A Content-Length is added to ``headers`` that have none.
+        """
+
+    @abstractmethod
+    def go_on(
+        self, rest: Callable[[ClientAnswer], Awaitable[None]], over: Callable[[], None]
+    ) -> None:
+        """Have the exchange end in a task; ``over`` is called when that has ended, however."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from gateway.errors import ErrorKind, GatewayError
 class Deadline:
     """Gives what runs in its context ``total_time`` seconds, and each turn ``idle_time``.
 
-    Knows whose turn it is. Raises GatewayError where the time runs out: 408 if it was the client's
-    turn, 504 if a server's.
+    Of the former, ``spent`` seconds are over already. Knows whose turn it is. Raises GatewayError
+    where the time runs out: 408 if it was the client's turn, 504 if a server's.
     """
 
-    def __init__(self, idle_time: float, total_time: float) -> None:
+    def __init__(self, idle_time: float, total_time: float, spent: float = 0.0) -> None:
+        self._spent = spent
         self._idle_time = idle_time
         self._total_time = total_time
         self._loop = asyncio.get_running_loop()
@@ -30,7 +31,7 @@ class Deadline:
         self._task = task
         self._cancelled_before = task.cancelling()
         self._moved = self._loop.time()
-        self._end = self._moved + self._total_time
+        self._end = self._moved + self._total_time - self._spent
         self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._end), self._look)
         return self
 
@@ -62,17 +63,32 @@ class Deadline:
         """Make the error that tells whom the exchange was waiting for."""
         if self._server is None:
             return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {what}")
-        return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {self._server}: {what}")
+        return server_timeout(self._server, what)
 
     def _look(self) -> None:
         """End the exchange if its time is over, or look again when it may be."""
         now = self._loop.time()
         if now >= self._end:
-            self._missed = f"not done in {self._total_time:g} s (limits.total_time)"
+            self._missed = not_done(self._total_time)
         elif now >= self._moved + self._idle_time:
-            self._missed = f"nothing moved for {self._idle_time:g} s (limits.idle_time)"
+            self._missed = nothing_moved(self._idle_time)
         else:
             again = min(self._moved + self._idle_time, self._end)
             self._timer = self._loop.call_at(again, self._look)
             return
         self._task.cancel()
+
+
+def server_timeout(url: str, what: str) -> GatewayError:
+    """Make the error that tells that an exchange was waiting for the server at ``url``."""
+    return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {what}")
+
+
+def nothing_moved(idle_time: float) -> str:
+    """Say that this time was over."""
+    return f"nothing moved for {idle_time:g} s (limits.idle_time)"
+
+
+def not_done(total_time: float) -> str:
+    """Say that this time was over."""
+    return f"not done in {total_time:g} s (limits.total_time)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
@@ -17,24 +18,37 @@ from gateway.exchange.trace import trace_setting
 from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 
+FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
+
 _log = logging.getLogger("tensorgate.exchange")
 
 
 async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -> None:
-    """Answer one request, with ``{"error": ...}`` where that fails.
+    """Answer one request, with ``{"error": ...}`` where that fails."""
+    asked = parse_endpoint(request.method, request.target)
+
+    async def run(turns: Deadline) -> None:
+        try:
+            await _dispatch(request, answer, asked, route, turns)
+        except ServerRefusalError as refusal:
+            turns.wait_for_client()
+            headers = CIMultiDict({"Content-Type": refusal.content_type})
+            await answer.send(refusal.status, "", headers, refusal.body)
+
+    limits = route.limits
+    await in_time(run, answer, Deadline(limits.idle_time, limits.total_time))
+
+
+async def in_time(
+    run: Callable[[Deadline], Awaitable[None]], answer: ClientAnswer, deadline: Deadline
+) -> None:
+    """Answer a request by its deadline, with ``{"error": ...}`` where that fails.
 
     Where an answer has begun already, it is aborted so that the client sees that it is not whole.
     """
-    asked = parse_endpoint(request.method, request.target)
-    limits = route.limits
     try:
-        with Deadline(limits.idle_time, limits.total_time) as turns:
-            try:
-                await _dispatch(request, answer, asked, route, turns)
-            except ServerRefusalError as refusal:
-                turns.wait_for_client()
-                headers = CIMultiDict({"Content-Type": refusal.content_type})
-                await answer.send(refusal.status, "", headers, refusal.body)
+        with deadline:
+            await run(deadline)
     except GatewayError as error:
         if answer.started:
             _log.warning("answer aborted: %s", error.message)

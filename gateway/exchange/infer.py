@@ -11,7 +11,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward, send
-from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
+from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
@@ -40,7 +40,7 @@ async def infer(
     deadline: Deadline,
 ) -> None:
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
-    if _encoded(request):
+    if encoded(request.headers):
         # What is inside cannot be seen; the server decodes it, or says that it cannot.
         await forward(request, answer, route, deadline)
         return
@@ -60,10 +60,6 @@ async def infer(
             await relay_answer(response, answer, converted.answer, route, endpoint.url, deadline)
         finally:
             response.close()
-
-
-def _encoded(request: ClientRequest) -> bool:
-    return request.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
 
 
 def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:

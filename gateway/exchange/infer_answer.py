@@ -18,7 +18,7 @@ from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
 from gateway.protocol.inference_header import AnswerForm
-from gateway.upstream.base import UpstreamResponse
+from gateway.upstream.base import AnswerHead, UpstreamResponse
 
 _MOST_WAITING = 8
 """Parts of an answer that wait, at most, for one before them that is converted elsewhere."""
@@ -37,10 +37,10 @@ async def relay_answer(
         await forward_answer(response, answer, url, deadline)
         return
     try:
-        header_size = _header_size(response, route)
+        header_size = answer_header_size(response, route.limits.header_bytes)
         if header_size is None:
             chunks = response_chunks(response, url, deadline)
-            change = partial(_with_empty_data, form=form, route=route)
+            change = partial(with_empty_data, form=form, route=route)
             cap = route.limits.header_bytes
             await relay_document(response, chunks, answer, change, cap, deadline)
         elif form.all_json:
@@ -49,23 +49,34 @@ async def relay_answer(
             chunks = response_chunks(response, url, deadline)
             await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
     except GatewayError as error:
-        if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
-            # The codecs, which know of no server, have said "the server".
-            raise bad_answer(f"{url}: {error.message}") from error
-        raise
+        named = naming(url, error)
+        if named is error:
+            raise
+        raise named from error
 
 
-def _header_size(response: UpstreamResponse, route: Route) -> int | None:
+def naming(url: str, error: GatewayError) -> GatewayError:
+    """Name the endpoint in an error of its answer: the codecs, which know of none, do not."""
+    if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
+        return bad_answer(f"{url}: {error.message}")
+    return error
+
+
+def answer_header_size(head: AnswerHead, cap: int) -> int | None:
+    """Give the size of the JSON before an answer's tensors; None where there are none.
+
+    Raises GatewayError (502) for one that is no number or above the cap.
+    """
     # Servers differ in Content-Type: a binary answer is known by this header alone.
-    value = response.headers.get(HEADER_LENGTH)
+    value = head.headers.get(HEADER_LENGTH)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) < 20):
         raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
-    if int(value) > route.limits.header_bytes:
+    if int(value) > cap:
         raise bad_answer(
             f"the server's answer has {value} bytes of JSON before the tensors; "
-            f"at most {route.limits.header_bytes} are taken (limits.header_bytes)"
+            f"at most {cap} are taken (limits.header_bytes)"
         )
     return int(value)
 
@@ -82,7 +93,7 @@ async def _relay_as_json(
     size = response.content_length
     if size is not None and size <= CHUNK:
         body = await whole_response(response, url, deadline)
-        text = _whole_as_json(body, header_size, route)
+        text = whole_as_json(body, header_size, route)
         deadline.wait_for_client()
         await answer.send(200, "OK", headers, text)
         return
@@ -117,7 +128,8 @@ async def _write_parts(
             await write(answer, part, deadline)
 
 
-def _whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
+def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
+    """Write a whole answer as JSON; raises GatewayError."""
     text = convert_small_answer(body, header_size)
     if text is None:
         codec = JsonAnswer(header_size, route.policies)
@@ -176,7 +188,7 @@ async def relay_document(
     await answer.finish()
 
 
-def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
+def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
     """Give an answer without tensors behind it the data that the client wants as JSON.
 
     Triton sends such a one where every binary output is empty: with sizes of 0, and no data.
@@ -185,7 +197,7 @@ def _with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
         return document
     try:
         if form.all_json:
-            return _whole_as_json(document, len(document), route)
+            return whole_as_json(document, len(document), route)
         mixed = MixedAnswer(len(document), form, route.policies, route.limits.spool_bytes)
         mixed.feed(document)
         return mixed.finish()[0]

@@ -26,8 +26,10 @@ MAX_HEAD = 64 * 1024
 _MAX_FIELDS = 128
 """Lines of headers at most."""
 
-_SMALL, _REMEMBERED = 2048, 512
-"""Bytes of a head, and how many of those: most look like one before, and need no second look."""
+SMALL_HEAD = 2048
+"""Bytes of a head that is remembered: whoever sends the same again is given the same object."""
+_REMEMBERED = 512
+"""How many of those: most heads look like one before, and need no second look."""
 
 _LONGEST_LENGTH = 20
 """Digits of a Content-Length at most."""
@@ -48,9 +50,9 @@ class HeadTooLargeError(MalformedError):
         super().__init__(f"a head of more than {MAX_HEAD} bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """What comes before a request's body.
+    """What comes before a request's body; compared by identity, as small ones are remembered.
 
     ``length`` is the body's, in bytes, 0 where there is none, None where it is chunked.
     """
@@ -63,9 +65,9 @@ class RequestHead:
     keep_alive: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ResponseHead:
-    """What comes before an answer's body.
+    """What comes before an answer's body; compared by identity, as small ones are remembered.
 
     ``length`` is the body's, in bytes, None where it is chunked or lasts until the server closes.
     """
@@ -101,11 +103,12 @@ class HeadReader:
         """
         if not self._received:
             # Most often the head comes whole, and what follows it, if large, need not be copied.
-            start = bytes(data[:_SMALL])
+            start = bytes(data[:SMALL_HEAD])
             end = start.find(_END)
             if end >= 0 and start[0] not in _END:
                 end += len(_END)
-                return start[:end], data[end:] if len(data) <= _SMALL else memoryview(data)[end:]
+                rest = data[end:] if len(data) <= SMALL_HEAD else memoryview(data)[end:]
+                return start[:end], rest
             data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
         before = len(self._received)
         received = self._received + data
@@ -157,7 +160,7 @@ def parse_request_head(head: bytes) -> RequestHead:
 
     Raises MalformedError.
     """
-    return _request_head(head) if len(head) <= _SMALL else _request_head.__wrapped__(head)
+    return _request_head(head) if len(head) <= SMALL_HEAD else _request_head.__wrapped__(head)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -186,7 +189,7 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
 
     Raises MalformedError.
     """
-    if len(head) <= _SMALL:
+    if len(head) <= SMALL_HEAD:
         return _response_head(head, method)
     return _response_head.__wrapped__(head, method)
 
@@ -219,7 +222,12 @@ def _response_head(head: bytes, method: str) -> ResponseHead:
 
 def write_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Write a head; names and values must be such as can be sent."""
-    lines = [first_line, *[f"{name}: {value}" for name, value in headers], "", ""]
+    return write_start(first_line, headers) + b"\r\n"
+
+
+def write_start(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Write a head but for the empty line at its end: more lines may follow."""
+    lines = [first_line, *[f"{name}: {value}" for name, value in headers], ""]
     return "\r\n".join(lines).encode("latin-1")
 
 

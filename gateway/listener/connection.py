@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 
 from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
+from gateway.exchange.base import ClientAnswer, HeaderLines, StraightClient
+from gateway.exchange.straight import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import HeadReader, MalformedError, RequestHead, parse_request_head
-from gateway.listener.messages import HttpAnswer, HttpRequest, expects_continue, refusal
+from gateway.http1.head import (
+    SMALL_HEAD,
+    HeadReader,
+    MalformedError,
+    RequestHead,
+    parse_request_head,
+)
+from gateway.listener.messages import (
+    HttpAnswer,
+    HttpRequest,
+    expects_continue,
+    refusal,
+    whole_answer,
+)
 
 _MOST_AHEAD = 64 * 1024
 """Bytes that a client may send of its next requests before it has its answer."""
@@ -21,6 +37,9 @@ _HEAD_TIME = 60.0
 """Seconds from the first byte of a head to its last."""
 _IDLE_TIME = 3600.0
 """Seconds between an answer and the next request."""
+
+Rest = Callable[[ClientAnswer], Awaitable[None]]
+"""What is left of an exchange."""
 
 
 class Owner(ABC):
@@ -37,13 +56,37 @@ class Owner(ABC):
         """Forget a connection."""
 
     @abstractmethod
+    def begin_straight(
+        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
+    ) -> StraightExchange | None:
+        """Make an exchange of a request at hand; None if it goes the ordinary way.
+
+        It ends with a call of ``answer`` or ``go_on``.
+        """
+
+    @abstractmethod
     def begin(
-        self, connection: ClientConnection, request: HttpRequest, answer: HttpAnswer
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        answer: HttpAnswer,
+        rest: Rest | None = None,
     ) -> asyncio.Task[None]:
-        """Make an exchange of a request; it ends with a call of ``answered``."""
+        """Have a task make an exchange of a request, or the rest of one.
+
+        It ends with a call of ``answered``.
+        """
+
+    @abstractmethod
+    def over(self, exchange: StraightExchange) -> None:
+        """Note that an exchange of the straight way has ended; tasks tell by themselves."""
+
+    @abstractmethod
+    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+        """Note an answer; ``status`` is 0 where there was none, ``size`` in bytes."""
 
 
-class ClientConnection(Connection):
+class ClientConnection(Connection, StraightClient):
     """Cuts requests out of what a client sends, and has each served before the next."""
 
     def __init__(self, owner: Owner) -> None:
@@ -53,12 +96,13 @@ class ClientConnection(Connection):
         self._head: RequestHead | None = None
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
-        self._exchange: asyncio.Task[None] | None = None
+        self._exchange: asyncio.Task[None] | StraightExchange | None = None
         self._ahead = b""
         self._broken = False
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
         self._quiet_since = self.loop.time()
+        self._began = 0.0
 
     @property
     def unsent(self) -> int:
@@ -77,24 +121,26 @@ class ClientConnection(Connection):
             self._linger.cancel()
         if self._exchange is not None:
             self._exchange.cancel()
+            if isinstance(self._exchange, StraightExchange):
+                self._note_answer(0, 0)
         self._owner.lost(self)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the client sends."""
         if self._closing or self._broken:
             return
-        if self._body is None:
+        if self._body is not None and not self._body.ended:
+            self._take_body(self._body, data)
+        elif self._body is None and self._exchange is None:
             self._take_head(data)
-        elif self._body.ended:
+        else:
             self._ahead += data
             if len(self._ahead) > _MOST_AHEAD:
                 self.transport.pause_reading()
-        else:
-            self._take_body(self._body, data)
 
     def answered(self, answer: HttpAnswer) -> None:
         """Go on to the next request, or close."""
-        self._exchange = None
+        self._note_answer(answer.status, answer.size)
         if self.closed or self._body is None:
             return
         if not answer.finished or answer.last or self._broken or self._owner.draining:
@@ -105,6 +151,28 @@ class ClientConnection(Connection):
             self._next()
         else:
             self._linger = self.loop.call_later(_LINGER, self.close)
+
+    def answer(
+        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+    ) -> None:
+        """Answer the request at hand; see StraightClient."""
+        assert self._head is not None
+        last = last or not self._head.keep_alive or self._owner.draining
+        self.transport.write(whole_answer(status, reason, headers, body, last))
+        self._note_answer(status, len(body))
+        if last:
+            self.close()
+        else:
+            self._next()
+
+    def go_on(self, rest: Rest, over: Callable[[], None]) -> None:
+        """Have a task answer the request at hand; see StraightClient."""
+        assert self._head is not None
+        assert isinstance(self._exchange, StraightExchange)
+        self._owner.over(self._exchange)
+        body = self._body = BodyStream(self.transport)
+        body.end()
+        self._begin_task(self._head, body, rest).add_done_callback(lambda _: over())
 
     def close_idle(self) -> None:
         """Close the connection if no exchange is under way."""
@@ -153,15 +221,36 @@ class ClientConnection(Connection):
         except MalformedError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
             return
-        self._begin(head, found[1])
+        self._head = head
+        self._began = time.perf_counter()
+        self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
 
-    def _begin(self, head: RequestHead, data: bytes | memoryview) -> None:
+    def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
+        at_hand = len(data) == head.length and is_small and not head.http_1_0
+        if at_hand and not self.clogged:
+            self._exchange = self._owner.begin_straight(self, head, data)
+            if self._exchange is not None:
+                return
         body = self._body = BodyStream(self.transport)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
+        self._begin_task(head, body)
+        self._take_body(body, data)
+
+    def _begin_task(
+        self, head: RequestHead, body: BodyStream, rest: Rest | None = None
+    ) -> asyncio.Task[None]:
         request = HttpRequest(head, body, self)
         answer = HttpAnswer(head, self, lambda: self._is_last(head, body))
-        self._exchange = self._owner.begin(self, request, answer)
-        self._take_body(body, data)
+        task = self._exchange = self._owner.begin(self, request, answer, rest)
+        return task
+
+    def _note_answer(self, status: int, size: int) -> None:
+        assert self._head is not None
+        # The event loop's own clock counts whole milliseconds.
+        self._owner.log(self._head, status, size, time.perf_counter() - self._began)
+        exchange, self._exchange = self._exchange, None
+        if isinstance(exchange, StraightExchange):
+            self._owner.over(exchange)
 
     def _is_last(self, head: RequestHead, body: BodyStream) -> bool:
         """Tell whether nothing can follow the answer that begins now."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import lru_cache
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.exchange.dispatch import answer_error
-from gateway.listener.connection import ClientConnection, Owner
+from gateway.exchange.dispatch import FAULT, answer_error
+from gateway.exchange.straight import Plan, Straight, StraightExchange
+from gateway.http1.head import RequestHead
+from gateway.listener.connection import ClientConnection, Owner, Rest
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
 from gateway.observe.access_log import AccessLog
 
@@ -21,7 +24,8 @@ _SWEEP = 5.0
 _LAST_MOMENT = 0.05
 """Seconds for what was cancelled to end."""
 
-_FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
+_REMEMBERED = 512
+"""Heads of requests, and what becomes of them."""
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -31,7 +35,8 @@ Exchange = Callable[[ClientRequest, ClientAnswer], Awaitable[None]]
 class HttpListener(Owner):
     """Accepts connections and makes an exchange of each request.
 
-    ``access_log`` may be None. ``on_closed`` is called for each connection that is over.
+    ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
+    may be None. ``on_closed`` is called for each connection that is over.
     """
 
     def __init__(
@@ -39,15 +44,19 @@ class HttpListener(Owner):
         exchange: Exchange,
         access_log: AccessLog | None,
         on_closed: Callable[[], None] | None = None,
+        straight: Straight | None = None,
     ) -> None:
         self._exchange = exchange
+        self._straight = straight
+        self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
         self._access_log = access_log
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._adoptions: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._connections: set[ClientConnection] = set()
-        self._busy: dict[asyncio.Task[None], ClientConnection] = {}
+        self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
+        self._all_over = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self.draining = False
 
@@ -87,19 +96,24 @@ class HttpListener(Owner):
             server.close()
         for connection in tuple(self._connections):
             connection.close_idle()
-        late: set[asyncio.Task[None]] = set()
-        if self._busy:
-            _, late = await asyncio.wait(self._busy, timeout=patience)
-        for connection in [self._busy[task] for task in late]:
+        late = await self._exchanges(patience)
+        for connection in late:
             connection.reset()
-        if late:
-            await asyncio.wait(late, timeout=_LAST_MOMENT)
+        await self._exchanges(_LAST_MOMENT)
         while self._unsent() and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(_LAST_MOMENT / 5)
         for connection in tuple(self._connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # in which the transports close
         return len(late)
+
+    async def _exchanges(self, patience: float) -> list[ClientConnection]:
+        """Wait for the exchanges under way; give the connections of those that take too long."""
+        if self._busy:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._all_over.wait()
+        return list(self._busy.values())
 
     def _unsent(self) -> int:
         return sum(connection.unsent for connection in self._connections)
@@ -116,33 +130,76 @@ class HttpListener(Owner):
         if self._on_closed is not None:
             self._on_closed()
 
+    def begin_straight(
+        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
+    ) -> StraightExchange | None:
+        """Make an exchange of a request at hand; None if it goes the ordinary way."""
+        if self._straight is None:
+            return None
+        try:
+            plan = self._plan(head)
+            if plan is None:
+                return None
+            exchange = self._straight.begin(plan, bytes(body), connection)
+        except Exception:
+            _log.exception("%s %s failed on the straight way", head.method, head.target)
+            return None  # the ordinary way answers, with that fault or without
+        if exchange is not None:
+            self._busy[exchange] = connection
+        return exchange
+
+    def _make_plan(self, head: RequestHead) -> Plan | None:
+        if self._straight is None or head.length is None:
+            return None
+        try:
+            target = origin_form(head.target)
+        except GatewayError:
+            return None  # the ordinary way says what is wrong with it
+        return self._straight.plan(head.method, target, head.headers, head.length)
+
     def begin(
-        self, connection: ClientConnection, request: HttpRequest, answer: HttpAnswer
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        answer: HttpAnswer,
+        rest: Rest | None = None,
     ) -> asyncio.Task[None]:
-        """Make an exchange of a request."""
-        task = self._loop.create_task(self._serve(connection, request, answer))
+        """Have a task make an exchange of a request, or the rest of one."""
+        task = self._loop.create_task(self._serve(connection, request, answer, rest))
         self._busy[task] = connection
-        task.add_done_callback(self._busy.pop)
+        task.add_done_callback(self.over)
         return task
 
+    def over(self, exchange: asyncio.Task[None] | StraightExchange) -> None:
+        """Note that an exchange has ended."""
+        del self._busy[exchange]
+        if self.draining and not self._busy:
+            self._all_over.set()
+
+    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+        """Write a line of the access log."""
+        if self._access_log is not None:
+            self._access_log.write(head.method, head.target, status, size, seconds)
+
     async def _serve(
-        self, connection: ClientConnection, request: HttpRequest, answer: HttpAnswer
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        answer: HttpAnswer,
+        rest: Rest | None,
     ) -> None:
-        began = time.perf_counter()  # the event loop's own clock counts whole milliseconds
         try:
-            await self._run(request, answer)
+            await self._run(request, answer, rest)
         finally:
             connection.answered(answer)
-            if self._access_log is not None:
-                seconds = time.perf_counter() - began
-                self._access_log.write(
-                    request.method, request.target, answer.status, answer.size, seconds
-                )
 
-    async def _run(self, request: HttpRequest, answer: HttpAnswer) -> None:
+    async def _run(self, request: HttpRequest, answer: HttpAnswer, rest: Rest | None) -> None:
         try:
-            request.target = origin_form(request.target)
-            await self._exchange(request, answer)
+            if rest is None:
+                request.target = origin_form(request.target)
+                await self._exchange(request, answer)
+            else:
+                await rest(answer)
         except GatewayError as error:
             await answer_error(answer, error)
         except ConnectionError:
@@ -154,7 +211,7 @@ class HttpListener(Owner):
                 answer.abort()
             else:
                 answer.last = True
-                await answer_error(answer, _FAULT)
+                await answer_error(answer, FAULT)
 
     def _close_quiet(self) -> None:
         for connection in tuple(self._connections):

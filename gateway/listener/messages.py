@@ -12,16 +12,19 @@ from http import HTTPStatus
 from multidict import CIMultiDict
 
 from gateway.errors import bad_request
-from gateway.exchange.base import ClientAnswer, ClientRequest
+from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
 from gateway.exchange.dispatch import error_body
 from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import RequestHead, write_head
+from gateway.http1.head import RequestHead, write_head, write_start
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABSOLUTE_FORM = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+
+_REMEMBERED = 512
+"""First lines of answers."""
 
 _JOINED = 64 * 1024
 """Bytes of a body at most that are copied to go out with the head in one write."""
@@ -154,19 +157,48 @@ class HttpAnswer(ClientAnswer):
 
 def refusal(status: int, message: str) -> bytes:
     """Write the whole answer to what is no request, the connection's last."""
-    body = error_body(message)
-    headers = CIMultiDict({"Content-Type": "application/json", "Content-Length": str(len(body))})
-    return _head(status, "", headers, [*headers.items(), ("Connection", "close")]) + body
+    headers = (("Content-Type", "application/json"),)
+    return whole_answer(status, "", headers, error_body(message), last=True)
+
+
+def whole_answer(status: int, reason: str, headers: HeaderLines, body: bytes, last: bool) -> bytes:
+    """Write an answer at hand as a whole; ``last`` says that the connection ends with it."""
+    start, sized = _start(status, reason, headers, last, int(time.time()))
+    length = b"\r\n" if sized else b"Content-Length: %d\r\n\r\n" % len(body)
+    return b"".join((start, length, body))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _start(
+    status: int, reason: str, headers: HeaderLines, last: bool, second: int
+) -> tuple[bytes, bool]:
+    """Write the lines that answers have in common; tell if those give the body's length."""
+    lines = list(headers)
+    names = {name.lower() for name, _ in headers}
+    if last:
+        lines.append(("Connection", "close"))
+    _add_own(lines, names, second)
+    sized = "content-length" in names or status in _WITHOUT_BODY
+    return write_start(_first_line(status, reason), lines), sized
 
 
 def _head(
     status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
 ) -> bytes:
-    if "Server" not in headers:
+    _add_own(lines, {name.lower() for name in headers}, int(time.time()))
+    return write_head(_first_line(status, reason), lines)
+
+
+def _add_own(lines: list[tuple[str, str]], names: set[str], second: int) -> None:
+    """Add what an answer says of the gateway, where the server has said nothing."""
+    if "server" not in names:
         lines.append(("Server", _SERVER))
-    if "Date" not in headers:
-        lines.append(("Date", _date(int(time.time()))))
-    return write_head(f"HTTP/1.1 {status} {reason or _phrase(status)}", lines)
+    if "date" not in names:
+        lines.append(("Date", _date(second)))
+
+
+def _first_line(status: int, reason: str) -> str:
+    return f"HTTP/1.1 {status} {reason or _phrase(status)}"
 
 
 @lru_cache(maxsize=1)

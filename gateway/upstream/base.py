@@ -5,8 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
+
+HeaderLines = tuple[tuple[str, str], ...]
+"""Names and values of headers, in order."""
 
 Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
 """Chunks at hand, chunks to come, or no body at all."""
@@ -51,6 +55,61 @@ class UpstreamResponse(ABC):
         """Give the connection back, or drop it where the body was not read to its end."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestStart:
+    """What many requests share: method, raw target, and the headers that do not differ.
+
+    Compared by identity: what is made of it is remembered.
+    """
+
+    method: str
+    target: str
+    headers: HeaderLines
+
+
+class AnswerHead(Protocol):
+    """The head of a server's answer; compared by identity."""
+
+    def __hash__(self) -> int:
+        """Give a hash of its identity."""
+
+    @property
+    def status(self) -> int:
+        """Give the status code."""
+
+    @property
+    def reason(self) -> str:
+        """Give the reason phrase."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """Give the headers."""
+
+
+class Receiver(ABC):
+    """Who is called when there is something of the answer to a request that was sent at once."""
+
+    @abstractmethod
+    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+        """Take an answer that came as a whole; heads that read the same are the same object."""
+
+    @abstractmethod
+    def begun(self, response: UpstreamResponse) -> None:
+        """Take an answer of which there is more to come."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Take it that there will be no answer: a GatewayError (502) that names the endpoint."""
+
+
+class Sent(ABC):
+    """A request under way."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Keep the connection, or drop it where the answer was not read to its end."""
+
+
 class UpstreamEndpoint(ABC):
     """One server of an upstream."""
 
@@ -64,6 +123,16 @@ class UpstreamEndpoint(ABC):
         drops the connection. Raises GatewayError that names the endpoint: 503 where it cannot be
         reached, 502 where it closes or answers what is not HTTP.
         """
+
+    def send_at_once(
+        self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
+    ) -> Sent | None:
+        """Send a request that is at hand as a whole, if that takes no waiting; else give None.
+
+        ``headers`` are those in which this request differs from others with the same start. The
+        receiver is called later, once. Not every transport can do so.
+        """
+        return None
 
     @abstractmethod
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from http import HTTPStatus
 
 from httptools import HttpResponseParser
@@ -10,7 +11,32 @@ from httptools import HttpResponseParser
 from gateway.errors import GatewayError, bad_answer
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import HeadReader, MalformedError, ResponseHead, parse_response_head
+from gateway.http1.head import (
+    SMALL_HEAD,
+    HeadReader,
+    MalformedError,
+    ResponseHead,
+    parse_response_head,
+)
+
+_WHOLE = 64 * 1024
+"""Bytes of a body that is given as a whole: it is converted or written at once."""
+
+
+class HeadReceiver(ABC):
+    """Who waits for the head of an answer."""
+
+    @abstractmethod
+    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        """Take a small head that came with all of a small body."""
+
+    @abstractmethod
+    def begun(self, head: ResponseHead) -> None:
+        """Take a head; the body is the connection's."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Take it that there will be no answer."""
 
 
 class ServerConnection(Connection):
@@ -21,8 +47,9 @@ class ServerConnection(Connection):
         self._url = url
         self._reader = HeadReader(HttpResponseParser)
         self._method = ""
-        self._head: asyncio.Future[ResponseHead] | None = None
+        self._receiver: HeadReceiver | None = None
         self._keep = False
+        self._ended = False
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """That of the answer, once its head is there."""
@@ -30,33 +57,46 @@ class ServerConnection(Connection):
     @property
     def reusable(self) -> bool:
         """Tell whether another request may follow: the answer was whole, and nothing beyond it."""
-        return self._keep and self.body is not None and self.body.ended and not self.closed
+        return self._keep and self._ended and not self.closed
 
-    def expect(self, method: str) -> asyncio.Future[ResponseHead]:
-        """Begin to wait for the answer to a request of this method; give its head to come.
+    def ask(self, method: str, receiver: HeadReceiver) -> None:
+        """Begin to wait for the answer to a request of this method.
 
-        Raises GatewayError (502) where the server closes or what it sends is no answer.
+        It fails with a GatewayError (502) where the server closes or what it sends is no answer.
         """
         self._method = method
-        self._keep = False
+        self._receiver = receiver
+        self._keep = self._ended = False
         self._decoder = self.body = None
-        self._head = asyncio.get_running_loop().create_future()
         if self.closed:
             self.fail(self._closed_too_early())
-        return self._head
+
+    def expect(self, method: str) -> asyncio.Future[ResponseHead]:
+        """Begin to wait for an answer as ``ask`` does; give its head to come."""
+        waiting = _Waiting(self)
+        self.ask(method, waiting)
+        return waiting.head
+
+    def hold(self, body: bytes | memoryview) -> None:
+        """Keep a body that came as a whole for its reader."""
+        self.body = BodyStream(self.transport)
+        self.body.feed(body)
+        self.body.end()
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for the answer have this error, and drop the connection."""
         self._keep = False
+        receiver, self._receiver = self._receiver, None
         if self.body is not None:
             self.body.fail(error)
-        elif self._head is not None and not self._head.done():
-            self._head.set_exception(error)
+        elif receiver is not None:
+            receiver.failed(error)
         self.drop()
 
     def drop(self) -> None:
-        """Close at once."""
+        """Close at once; nobody waits any more."""
         self._keep = False
+        self._receiver = None
         self.transport.abort()
 
     def data_received(self, data: bytes | memoryview) -> None:
@@ -75,7 +115,7 @@ class ServerConnection(Connection):
         """Take the end of what the server sends; the transport then closes itself."""
         self._keep = False
         if self.body is not None and isinstance(self._decoder, UntilCloseDecoder):
-            self.body.end()
+            self._end_body(self.body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let whoever waits for the answer know."""
@@ -83,7 +123,7 @@ class ServerConnection(Connection):
         self.fail(self._closed_too_early())
 
     def _take_head(self, data: bytes | memoryview) -> None:
-        if self._head is None or self._head.done():
+        if self._receiver is None:
             # More than it was asked for would be taken for the answer to the next request.
             self.drop()
             return
@@ -95,33 +135,67 @@ class ServerConnection(Connection):
                     f"{self._url} answered 101 Switching Protocols, for which it was not asked"
                 )
             if head.status >= 200:
-                self._begin_body(head, data)
+                receiver, self._receiver = self._receiver, None
+                # Some servers answer HEAD with a body, which may come when the next answer is
+                # awaited.
+                self._keep = head.keep_alive and self._method != "HEAD"
+                if len(data) == head.length and len(data) <= _WHOLE and len(text) <= SMALL_HEAD:
+                    self._ended = True
+                    receiver.whole(head, data)
+                else:
+                    self._begin_body(head, receiver, data)
                 return
 
-    def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
-        assert self._head is not None
-        # Some servers answer HEAD with a body, which may come when the next answer is awaited.
-        self._keep = head.keep_alive and self._method != "HEAD"
+    def _begin_body(
+        self, head: ResponseHead, receiver: HeadReceiver, data: bytes | memoryview
+    ) -> None:
         self.body = BodyStream(self.transport)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:
             self._decoder = ChunkedDecoder() if head.chunked else UntilCloseDecoder()
-        self._head.set_result(head)
+        receiver.begun(head)
         self._take_body(data)
 
     def _take_body(self, data: bytes | memoryview) -> None:
         assert self.body is not None
         decoder = self._decoder
-        if decoder is None or self.body.ended:
+        if decoder is None or self._ended:
             self._keep = self._keep and not data
             return
         if piece := decoder.feed(data):
             self.body.feed(piece)
         if decoder.ended:
-            self.body.end()
+            self._end_body(self.body)
             self._keep = self._keep and not (decoder.rest or decoder.rest_is_lost)
+
+    def _end_body(self, body: BodyStream) -> None:
+        body.end()
+        self._ended = True
 
     def _closed_too_early(self) -> GatewayError:
         when = "before it answered" if self.body is None else "before the end of its answer"
         return bad_answer(f"{self._url} closed the connection {when}")
+
+
+class _Waiting(HeadReceiver):
+    """Makes a future of a head."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
+        self._connection = connection
+
+    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        if not self.head.done():
+            self._connection.hold(body)
+        self.begun(head)
+
+    def begun(self, head: ResponseHead) -> None:
+        if self.head.done():  # nobody waits any more
+            self._connection.drop()
+        else:
+            self.head.set_result(head)
+
+    def failed(self, error: Exception) -> None:
+        if not self.head.done():
+            self.head.set_exception(error)

