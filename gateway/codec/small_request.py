@@ -78,7 +78,7 @@ def convert_small_request(text: bytes, depth_cap: int) -> SmallRequest | None:
     if len(around) > _LARGEST_AROUND:
         return None
     plan = _plan(around, len(arrays), depth_cap)
-    if plan is None or text.count(_KEY) != len(arrays):
+    if plan is None:
         return None
     parts = [plan.header]
     try:
@@ -115,7 +115,7 @@ def _find(mark: bytes, text: bytes, start: int) -> int:
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < _FEW or array.count(b"[") > 1:
+    if len(array) < _FEW or array.find(b"[", 1) > 0:
         return tensor.layout.pack(*_numbers(array, depth_cap))
     data = do(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
@@ -156,8 +156,8 @@ class _Plan:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
-    # Escapes could hide a second key of the same name.
-    if b"\\" in around:
+    # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
+    if b"\\" in around or around.count(_KEY) != arrays:
         return None
     try:
         fields = parse_header(around, depth_cap)
