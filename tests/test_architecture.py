@@ -40,7 +40,7 @@ ALLOWED = {
         "workers",
         "errors",
     },
-    "helper": {"codec", "protocol"},
+    "helper": {"codec", "protocol", "memory"},
     "workers": set[str](),
     "memory": set[str](),
     "cli": {"app", "memory", "settings", "demo", "workers"},

@@ -40,7 +40,12 @@ class Run:
 
     def balanced(self) -> bytes:
         """Give the run as a JSON array, with the brackets that it lacks."""
-        return b"".join((b"[" * self.depth_before, self.text, b"]" * self.depth_after))
+        return b"".join(self.pieces)
+
+    @property
+    def pieces(self) -> tuple[bytes, bytes, bytes]:
+        """Give what makes up the run as a JSON array."""
+        return b"[" * self.depth_before, self.text, b"]" * self.depth_after
 
     @property
     def lacks_element(self) -> bool:

@@ -95,6 +95,11 @@ class InferRequestCodec:
         self._failure: GatewayError | None = None
         self._header: _Header | None = None
 
+    @property
+    def room(self) -> int:
+        """Give the bytes of text that are best fed next: any number will do."""
+        return self._cutter.room
+
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Convert the next text of the request; ``last`` tells that it is the end.
 
@@ -168,7 +173,7 @@ class InferRequestCodec:
     def _lend(self, work: Work, run: Run) -> Loan | None:
         if self._lender is None or run.lacks_element:
             return None
-        return self._lender.lend(work, run.balanced())
+        return self._lender.lend(work, *run.pieces)
 
     def _take_back(self) -> None:
         """Take what was converted elsewhere, in order."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.array_scanner import ArrayScanner, Run, StringPart
+from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
 from gateway.errors import ErrorKind, GatewayError, bad_request
 
 _KEY = b'"data"'
@@ -55,6 +55,11 @@ class JsonCutter:
         self._input = -1
         self.arrays: list[int] = []
         """Of each array cut out, the index of its input."""
+
+    @property
+    def room(self) -> int:
+        """Give the bytes of text that are best fed next: with them a window is full."""
+        return max(1, WINDOW - len(self._buffer))
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.

@@ -45,8 +45,11 @@ class Lender(ABC):
     """Who has work done elsewhere."""
 
     @abstractmethod
-    def lend(self, work: Work, data: bytes | memoryview) -> Loan | None:
-        """Have a piece of work done; None where it is sooner done here."""
+    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
+        """Have a piece of work done; None where it is sooner done here.
+
+        ``data`` is taken one behind the other, and copied.
+        """
 
 
 class _NeverDone(Loan):

@@ -113,7 +113,7 @@ async def _read_json(body: ClientBody, length: int | None, route: Route) -> Infe
     missing = length
     work = 0
     while missing is None or missing:
-        text = await body.read(CHUNK if missing is None else min(CHUNK, missing))
+        text = await body.read(codec.room if missing is None else min(codec.room, missing))
         if not text:
             break
         codec.feed(text)

@@ -20,6 +20,9 @@ from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import AnswerHead, UpstreamResponse
 
+_PIECE = 32 * 1024
+"""Bytes of an answer that become text at a time, four times as many: the last one is waited for."""
+
 _MOST_WAITING = 8
 """Parts of an answer that wait, at most, for one before them that is converted elsewhere."""
 
@@ -101,8 +104,8 @@ async def _relay_as_json(
     lender = route.lender_for(size)
     waiting: deque[bytes | LentText] = deque()
     async for chunk in response_chunks(response, url, deadline):
-        for start in range(0, len(chunk), CHUNK):
-            waiting.extend(codec.parts(chunk[start : start + CHUNK], lender))
+        for start in range(0, len(chunk), _PIECE):
+            waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
             if waiting and not answer.started:
                 await answer.start(200, response.reason, headers)
             await _write_parts(waiting, answer, deadline, _MOST_WAITING)

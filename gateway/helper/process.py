@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -11,17 +12,23 @@ from collections import deque
 from typing import cast
 
 from gateway.codec.loans import Lender, Loan, Work
-from gateway.helper.frames import DONE, HEAD, FrameReader, mark_of
+from gateway.helper.slots import (
+    COUNT,
+    DONE,
+    LARGEST_WORK,
+    TICKET,
+    Slots,
+    TicketReader,
+    mark_of,
+    memory_file,
+)
 
 _SMALLEST = 16 * 1024
 """Bytes that are worth sending: less is converted sooner than sent."""
-_MOST_AHEAD = 2
-"""Pieces of work that the helper has at a time: one to do, and the next."""
 _PATIENCE = 10.0
 """Seconds for a piece of work, which takes less than one of their thousandths."""
 _PAUSE = 10.0
 """Seconds between two starts at least."""
-_BUFFER = 1024 * 1024
 
 _log = logging.getLogger("tensorgate.helper")
 
@@ -39,9 +46,9 @@ class HelperProcess(Lender):
         self._running: asyncio.Task[None] | None = None
         self._next_start = 0.0
 
-    def lend(self, work: Work, data: bytes | memoryview) -> Loan | None:
+    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
         """Have a piece of work done; None where it is sooner done here."""
-        if len(data) < _SMALLEST:
+        if not _SMALLEST <= sum(map(len, data)) <= LARGEST_WORK:
             return None
         if self._link is None:
             self._start()
@@ -64,18 +71,18 @@ class HelperProcess(Lender):
 
     async def _run(self) -> None:
         ours, its = socket.socketpair()
-        for sock in (ours, its):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        with its:
+        memory = memory_file()
+        with its, os.fdopen(memory):
+            slots = Slots(memory)
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # ours, and quickly started
-                [sys.executable, "-m", "gateway.helper", str(its.fileno())],
+                [sys.executable, "-m", "gateway.helper", str(its.fileno()), str(memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[its.fileno()],
+                pass_fds=[its.fileno(), memory],
             )
         link = None
         try:
-            _, link = await self._loop.create_connection(_Link, sock=ours)
+            _, link = await self._loop.create_connection(lambda: _Link(slots), sock=ours)
             self._link = link
             await link.lost
             _log.warning("the helper process %d ended; another one is started", process.pid)
@@ -112,21 +119,25 @@ class _Link(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, slots: Slots) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader()
+        self._reader = TicketReader()
+        self._slots = slots
+        self._free = list(range(COUNT))
         self._loans: deque[_Loan] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._ready = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
-    def send(self, work: Work, data: bytes | memoryview) -> Loan | None:
+    def send(self, work: Work, data: tuple[bytes | memoryview, ...]) -> Loan | None:
         """Send a piece of work; None where there is enough to do already."""
-        if len(self._loans) >= _MOST_AHEAD or not self._ready or self.transport.is_closing():
+        if not self._free or not self._ready or self.transport.is_closing():
             return None
+        slot = self._free.pop()
+        size = self._slots.put_work(slot, data)
         loan = _Loan(self._loop)
         self._loans.append(loan)
-        self.transport.writelines([HEAD.pack(mark_of(work), len(data)), data])
+        self.transport.write(TICKET.pack(mark_of(work), slot, size))
         if self._watch is None:
             self._watch = self._loop.call_later(_PATIENCE, self._look, loan)
         return loan
@@ -137,12 +148,14 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take results, which come in the order of the work."""
-        frames = self._reader.feed(data)
-        if frames and not self._ready:
+        tickets = self._reader.feed(data)
+        if tickets and not self._ready:
             self._ready = True
-            del frames[0]
-        for mark, result in frames:
-            self._loans.popleft().end(result if mark == DONE else None)
+            del tickets[0]
+        for mark, slot, size in tickets:
+            result = self._slots.result(slot, size) if mark == DONE else None
+            self._free.append(slot)
+            self._loans.popleft().end(result)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count all that is not done as not to be done."""

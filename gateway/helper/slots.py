@@ -1,22 +1,72 @@
-"""What the gateway and its helper say to each other: frames of a mark, a size and data."""
+"""What the gateway and its helper share: slots of memory, and tickets that tell what is in them."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
+import tempfile
 
 from gateway.codec.loans import Work
 from gateway.protocol.datatypes import DATATYPES
 
-HEAD = struct.Struct("<BI")
-"""Before the data: a mark of one byte, and the size of the data in bytes."""
+COUNT = 3
+"""Slots: pieces of work that the helper has at a time, one to do and two to come."""
+LARGEST_WORK = 128 * 1024
+"""Bytes of a piece of work at most."""
+LARGEST_RESULT = 512 * 1024
+"""Bytes of a result at most; the text of 64 KiB of any datatype takes less."""
+
+TICKET = struct.Struct("<BBI")
+"""What is said of a slot: what is to be done with it, or was; its number; the bytes in it."""
 
 DONE, NOT_DONE = 1, 0
-"""Marks of a reply."""
+"""What a reply says in the first place; else it is the mark of a kind of work."""
 
-READY = HEAD.pack(DONE, 0)
+READY = TICKET.pack(DONE, 0, 0)
 """What the helper says first: it takes a moment to start."""
 
+_SLOT = LARGEST_WORK + LARGEST_RESULT
 _DATATYPES = tuple(DATATYPES.values())
+
+
+def memory_file() -> int:
+    """Open a file of nothing but memory, or a passing one on disk; give its descriptor."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tensorgate-helper")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, COUNT * _SLOT)
+    return descriptor
+
+
+class Slots:
+    """The memory behind a descriptor, which may be closed then: each slot has work and result."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = memoryview(mmap.mmap(descriptor, COUNT * _SLOT))
+
+    def put_work(self, slot: int, pieces: tuple[bytes | memoryview, ...]) -> int:
+        """Write the pieces, one behind the other; give their size."""
+        start = at = slot * _SLOT
+        for piece in pieces:
+            self._memory[at : at + len(piece)] = piece
+            at += len(piece)
+        return at - start
+
+    def work(self, slot: int, size: int) -> bytes:
+        """Copy the work out."""
+        return bytes(self._memory[slot * _SLOT :][:size])
+
+    def put_result(self, slot: int, result: bytes) -> None:
+        """Write a result."""
+        start = slot * _SLOT + LARGEST_WORK
+        self._memory[start : start + len(result)] = result
+
+    def result(self, slot: int, size: int) -> bytes:
+        """Copy the result out."""
+        return bytes(self._memory[slot * _SLOT + LARGEST_WORK :][:size])
 
 
 def mark_of(work: Work) -> int:
@@ -29,26 +79,15 @@ def work_of(mark: int) -> Work:
     return Work(to_json=bool(mark % 2), datatype=_DATATYPES[mark // 2])
 
 
-class FrameReader:
-    """Cuts frames out of what arrives."""
+class TicketReader:
+    """Cuts tickets out of what arrives."""
 
     def __init__(self) -> None:
-        self._received: list[bytes] = []
-        self._size = 0
-        self._wanted = HEAD.size
+        self._partial = b""
 
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Give the frames that are whole by now: mark and data."""
-        self._received.append(data)
-        self._size += len(data)
-        frames = []
-        while self._size >= self._wanted:
-            whole = b"".join(self._received)
-            mark, size = HEAD.unpack_from(whole)
-            self._wanted = HEAD.size + size
-            if len(whole) >= self._wanted:
-                frames.append((mark, whole[HEAD.size : self._wanted]))
-                whole = whole[self._wanted :]
-                self._wanted = HEAD.size
-            self._received, self._size = [whole], len(whole)
-        return frames
+    def feed(self, data: bytes) -> list[tuple[int, int, int]]:
+        """Give the tickets that are whole by now: mark, slot and size."""
+        data = self._partial + data
+        whole = len(data) - len(data) % TICKET.size
+        self._partial = data[whole:]
+        return list(TICKET.iter_unpack(data[:whole]))

@@ -51,12 +51,12 @@ class _Lender(Lender):
         self._open: list[_Loan] = []
         self.count = 0
 
-    def lend(self, work: Work, data: bytes | memoryview) -> Loan | None:
+    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
         assert work.can_be_lent
         if self._rng.random() >= self._takes:
             return None
         self.count += 1
-        loan = _Loan(work, bytes(data))
+        loan = _Loan(work, b"".join(data))
         self._open.append(loan)
         while self._open and self._rng.random() < 0.5:
             self.go_on()

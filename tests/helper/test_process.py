@@ -16,7 +16,7 @@ import pytest
 
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Loan, Work
-from gateway.helper import process
+from gateway.helper import process, slots
 from gateway.helper.process import HelperProcess
 from gateway.protocol.datatypes import DATATYPES
 from tests.servers.faulty_server import Connection, FaultyServer
@@ -97,18 +97,36 @@ async def test_it_does_both_kinds_of_work() -> None:
         assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
 
 
-async def test_little_is_done_sooner_here() -> None:
-    async with _helper() as helper:
-        await _lend(helper)
-        assert helper.lend(TO_JSON, bytes(64)) is None
-
-
-async def test_it_has_two_things_to_do_at_most() -> None:
+@pytest.mark.parametrize("size", [0, 64, slots.LARGEST_WORK + 4])
+async def test_too_little_and_too_much_is_done_here(size: int) -> None:
     async with _helper() as helper:
         await _result(await _lend(helper))
-        loans = [helper.lend(TO_JSON, DATA) for _ in range(5)]
-        assert [loan is not None for loan in loans] == [True, True, False, False, False]
-        assert [await _result(loan) for loan in loans if loan] == [TEXT[1:-1]] * 2
+        assert helper.lend(TO_JSON, bytes(size)) is None
+
+
+async def test_work_may_come_in_pieces() -> None:
+    async with _helper() as helper:
+        await _result(await _lend(helper))
+        loan = helper.lend(TO_BINARY, TEXT[:1], memoryview(TEXT)[1:-1], TEXT[-1:])
+        assert loan is not None
+        assert await _result(loan) == DATA
+
+
+async def test_what_does_not_fit_into_its_slot_is_not_done() -> None:
+    async with _helper() as helper:
+        await _result(await _lend(helper))
+        for element, text in ((b"\x80", None), (b"\1", b"1," * (slots.LARGEST_WORK - 1) + b"1")):
+            loan = helper.lend(Work(True, DATATYPES["INT8"]), element * slots.LARGEST_WORK)
+            assert loan is not None
+            assert await _result(loan) == text
+
+
+async def test_it_has_so_many_things_to_do_at_most() -> None:
+    async with _helper() as helper:
+        await _result(await _lend(helper))
+        loans = [helper.lend(TO_JSON, DATA) for _ in range(slots.COUNT + 2)]
+        assert [loan is not None for loan in loans] == [True] * slots.COUNT + [False] * 2
+        assert [await _result(loan) for loan in loans if loan] == [TEXT[1:-1]] * slots.COUNT
         assert helper.lend(TO_JSON, DATA) is not None
 
 
