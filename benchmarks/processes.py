@@ -58,6 +58,7 @@ def gateway_before(
     command: Sequence[str] = TENSORGATE,
     cores: Cores | None = None,
     workers: int = 1,
+    helper: str = "auto",
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, with the limits on sizes out of the way.
 
@@ -66,6 +67,7 @@ def gateway_before(
     settings = {
         "listen": f"{HOST}:0",
         "workers": workers,
+        "helper": helper,
         "upstreams": {
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": "triton"}
         },
