@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from multidict import CIMultiDict
-
 from gateway.codec.elements_to_json import LentText
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
@@ -98,7 +96,7 @@ async def _relay_as_json(
         body = await whole_response(response, url, deadline)
         text = whole_as_json(body, header_size, route)
         deadline.wait_for_client()
-        await answer.send(200, "OK", headers, text)
+        await answer.send(200, response.reason, headers, text)
         return
     codec = JsonAnswer(header_size, route.policies)
     lender = route.lender_for(size)
@@ -159,7 +157,12 @@ async def _relay_mixed(
     changed = {"Content-Type": "application/json"}
     if any(tensors):
         changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    await _send_parts(answer, with_body(response.headers, changed), [header, *tensors], deadline)
+    headers = with_body(response.headers, changed)
+    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
+    await answer.start(200, response.reason, headers)
+    for part in (header, *tensors):
+        await write(answer, part, deadline)
+    await answer.finish()
 
 
 async def relay_document(
@@ -181,7 +184,7 @@ async def relay_document(
     else:
         document = change(b"".join(held))
         deadline.wait_for_client()
-        await answer.send(200, "OK", with_body(response.headers, {}), document)
+        await answer.send(200, response.reason, with_body(response.headers, {}), document)
         return
     await answer.start(response.status, response.reason, end_to_end(response.headers))
     for chunk in held:
@@ -206,17 +209,3 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
         return mixed.finish()[0]
     except GatewayError:
         return document  # not what we know: the client shall see what the server said
-
-
-async def _send_parts(
-    answer: ClientAnswer,
-    headers: CIMultiDict[str],
-    chunks: list[bytes | memoryview],
-    deadline: Deadline,
-) -> None:
-    """Answer 200 with a body that is at hand."""
-    headers["Content-Length"] = str(sum(map(len, chunks)))
-    await answer.start(200, "OK", headers)
-    for chunk in chunks:
-        await write(answer, chunk, deadline)
-    await answer.finish()

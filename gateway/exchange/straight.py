@@ -36,7 +36,6 @@ from gateway.upstream.base import (
     Receiver,
     RequestStart,
     Sent,
-    UpstreamEndpoint,
     UpstreamResponse,
 )
 from gateway.upstream.pool import Loan
@@ -75,9 +74,10 @@ class Straight:
             return None
         kind = parse_endpoint(method, target).kind
         if kind is EndpointKind.OTHER:
-            if method != "GET" and "Content-Length" not in headers:
-                return None  # the transport says what is said of no body
-            return Plan(RequestStart(method, target, _lines(end_to_end(headers))), converts=False)
+            passed = end_to_end(headers)
+            if "Content-Length" not in passed and (length or method != "GET"):
+                return None  # the transport tells how the body is framed
+            return Plan(RequestStart(method, target, _lines(passed)), converts=False)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -99,11 +99,9 @@ class Straight:
                 (HEADER_LENGTH, str(request.header_size)),
             )
         loan = self._route.upstream.pool.endpoint()
-        endpoint = loan.take()
-        exchange = StraightExchange(plan, self._route, endpoint, loan, self._watch, client)
-        sent = endpoint.send_at_once(plan.start, headers, body, exchange)
+        exchange = StraightExchange(plan, self._route, loan, self._watch, client)
+        sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         if sent is None:
-            loan.give_back()
             return None
         exchange.under_way(sent)
         return exchange
@@ -120,14 +118,12 @@ class StraightExchange(Receiver, Watched):
         self,
         plan: Plan,
         route: Route,
-        endpoint: UpstreamEndpoint,
         loan: Loan,
         watch: Watch,
         client: StraightClient,
     ) -> None:
         self._plan = plan
         self._route = route
-        self._endpoint = endpoint
         self._loan = loan
         self._watch = watch
         self._client = client
@@ -136,6 +132,7 @@ class StraightExchange(Receiver, Watched):
     def under_way(self, sent: Sent) -> None:
         """Note that the server has been asked."""
         self._sent = sent
+        self._loan.take()
         self._watch.add(self)
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
@@ -164,7 +161,7 @@ class StraightExchange(Receiver, Watched):
         limits = self._route.limits
         in_idle_time = limits.idle_time < limits.total_time
         what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
-        self._answer_failure(server_timeout(self._endpoint.url, what))
+        self._answer_failure(server_timeout(self._loan.endpoint.url, what))
 
     def cancel(self) -> None:
         """End, as the client is gone."""
@@ -187,7 +184,7 @@ class StraightExchange(Receiver, Watched):
             if header_size is not None:
                 return headers, whole_as_json(body, header_size, self._route)
         except GatewayError as error:
-            raise naming(self._endpoint.url, error) from error
+            raise naming(self._loan.endpoint.url, error) from error
         if len(body) <= cap:
             body = with_empty_data(body, _ALL_JSON, self._route)
         return headers, body
@@ -203,7 +200,7 @@ class StraightExchange(Receiver, Watched):
 
     async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
         async def run(deadline: Deadline) -> None:
-            url = self._endpoint.url
+            url = self._loan.endpoint.url
             deadline.wait_for_server(url)
             if self._plan.converts:
                 await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)

@@ -45,11 +45,12 @@ class Watch:
         self._due.clear()
 
     def _look(self) -> None:
-        self._timer = None
         now = self._loop.time()
-        for watched, due in tuple(self._due.items()):
+        while self._due:
+            watched, due = next(iter(self._due.items()))
             if due > now:
                 self._timer = self._loop.call_at(due, self._look)
                 return
             del self._due[watched]
             watched.late()
+        self._timer = None

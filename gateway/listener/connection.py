@@ -169,10 +169,12 @@ class ClientConnection(Connection, StraightClient):
         """Have a task answer the request at hand; see StraightClient."""
         assert self._head is not None
         assert isinstance(self._exchange, StraightExchange)
-        self._owner.over(self._exchange)
+        straight = self._exchange
         body = self._body = BodyStream(self.transport)
         body.end()
         self._begin_task(self._head, body, rest).add_done_callback(lambda _: over())
+        # Not sooner: for the listener there is always one of the two under way.
+        self._owner.over(straight)
 
     def close_idle(self) -> None:
         """Close the connection if no exchange is under way."""

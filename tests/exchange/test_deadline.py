@@ -111,3 +111,23 @@ async def test_a_timeout_of_what_is_inside_is_its_own() -> None:
 async def test_other_errors_pass() -> None:
     with pytest.raises(KeyError), Deadline(LONG, LONG):
         raise KeyError
+
+
+@pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
+async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG, spent) as turns:
+            turns.wait_for_server(URL)
+            await asyncio.sleep(LONG)
+
+    with pytest.raises(GatewayError) as caught:
+        async with asyncio.timeout(5):
+            await run()
+    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+    assert caught.value.message == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+
+
+async def test_what_is_spent_does_not_count_as_idle_time() -> None:
+    with Deadline(1.0, LONG, 2.0) as turns:
+        await asyncio.sleep(0.01)
+    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT

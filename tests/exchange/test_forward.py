@@ -41,7 +41,7 @@ class _Scene:
 
     @property
     def outstanding(self) -> int:
-        return sum(self.route.upstream.pool._outstanding)
+        return sum(self.route.upstream.pool.outstanding)
 
 
 async def test_without_a_body() -> None:

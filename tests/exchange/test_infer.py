@@ -63,7 +63,7 @@ class _Scene:
             with Deadline(9, 9) as turns:
                 await infer(self.request, self.answer, asked, self.route, turns)
         finally:
-            assert sum(self.route.upstream.pool._outstanding) == 0
+            assert sum(self.route.upstream.pool.outstanding) == 0
         return self.answer
 
     @property

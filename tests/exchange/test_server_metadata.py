@@ -29,7 +29,7 @@ async def _answer(*body: bytes, status: int = 200) -> tuple[ScriptedAnswer, Scri
     assert log[-2:] == ["client has got all", "server is let go"]
     assert answer.status == status
     assert answer.headers["X-Kept"] == "1"
-    assert sum(route.upstream.pool._outstanding) == 0
+    assert sum(route.upstream.pool.outstanding) == 0
     return answer, endpoint
 
 

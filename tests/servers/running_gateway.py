@@ -31,7 +31,7 @@ class RunningGateway:
     def outstanding(self) -> int:
         """Give the number of exchanges that hold an endpoint."""
         pools = [upstream.pool for upstream in self.gateway._upstreams.values()]
-        return sum(sum(pool._outstanding) for pool in pools)
+        return sum(sum(pool.outstanding) for pool in pools)
 
     def client(self) -> AbstractAsyncContextManager[RawClient]:
         """Open a connection to it."""

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 from gateway.http1.connection import HIGH_WATER
 from gateway.http1.head import ResponseHead
 from gateway.upstream.base import UpstreamRequest
-from gateway.upstream.connection import ServerConnection
+from gateway.upstream.connection import HeadReceiver, ServerConnection
 from gateway.upstream.http import HttpEndpoint
-from tests.http1.pieces import bytewise, ways
+from tests.http1.pieces import bytewise, cut, ways
 from tests.http1.transport import TransportDouble
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer, chunk, chunked, message
@@ -403,6 +404,297 @@ async def test_a_dropped_connection_is_not_reusable() -> None:
     connection.drop()
     assert not connection.reusable
     assert transport.calls == ["abort"]
+
+
+# ---------------------------------------------------------------------------------- called back
+
+
+SMALL_HEAD = 2048
+WHOLE = 64 * 1024
+
+
+class _Receiver(HeadReceiver):
+    """Notes what it is called with, and does what the test says in ``then``."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        self.calls: list[str] = []
+        self.heads: list[ResponseHead] = []
+        self.body = b""
+        self.errors: list[Exception] = []
+        self.then: Callable[[], object] = lambda: None
+
+    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        self.calls.append(f"whole {head.status}")
+        self.heads.append(head)
+        self.body = bytes(body)
+        self.then()
+
+    def begun(self, head: ResponseHead) -> None:
+        self.calls.append(f"begun {head.status}")
+        self.heads.append(head)
+        self.then()
+
+    def failed(self, error: Exception) -> None:
+        self.calls.append("failed")
+        self.errors.append(error)
+        self.then()
+
+
+def _asked(method: str = "POST") -> tuple[ServerConnection, TransportDouble, _Receiver]:
+    connection, transport = _connected()
+    receiver = _Receiver(connection)
+    connection.ask(method, receiver)
+    return connection, transport, receiver
+
+
+def _head_of_size(size: int, body: bytes) -> bytes:
+    """Write an answer whose head has this size."""
+    missing = size - len(answer(body, {"X": ""})) + len(body)
+    return answer(body, {"X": "x" * missing})
+
+
+WHOLE_ANSWERS = {
+    "a body": ("POST", answer(b"whole"), "whole 200", b"whole", True),
+    "an empty body": ("POST", answer(b""), "whole 200", b"", True),
+    "an error": ("POST", answer(b"no", status="404 Not Found"), "whole 404", b"no", True),
+    "204": ("POST", message("HTTP/1.1 204 None"), "whole 204", b"", True),
+    "304": ("GET", message("HTTP/1.1 304 Same", {"Content-Length": "5"}), "whole 304", b"", True),
+    "interim": ("POST", b"".join(INTERIM) + answer(b"a"), "whole 200", b"a", True),
+    "an empty line before it": ("POST", b"\r\n" + answer(b"a"), "whole 200", b"a", True),
+    "the largest body": ("POST", answer(bytes(WHOLE)), "whole 200", bytes(WHOLE), True),
+    "the largest head": ("POST", _head_of_size(SMALL_HEAD, b"a"), "whole 200", b"a", True),
+    "the last": ("POST", answer(b"a", {"Connection": "close"}), "whole 200", b"a", False),
+    "HTTP/1.0": ("POST", answer(b"a").replace(b"/1.1", b"/1.0"), "whole 200", b"a", False),
+    "HEAD": ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), "whole 200", b"", False),
+}
+
+
+@pytest.mark.parametrize("view", [bytes, memoryview])
+@pytest.mark.parametrize(
+    ("method", "data", "call", "body", "reusable"), WHOLE_ANSWERS.values(), ids=WHOLE_ANSWERS
+)
+async def test_a_small_answer_comes_whole(
+    method: str,
+    data: bytes,
+    call: str,
+    body: bytes,
+    reusable: bool,
+    view: Callable[[bytes], bytes | memoryview],
+) -> None:
+    connection, transport, receiver = _asked(method)
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable)
+    connection.data_received(view(data))
+    assert receiver.calls == [call]
+    assert receiver.body == body
+    assert seen == [reusable]  # already then
+    assert connection.reusable is reusable
+    assert connection.body is None
+    assert transport.calls == []
+
+
+BEGUN_ANSWERS = {
+    "chunked": (CHUNKED + chunked(b"ab", b"c"), b"abc", True),
+    "chunked and empty": (CHUNKED + chunked(), b"", True),
+    "the least that is large": (answer(bytes(WHOLE + 1)), bytes(WHOLE + 1), True),
+    "the least large head": (_head_of_size(SMALL_HEAD + 1, b"a"), b"a", True),
+    "the last": (
+        CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunked(),
+        b"",
+        False,
+    ),
+    "more behind a body": (answer(b"abc") + b"x", b"abc", False),
+    "more behind an empty body": (answer(b"") + b"x", b"", False),
+    "another behind it": (answer(b"abc") * 2, b"abc", False),
+    "more behind 204": (message("HTTP/1.1 204 None") + b"x", b"", False),
+    "more behind the largest": (answer(bytes(WHOLE)) + b"\r\n", bytes(WHOLE), False),
+}
+
+
+@pytest.mark.parametrize(("data", "body", "reusable"), BEGUN_ANSWERS.values(), ids=BEGUN_ANSWERS)
+async def test_any_other_answer_has_begun(data: bytes, body: bytes, reusable: bool) -> None:
+    connection, transport, receiver = _asked()
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable or connection.body is None)
+    connection.data_received(data)
+    assert [call.split()[0] for call in receiver.calls] == ["begun"]
+    assert seen == [False]
+    assert await _read(connection) == body
+    assert connection.reusable is reusable
+    assert transport.calls == []
+
+
+async def test_an_answer_until_close_has_begun() -> None:
+    for data in (UNTIL_CLOSE, UNTIL_CLOSE + b"abc"):
+        connection, _, receiver = _asked()
+        connection.data_received(data)
+        connection.eof_received()
+        assert receiver.calls == ["begun 200"]
+        connection.connection_lost(None)
+        assert await _read(connection) == data[len(UNTIL_CLOSE) :]
+        assert receiver.calls == ["begun 200"]
+        assert not connection.reusable
+
+
+@pytest.mark.parametrize("data", [answer(b"whole"), INTERIM[1] + answer(b"whole")])
+async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) -> None:
+    for place in range(1, len(data)):
+        connection, _, receiver = _asked()
+        for piece in cut(data, [place]):
+            connection.data_received(piece)
+        if place < len(data) - len(b"whole"):
+            assert receiver.calls == ["whole 200"]
+            assert receiver.body == b"whole"
+        else:
+            assert receiver.calls == ["begun 200"]
+            assert await _read(connection) == b"whole"
+        assert connection.reusable
+    connection, _, receiver = _asked()
+    for piece in bytewise(data):
+        connection.data_received(piece)
+    assert receiver.calls == ["begun 200"]
+    assert await _read(connection) == b"whole"
+
+
+async def test_heads_that_read_the_same_are_the_same() -> None:
+    connection, _, receiver = _asked()
+    for body in (b"one", b"two"):
+        connection.ask("POST", receiver)
+        connection.data_received(answer(body))
+    connection.ask("POST", receiver)
+    connection.data_received(answer(b"three"))
+    first, second, third = receiver.heads
+    assert first is second
+    assert third is not first
+
+
+async def test_the_next_may_ask_while_an_answer_is_given() -> None:
+    connection, transport, receiver = _asked()
+    second = _Receiver(connection)
+    receiver.then = lambda: connection.ask("POST", second)
+    connection.data_received(answer(b"first"))
+    assert (receiver.calls, second.calls) == (["whole 200"], [])
+    assert not connection.reusable
+    connection.data_received(answer(b"second", status="201 Made"))
+    assert (receiver.calls, second.calls) == (["whole 200"], ["whole 201"])
+    assert (receiver.body, second.body) == (b"first", b"second")
+    assert connection.reusable
+    assert transport.calls == []
+
+
+async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() -> None:
+    connection, _, receiver = _asked()
+    second = _Receiver(connection)
+    receiver.then = lambda: connection.ask("POST", second)
+    connection.data_received(answer(b"first"))
+    connection.connection_lost(None)
+    assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
+
+
+async def test_one_asks_after_the_other() -> None:
+    connection, transport, receiver = _asked()
+    connection.data_received(answer(b"1"))
+    for data in (CHUNKED + chunked(b"2"), answer(b"3"), answer(bytes(WHOLE + 1)), answer(b"4")):
+        assert connection.reusable
+        connection.ask("POST", receiver)
+        assert not connection.reusable
+        assert connection.body is None
+        connection.data_received(data)
+    head = connection.expect("POST")
+    connection.data_received(answer(b"5"))
+    assert (await head).status == 200
+    assert await _read(connection) == b"5"
+    assert receiver.calls == [
+        f"{call} 200" for call in ("whole", "begun", "whole", "begun", "whole")
+    ]
+    assert transport.calls == []
+
+
+@pytest.mark.parametrize("more", [b"x", b"\r\n", answer(b"unasked")])
+async def test_more_that_comes_behind_a_whole_answer_drops_the_connection(more: bytes) -> None:
+    connection, transport, receiver = _asked()
+    connection.data_received(answer(b"whole"))
+    assert connection.reusable
+    connection.data_received(more)
+    assert transport.calls == ["abort"]
+    assert not connection.reusable
+    assert receiver.calls == ["whole 200"]
+
+
+FAILURES: dict[str, Callable[[ServerConnection], object]] = {
+    "closed": lambda connection: connection.connection_lost(None),
+    "reset": lambda connection: connection.connection_lost(ConnectionResetError()),
+    "no HTTP": lambda connection: connection.data_received(b"what?\r\n\r\n"),
+    "101": lambda connection: connection.data_received(message("HTTP/1.1 101 Switching Protocols")),
+    "given up": lambda connection: connection.fail(bad_answer(f"{URL} was given up")),
+}
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 2", INTERIM[0]])
+@pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
+async def test_it_fails_once(fails: Callable[[ServerConnection], object], before: bytes) -> None:
+    connection, transport, receiver = _asked()
+    if before:
+        connection.data_received(before)
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable)
+    fails(connection)
+    assert receiver.calls == ["failed"]
+    (error,) = receiver.errors
+    assert isinstance(error, GatewayError)
+    assert error.kind is ErrorKind.BAD_ANSWER
+    assert URL in error.message
+    assert seen == [False]
+    assert "abort" in transport.calls
+    for again in FAILURES.values():
+        again(connection)
+    assert receiver.calls == ["failed"]
+
+
+async def test_who_asks_a_closed_connection_is_told() -> None:
+    connection, _ = _connected()
+    connection.connection_lost(None)
+    receiver = _Receiver(connection)
+    connection.ask("POST", receiver)
+    assert receiver.calls == ["failed"]
+    assert str(receiver.errors[0]) == f"{URL} closed the connection before it answered"
+
+
+@pytest.mark.parametrize("data", [answer(b"abc"), CHUNKED + chunk(b"abc"), answer(b"abcd")[:-1]])
+@pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
+async def test_who_has_an_answer_is_not_told_of_a_failure(
+    data: bytes, fails: Callable[[ServerConnection], object]
+) -> None:
+    """The body's reader is, if it is not whole."""
+    connection, _, receiver = _asked()
+    connection.data_received(data)
+    (call,) = receiver.calls
+    fails(connection)
+    connection.connection_lost(None)
+    assert receiver.calls == [call]
+    assert not connection.reusable
+
+
+LATE: list[Callable[[ServerConnection], object]] = [
+    lambda connection: connection.data_received(answer(b"late")),
+    lambda connection: connection.data_received(answer(bytes(WHOLE + 1))),
+    lambda connection: connection.eof_received(),
+]
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 200 OK\r\nX:", INTERIM[0]])
+async def test_nobody_is_called_behind_drop(before: bytes) -> None:
+    for happens in (*FAILURES.values(), *LATE):
+        connection, _, receiver = _asked()
+        if before:
+            connection.data_received(before)
+        connection.drop()
+        happens(connection)
+        connection.connection_lost(None)
+        assert receiver.calls == []
+        assert connection.body is None
+        assert not connection.reusable
 
 
 # ---------------------------------------------------------------------------------- over TCP

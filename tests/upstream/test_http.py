@@ -1,13 +1,22 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
+from gateway.upstream.base import (
+    AnswerHead,
+    Body,
+    HeaderLines,
+    Receiver,
+    RequestStart,
+    Sent,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 from gateway.upstream.http import HttpEndpoint
-from tests.servers.faulty_server import Connection, FaultyServer, Script, always, hang
+from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer, chunk, chunked, message
 from tests.servers.running_gateway import until
 from tests.upstream.endpoints import EndpointAt
@@ -260,3 +269,315 @@ async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> N
             assert await _read(await endpoint.send(request)) == body
 
         await asyncio.gather(*map(one, range(150)))
+
+
+# ---------------------------------------------------------------------------------- at once
+
+
+class _Receiver(Receiver):
+    """Notes what it is called with; ``done`` is set then."""
+
+    def __init__(self) -> None:
+        self.wholes: list[tuple[AnswerHead, bytes]] = []
+        self.responses: list[UpstreamResponse] = []
+        self.errors: list[Exception] = []
+        self.done = asyncio.Event()
+        self.then: Callable[[], object] = lambda: None
+
+    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+        self.wholes.append((head, bytes(body)))
+        self.then()
+        self.done.set()
+
+    def begun(self, response: UpstreamResponse) -> None:
+        self.responses.append(response)
+        self.done.set()
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.done.set()
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(5):
+            await self.done.wait()
+        self.done.clear()
+
+    @property
+    def body(self) -> bytes:
+        return self.wholes[-1][1]
+
+
+HOST = ("Host", "client's")
+
+
+def _start(
+    *headers: tuple[str, str], method: str = "POST", target: str = "/v2/x?y"
+) -> RequestStart:
+    return RequestStart(method, target, headers)
+
+
+async def _warm(endpoint: HttpEndpoint) -> None:
+    """Have a connection at hand."""
+    await _read(await endpoint.send(_request()))
+
+
+def _sent(endpoint: HttpEndpoint, receiver: Receiver, body: bytes = b"") -> Sent:
+    sent = endpoint.send_at_once(
+        _start(HOST), (("Content-Length", str(len(body))),), body, receiver
+    )
+    assert sent is not None
+    return sent
+
+
+async def _left(server: FaultyServer, number: int = 0) -> None:
+    async with asyncio.timeout(5):
+        await (await server.connection(number)).left.wait()
+
+
+async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer() as server:
+        endpoint = endpoint_at(server.url)
+        receiver = _Receiver()
+        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        await _warm(endpoint)
+        _sent(endpoint, receiver)
+        # That which there is, is in use.
+        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        await receiver.wait()
+        assert len(server.connections) == 1
+        assert len(receiver.wholes) == 1
+        assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
+
+
+async def test_nothing_is_sent_at_once_behind_close(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer() as server:
+        endpoint = endpoint_at(server.url)
+        await _warm(endpoint)
+        await endpoint.close()
+        assert endpoint.send_at_once(_start(HOST), (), b"", _Receiver()) is None
+
+
+SENT_AT_ONCE = {
+    "GET": (_start(HOST, method="GET"), (), b"", b"GET /v2/x?y HTTP/1.1\r\nHost: client's\r\n\r\n"),
+    "no headers": (
+        _start(method="GET", target="/"),
+        (),
+        b"",
+        b"GET / HTTP/1.1\r\nHost: %(here)s\r\n\r\n",
+    ),
+    "a body": (
+        _start(("X-A", "1"), ("Content-Length", "3")),
+        (),
+        b"abc",
+        b"POST /v2/x?y HTTP/1.1\r\nHost: %(here)s\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc",
+    ),
+    "headers of its own": (
+        _start(("X-A", "1"), ("hOST", "h"), ("x-a", "2")),
+        (("Content-Length", "2"), ("X-Own", "caf\xe9")),
+        b"\r\n",
+        b"POST /v2/x?y HTTP/1.1\r\nX-A: 1\r\nhOST: h\r\nx-a: 2\r\n"
+        b"Content-Length: 2\r\nX-Own: caf\xe9\r\n\r\n\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "headers", "body", "data"), SENT_AT_ONCE.values(), ids=SENT_AT_ONCE
+)
+async def test_what_is_sent_at_once(
+    endpoint_at: EndpointAt, start: RequestStart, headers: HeaderLines, body: bytes, data: bytes
+) -> None:
+    got: list[bytes] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        for _ in range(2):
+            got.append(await connection.reader.readexactly(len(expected)))
+            await connection.send(answer(b"got it"))
+        got.append(await connection.reader.read())
+
+    async with FaultyServer(script) as server:
+        endpoint = endpoint_at(server.url)
+        here = server.url.removeprefix("http://").encode()
+        expected = data.replace(b"%(here)s", here)
+        await _warm(endpoint)
+        for _ in range(2):
+            receiver = _Receiver()
+            sent = endpoint.send_at_once(start, headers, body, receiver)
+            assert sent is not None
+            await receiver.wait()
+            assert receiver.body == b"got it"
+            sent.close()
+        await endpoint.close()
+        await until(lambda: len(got) == 3)
+        assert got == [expected, expected, b""]
+
+
+async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> None:
+    start = _start(method="GET")
+    async with FaultyServer() as one, FaultyServer() as two:
+        for server in (one, two, one):
+            endpoint, receiver = endpoint_at(server.url), _Receiver()
+            await _warm(endpoint)
+            sent = endpoint.send_at_once(start, (), b"", receiver)
+            assert sent is not None
+            await receiver.wait()
+            sent.close()
+            assert server.requests[-1].head.get("Host") == server.url.removeprefix("http://")
+
+
+async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
+    data = answer(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
+    async with FaultyServer(always(data)) as server:
+        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        await _warm(endpoint)
+        for _ in range(2):
+            sent = _sent(endpoint, receiver)
+            await receiver.wait()
+            sent.close()
+        (first, body), (second, _) = receiver.wholes
+        assert (first.status, first.reason, body) == (299, "So So", b"abc")
+        assert first.headers.getall("X-One") == ["1", "2"]
+        assert first is second
+        assert hash(first) == hash(second)
+        assert not receiver.responses
+        assert not receiver.errors
+
+
+async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await connection.send(answer(b"abc", {"X": "y"}, "201 Made")[:-2])
+        await read.wait()
+        await connection.send(b"bc")
+        await connection.request()
+        await connection.send(answer(b"next"))
+
+    read = asyncio.Event()
+    async with FaultyServer(script) as server:
+        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await receiver.wait()
+        (response,) = receiver.responses
+        assert (response.status, response.reason) == (201, "Made")
+        assert response.content_length == 3
+        assert response.headers["X"] == "y"
+        assert await response.read() == b"a"
+        read.set()
+        assert await _read(response) == b"bc"
+        sent.close()
+        # The connection is kept, once.
+        again = _sent(endpoint, receiver)
+        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        await receiver.wait()
+        assert receiver.body == b"next"
+        again.close()
+        assert len(server.connections) == 1
+
+
+async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer() as server:
+        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        await _warm(endpoint)
+        for number in range(3):
+            sent = _sent(endpoint, receiver, b"%d" % number)
+            await receiver.wait()
+            sent.close()
+            sent.close()
+        await _warm(endpoint)
+        assert len(server.connections) == 1
+        assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
+
+
+async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer() as server:
+        endpoint, first, second = endpoint_at(server.url), _Receiver(), _Receiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, first, b"first")
+        after: list[Sent] = []
+
+        def then() -> None:
+            sent.close()
+            after.append(_sent(endpoint, second, b"second"))
+
+        first.then = then
+        await second.wait()
+        after[0].close()
+        assert (len(first.wholes), len(second.wholes)) == (1, 1)
+        assert [received.body for received in server.requests] == [b"", b"first", b"second"]
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("kept", [answer(b"whole"), message("HTTP/1.1 204 None")])
+async def test_a_connection_is_kept_behind_a_whole_answer(
+    endpoint_at: EndpointAt, kept: bytes
+) -> None:
+    async with FaultyServer(always(kept)) as server:
+        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await receiver.wait()
+        sent.close()
+        _sent(endpoint, receiver)
+        await receiver.wait()
+        assert len(server.connections) == 1
+
+
+DROPPED = {
+    "no answer": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\n",
+    "half a body": answer(b"abc")[:-1],
+    "half of a chunk": message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, b"9\r\na"),
+    "the last": answer(b"abc", {"Connection": "close"}),
+    "more than an answer": answer(b"abc") + b"x",
+}
+
+
+@pytest.mark.parametrize("data", DROPPED.values(), ids=DROPPED)
+async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await connection.send(data)
+        asked.set()
+        await hang(connection)
+
+    asked = asyncio.Event()
+    async with FaultyServer(script) as server:
+        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await asked.wait()
+        if b"\r\n\r\n" in data:
+            await receiver.wait()
+        calls = len(receiver.wholes) + len(receiver.responses)
+        sent.close()
+        await _left(server)
+        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        assert len(receiver.wholes) + len(receiver.responses) == calls
+        assert not receiver.errors
+
+
+async def test_errors_of_what_is_sent_at_once_name_the_server(endpoint_at: EndpointAt) -> None:
+    faults = {
+        "closed the connection before it answered": b"",
+        "answered what is not HTTP: ": b"what?\r\n\r\n",
+        "answered 101 Switching Protocols": answer(status="101 Switching Protocols"),
+    }
+    for saying, data in faults.items():
+        async with FaultyServer(answering(answer(), data)) as server:
+            endpoint, receiver = endpoint_at(server.url), _Receiver()
+            await _warm(endpoint)
+            sent = _sent(endpoint, receiver)
+            await receiver.wait()
+            (error,) = receiver.errors
+            assert isinstance(error, GatewayError)
+            assert error.kind is ErrorKind.BAD_ANSWER
+            assert error.message.startswith(f"{server.url} {saying}")
+            sent.close()
+            assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None

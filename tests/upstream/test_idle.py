@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -15,6 +13,7 @@ from gateway.upstream.connection import ServerConnection
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.idle import IdleConnections
 from tests.http1.transport import TransportDouble
+from tests.servers.clock import Clock
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -23,49 +22,13 @@ from tests.upstream.endpoints import EndpointAt
 KEEP_ALIVE = 4.0
 
 
-@dataclass
-class _Timer:
-    when: float
-    callback: Callable[[], object]
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-@dataclass
-class _Clock:
-    """What an event loop is to idle connections; its time passes when the test says so."""
-
-    now: float = 100.0
-    timers: list[_Timer] = field(default_factory=list)
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
-        self.timers.append(_Timer(when, callback))
-        return self.timers[-1]
-
-    @property
-    def pending(self) -> list[_Timer]:
-        return [timer for timer in self.timers if not timer.cancelled]
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-        for timer in self.pending:
-            if timer.when <= self.now:
-                timer.cancel()
-                timer.callback()
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def clock() -> _Clock:
-    return _Clock()
-
-
-@pytest.fixture
-def idle(clock: _Clock) -> IdleConnections:
+def idle(clock: Clock) -> IdleConnections:
     with mock.patch("asyncio.get_running_loop", return_value=clock):
         return IdleConnections(KEEP_ALIVE)
 
@@ -118,7 +81,7 @@ async def test_the_last_used_is_given_first(idle: IdleConnections) -> None:
     assert [idle.take(), idle.take(), idle.take()] == [third, first, None]
 
 
-async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: _Clock) -> None:
+async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) -> None:
     first, second = [await _used() for _ in range(2)]
     idle.put(first)
     clock.pass_by(1)
@@ -136,7 +99,7 @@ async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: _Clock) -
     assert clock.pending == []
 
 
-async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock: _Clock) -> None:
+async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock: Clock) -> None:
     connection = await _used()
     idle.put(connection)
     clock.pass_by(KEEP_ALIVE - 0.25)
@@ -150,7 +113,7 @@ async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock:
 
 
 async def test_a_timer_without_connections_does_nothing(
-    idle: IdleConnections, clock: _Clock
+    idle: IdleConnections, clock: Clock
 ) -> None:
     connection = await _used()
     idle.put(connection)
@@ -160,7 +123,7 @@ async def test_a_timer_without_connections_does_nothing(
     assert clock.pending == []
 
 
-async def test_there_is_one_timer(idle: IdleConnections, clock: _Clock) -> None:
+async def test_there_is_one_timer(idle: IdleConnections, clock: Clock) -> None:
     for _ in range(5):
         idle.put(await _used())
         clock.pass_by(0.25)
@@ -199,7 +162,7 @@ async def test_those_on_which_more_came_are_not_given(
     assert not _is_dropped(other)
 
 
-async def test_close_drops_all(idle: IdleConnections, clock: _Clock) -> None:
+async def test_close_drops_all(idle: IdleConnections, clock: Clock) -> None:
     connections = [await _used() for _ in range(3)]
     for connection in connections:
         idle.put(connection)
@@ -209,13 +172,13 @@ async def test_close_drops_all(idle: IdleConnections, clock: _Clock) -> None:
     assert idle.take() is None
 
 
-async def test_close_without_connections(idle: IdleConnections, clock: _Clock) -> None:
+async def test_close_without_connections(idle: IdleConnections, clock: Clock) -> None:
     idle.close()
     idle.close()
     assert clock.pending == []
 
 
-async def test_nothing_is_kept_behind_close(idle: IdleConnections, clock: _Clock) -> None:
+async def test_nothing_is_kept_behind_close(idle: IdleConnections, clock: Clock) -> None:
     idle.close()
     connection = await _used()
     idle.put(connection)

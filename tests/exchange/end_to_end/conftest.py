@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.servers.running_gateway import no_errors_logged, nothing_left
+from tests.servers.ways import went_straight as went_straight
 
 
 @pytest.fixture(autouse=True)

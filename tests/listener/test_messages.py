@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+
+import pytest
+
+from gateway.exchange.base import HeaderLines
+from gateway.listener.messages import whole_answer
+
+JSON: HeaderLines = (("Content-Type", "application/json"),)
+
+
+def _written(
+    status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
+) -> tuple[str, list[str], bytes]:
+    """Give the first line, the others but for the Date, and the body."""
+    head, _, rest = whole_answer(status, reason, headers, body, last).partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    (date,) = [line for line in lines if line.startswith("Date: ")]
+    assert parsedate_to_datetime(date.removeprefix("Date: ")).tzinfo is not None
+    return first, [line for line in lines if line != date], rest
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "headers", "body", "first", "lines"),
+    [
+        (200, "OK", JSON, b"{}", "200 OK", ["Content-Type: application/json", "2"]),
+        (200, "Fine", (), b"", "200 Fine", ["0"]),
+        (404, "", JSON, b"abc", "404 Not Found", ["Content-Type: application/json", "3"]),
+        (799, "", (), b"", "799 ", ["0"]),
+        (200, "", (("content-length", "03"),), b"abc", "200 OK", ["content-length: 03"]),
+        (200, "", (("X", "1"), ("x", "2")), b"a", "200 OK", ["X: 1", "x: 2", "1"]),
+        (200, "", (("X", "caf\xe9"),), b"\r\n\r\n", "200 OK", ["X: caf\xe9", "4"]),
+        (204, "", (), b"", "204 No Content", []),
+        (304, "", (), b"", "304 Not Modified", []),
+        (304, "", (("Content-Length", "5"),), b"", "304 Not Modified", ["Content-Length: 5"]),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_whole_answer(
+    status: int,
+    reason: str,
+    headers: HeaderLines,
+    body: bytes,
+    first: str,
+    lines: list[str],
+    last: bool,
+) -> None:
+    """Numbers among the lines are the Content-Length that is added."""
+    expected = [f"Content-Length: {line}" if line.isdigit() else line for line in lines]
+    expected += ["Server: tensorgate", *(["Connection: close"] if last else [])]
+    for _ in range(2):
+        got_first, got, rest = _written(status, reason, headers, body, last)
+        assert got_first == f"HTTP/1.1 {first}"
+        assert sorted(got) == sorted(expected)
+        assert rest == body
+
+
+def test_what_the_server_says_of_itself_is_kept() -> None:
+    headers: HeaderLines = (("server", "triton"), ("DATE", "then"))
+    data = whole_answer(200, "", headers, b"", False)
+    assert data == b"HTTP/1.1 200 OK\r\nserver: triton\r\nDATE: then\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_answers_that_differ_in_their_bodies_alone() -> None:
+    for body in (b"", b"one", b"three", b"one"):
+        data = whole_answer(200, "OK", JSON, body, False)
+        assert data.endswith(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))

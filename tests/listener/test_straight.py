@@ -1,0 +1,752 @@
+"""Exchanges of the straight way, between real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import bad_answer
+from gateway.exchange import straight as straight_module
+from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route
+from gateway.exchange.dispatch import exchange
+from gateway.exchange.straight import Straight, StraightExchange
+from gateway.listener.connection import ClientConnection, Rest
+from gateway.listener.http import HttpListener
+from gateway.listener.sockets import tcp_sockets
+from gateway.observe.access_log import AccessLog
+from gateway.upstream.http import HttpEndpoint
+from tests.servers.doubles import LIMITS, route_to
+from tests.servers.faulty_server import Connection, FaultyServer, always
+from tests.servers.http_text import answer, chunk, chunked, message, request
+from tests.servers.raw_client import RawClient, connect
+from tests.servers.running_gateway import nothing_left, until
+from tests.servers.tensors import FLOATS, INFER, binary_answer, infer_json
+
+GET = request("GET", "/v2/x")
+POST = request("POST", "/v2/x", b"hello")
+CHUNKED = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"})
+
+
+class _Listening:
+    """A listener at work before a server."""
+
+    def __init__(
+        self, server: FaultyServer, listener: HttpListener, route: Route, url: str
+    ) -> None:
+        self.server = server
+        self.listener = listener
+        self.route = route
+        self.url = url
+
+    @property
+    def outstanding(self) -> int:
+        return sum(self.route.upstream.pool.outstanding)
+
+    @property
+    def connection(self) -> ClientConnection:
+        """The one connection of a client."""
+        (connection,) = self.listener._connections
+        return connection
+
+    @property
+    def straight_ones(self) -> list[StraightExchange]:
+        return [each for each in self.listener._busy if isinstance(each, StraightExchange)]
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[RawClient]:
+        """Connect a client, when the listener has a connection to the server."""
+        async with connect(self.url) as client:
+            assert (await client.call("GET", "/v2/warm")).status == 200
+            yield client
+
+    async def until_straight(self, count: int = 1) -> None:
+        """Wait until so many exchanges are under way, all of them on the straight way."""
+        await until(lambda: len(self.straight_ones) == count == len(self.listener._busy))
+
+    async def until_asked(self, count: int) -> None:
+        """Wait until the server has been asked, and has answered, so many times."""
+        await until(lambda: len(self.server.requests) == count and not self.outstanding)
+
+    async def until_idle(self) -> None:
+        await until(lambda: not self.outstanding and not self.listener._busy)
+
+
+@asynccontextmanager
+async def _listening(
+    server: FaultyServer, access_log: AccessLog | None = None, limits: Limits = LIMITS
+) -> AsyncIterator[_Listening]:
+    async with nothing_left():
+        route = route_to(HttpEndpoint(server.url, connect_time=5), limits=limits)
+
+        async def on_request(client: ClientRequest, answer: ClientAnswer) -> None:
+            await exchange(client, answer, route)
+
+        straight = Straight(route)
+        listener = HttpListener(on_request, access_log, None, straight)
+        (sock,) = tcp_sockets("127.0.0.1", 0)
+        here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
+        await listener.listen(sock)
+        try:
+            yield here
+        finally:
+            await listener.drain(0.05)
+            straight.close()
+            await route.upstream.metadata.close()
+            await route.upstream.pool.close()
+        assert here.outstanding == 0
+        assert not listener._busy
+
+
+class _Slow:
+    """A server that answers its first request at once, and others when it is told to."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self.go_on = asyncio.Event()
+        self.asked = 0
+        self._parts = parts or (answer(b"done"),)
+
+    async def __call__(self, connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        while True:
+            await connection.request()
+            self.asked += 1
+            await self.go_on.wait()
+            for part in self._parts:
+                await connection.send(part)
+                await asyncio.sleep(0.01)
+
+
+async def _echo(connection: Connection) -> None:
+    """Answer with the target and the body of each request."""
+    while True:
+        received = await connection.request()
+        await connection.send(answer(received.head.target.encode() + b" " + received.body))
+
+
+# ---------------------------------------------------------------------------------- which way
+
+
+STRAIGHT = {
+    "GET": GET,
+    "GET with a body": request("GET", "/v2/x", b"hello"),
+    "POST": POST,
+    "infer": infer_json(),
+    "the last": request("GET", "/v2/x", headers={"Connection": "close"}),
+    "an absolute target": request("GET", "http://x:1/v2/x?y"),
+    "behind an empty line": b"\r\n" + GET,
+    "large": request("POST", "/v2/x", bytes(60_000)),
+}
+ORDINARY = {
+    "HTTP/1.0": GET.replace(b"/1.1", b"/1.0"),
+    "a large head": request("GET", "/v2/x", headers={"X": "x" * 2048}),
+    "more behind it": GET + b"G",
+    "half a body": POST[:-1],
+    "chunked": message("PUT /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}),
+    "a fragment": request("GET", "/v2/x#y"),
+    "no path": request("OPTIONS", "*"),
+    "waits to be told": request("POST", "/v2/x", b"hello", {"Expect": "100-continue"}),
+}
+
+
+@pytest.mark.parametrize("data", STRAIGHT.values(), ids=STRAIGHT)
+async def test_what_goes_straight(data: bytes, went_straight: list[str]) -> None:
+    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
+        client.send_now(data)
+        assert (await client.reply()).status == 200
+        assert len(went_straight) == 1
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("data", ORDINARY.values(), ids=ORDINARY)
+async def test_what_does_not(data: bytes, went_straight: list[str]) -> None:
+    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
+        connection, before = here.connection, here.connection._head
+        client.send_now(data)
+        await until(lambda: connection._head is not before)
+        assert went_straight == []
+
+
+async def test_nothing_goes_straight_without_a_connection_to_the_server(
+    went_straight: list[str],
+) -> None:
+    async with FaultyServer() as server, _listening(server) as here, connect(here.url) as client:
+        assert (await client.ask(GET)).status == 200
+        assert went_straight == []
+        assert (await client.ask(GET)).status == 200
+        assert went_straight == ["/v2/x"]
+
+
+async def test_what_many_heads_in_turn_make(went_straight: list[str]) -> None:
+    """What is remembered of a head is that head's."""
+    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+        for turn in range(3):
+            for number in range(5):
+                target, headers = f"/v2/{number}", {"X-Number": str(number)}
+                reply = await client.call("POST", target, b"%d" % turn, headers)
+                assert reply.body == f"{target} {turn}".encode()
+                assert server.requests[-1].head.get("X-Number") == str(number)
+        assert len(went_straight) == 15
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        ("http://x/v2/a%2Fb?c=d", "/v2/a%2Fb?c=d"),
+        ("hTTps://x:1", "/"),
+        ("http://x?y", "/?y"),
+        ("/v2//x/../y", "/v2//x/../y"),
+    ],
+)
+async def test_targets(target: str, sent: str, went_straight: list[str]) -> None:
+    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+        for _ in range(2):
+            assert (await client.call("GET", target)).body == sent.encode() + b" "
+        assert went_straight == [sent, sent]
+        assert server.requests[-1].head.get("Host") == "gateway"
+
+
+@pytest.mark.parametrize("target", ["/v2/x#y", "http://x/#y", "*"])
+async def test_targets_that_ask_for_nothing(target: str, went_straight: list[str]) -> None:
+    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.call("OPTIONS" if target == "*" else "GET", target)
+            assert reply.status == 400
+            assert reply.error.startswith("the request target must be a path, got ")
+        assert went_straight == []
+        assert len(server.requests) == 1
+
+
+# ---------------------------------------------------------------------------------- in the pipeline
+
+
+def _some(count: int) -> list[bytes]:
+    """Give requests of several kinds, each with a target of its own."""
+    made = [
+        request("GET", "/v2/0"),
+        request("POST", "/v2/1", b"one"),
+        request("GET", "/v2/2"),
+        request("GET", "/v2/3", b"three"),
+        request("PUT", "/v2/4", b""),
+    ]
+    return made[-count:]
+
+
+TOLD = [b"/v2/0 ", b"/v2/1 one", b"/v2/2 ", b"/v2/3 three", b"/v2/4 "]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+async def test_requests_in_one_segment(count: int, went_straight: list[str]) -> None:
+    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+        client.send_now(b"".join(_some(count)))
+        for told in TOLD[-count:]:
+            assert (await client.reply()).body == told
+        assert went_straight == ["/v2/4"]  # behind which nothing came
+        assert (await client.ask(GET)).status == 200
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+async def test_requests_one_byte_at_a_time(count: int, went_straight: list[str]) -> None:
+    data = b"".join(_some(count))
+    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+        for at in range(len(data)):
+            await client.send(data[at : at + 1])
+            await asyncio.sleep(0)
+        for told in TOLD[-count:]:
+            assert (await client.reply()).body == told
+        assert "/v2/4" in went_straight  # it has no body to wait for
+        assert (await client.ask(GET)).status == 200
+
+
+@pytest.mark.parametrize("bytewise", [True, False])
+async def test_requests_while_one_is_under_way(bytewise: bool, went_straight: list[str]) -> None:
+    data = b"".join(_some(5))
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await ahead.wait()
+        await connection.send(answer(b"first"))
+        await _echo(connection)
+
+    ahead = asyncio.Event()
+    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        for at in range(len(data)) if bytewise else ():
+            await client.send(data[at : at + 1])
+            await asyncio.sleep(0)
+        if not bytewise:
+            await client.send(data)
+        await until(lambda: len(here.connection._ahead) == len(data))
+        ahead.set()
+        assert (await client.reply()).body == b"first"
+        for told in TOLD:
+            assert (await client.reply()).body == told
+        assert went_straight[0] == "/v2/x"
+        assert went_straight[-1] == "/v2/4"
+
+
+async def test_what_is_no_request_behind_one_that_goes_straight() -> None:
+    slow = _Slow()
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        await client.send(b"what?\r\n\r\n")
+        await until(lambda: here.connection._ahead)
+        slow.go_on.set()
+        assert (await client.reply()).body == b"done"
+        assert (await client.reply()).status == 400
+        assert await client.rest() == b""
+
+
+async def test_much_is_not_taken_ahead() -> None:
+    slow = _Slow()
+    body = bytes(1_000_000)
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        client.send_now(request("POST", "/v2/x", body))
+        await until(lambda: len(here.connection._ahead) > 64 * 1024)
+        await asyncio.sleep(0.02)  # in which it could all come
+        assert len(here.connection._ahead) < 600_000
+        slow.go_on.set()
+        for _ in range(2):
+            assert (await client.reply()).body == b"done"
+        assert server.requests[-1].body == body
+
+
+async def test_the_last_request_of_a_connection(went_straight: list[str]) -> None:
+    data = request("POST", INFER, infer_json().partition(b"\r\n\r\n")[2], {"Connection": "Close"})
+    tensors = binary_answer(FLOATS.tobytes())
+    async with (
+        FaultyServer(always(tensors)) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        reply = await client.ask(data)
+        assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
+        assert reply.head.get("Connection") == "close"
+        assert await client.rest() == b""
+        assert went_straight == [INFER]
+
+
+async def test_what_comes_behind_the_last_request_is_not_served(went_straight: list[str]) -> None:
+    slow = _Slow()
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(request("GET", "/v2/x", headers={"Connection": "close"}))
+        await here.until_straight()
+        await client.send(GET)
+        await until(lambda: here.connection._ahead)
+        slow.go_on.set()
+        reply = await client.reply()
+        assert (reply.body, reply.head.get("Connection")) == (b"done", "close")
+        assert await client.rest() == b""
+        assert len(server.requests) == 2
+        assert went_straight == ["/v2/x"]
+
+
+async def _stays_clogged(connection: ClientConnection) -> bool:
+    if connection.clogged:
+        await asyncio.sleep(0.02)  # in which goes out what still can
+    return connection.clogged
+
+
+async def test_a_client_that_does_not_read_is_asked_no_more(went_straight: list[str]) -> None:
+    size = 60_000
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await connection.send(answer(received.head.target.encode().ljust(size)))
+
+    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+        sent = 0
+        while not await _stays_clogged(here.connection):
+            await client.send(request("GET", f"/v2/{sent}"))
+            sent += 1
+            await here.until_asked(1 + sent)
+            assert here.connection.unsent < 300_000
+            assert sent < 1000
+        assert len(went_straight) == sent
+        # One more waits for the client to read, on the ordinary way; the others wait for that.
+        await client.send(request("GET", f"/v2/{sent}"))
+        await until(lambda: len(server.requests) == 2 + sent)
+        for number in range(sent + 1, sent + 20):
+            await client.send(request("GET", f"/v2/{number}"))
+        await until(lambda: here.connection._ahead)
+        assert len(went_straight) == sent
+        assert len(server.requests) == 2 + sent
+        assert here.connection.unsent < 300_000
+        sent += 20
+        for number in range(sent):
+            assert (await client.reply()).body.rstrip() == f"/v2/{number}".encode()
+        assert len(server.requests) == 1 + sent
+
+
+# ---------------------------------------------------------------------------------- who leaves
+
+
+async def _closes(client: RawClient) -> None:
+    await client.close()
+
+
+async def _resets(client: RawClient) -> None:
+    client.reset()
+
+
+async def _half_closes(client: RawClient) -> None:
+    client.end_sending()
+
+
+Leave = Callable[[RawClient], Awaitable[None]]
+LEAVE: dict[str, Leave] = {"closes": _closes, "resets": _resets, "half-closes": _half_closes}
+
+
+async def _silent(connection: Connection) -> None:
+    """Answer one request."""
+    await connection.request()
+    await connection.send(answer())
+    await connection.wait_until_left()
+
+
+async def _left(server: FaultyServer) -> None:
+    async with asyncio.timeout(5):
+        await (await server.connection()).left.wait()
+
+
+@pytest.mark.parametrize("data", [GET, POST, infer_json()], ids=["GET", "POST", "infer"])
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
+async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes) -> None:
+    async with FaultyServer(_silent) as server, _listening(server) as here:
+        async with here.client() as client:
+            await client.send(data)
+            await here.until_straight()
+            assert here.outstanding == 1
+            await leave(client)
+            await _left(server)
+            await here.until_idle()
+            assert len(server.connections) == 1
+        await until(lambda: not here.listener._connections)
+
+
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
+async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> None:
+    async with FaultyServer(_silent) as server, _listening(server) as here:
+        async with here.client() as client:
+            await client.send(GET)
+            await here.until_straight()
+            await client.send(GET * 3)
+            await until(lambda: len(here.connection._ahead) == 3 * len(GET))
+            await leave(client)
+            await _left(server)
+            await here.until_idle()
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
+async def test_a_client_that_leaves_within_the_answer(leave: Leave) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await connection.send(CHUNKED + chunk(b"begun"))
+        await connection.wait_until_left()
+
+    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await client.head()
+        assert await client.chunk() == b"begun"
+        assert here.outstanding == 1
+        await leave(client)
+        await _left(server)
+        await here.until_idle()
+
+
+async def test_a_client_that_leaves_when_the_answer_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the task that was to pass it on has run."""
+    go_on = ClientConnection.go_on
+
+    def and_leave(self: ClientConnection, rest: Rest, over: Callable[[], None]) -> None:
+        go_on(self, rest, over)
+        assert isinstance(self._exchange, asyncio.Task)
+        self._exchange.cancel()
+
+    monkeypatch.setattr(ClientConnection, "go_on", and_leave)
+    slow = _Slow(CHUNKED, chunk(b"one"))
+    slow.go_on.set()
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await _left(server)
+        await here.until_idle()
+
+
+async def test_a_hundred_clients_leave_at_once(went_straight: list[str]) -> None:
+    async with FaultyServer(_silent) as server, _listening(server) as here:
+        clients = []
+        for _ in range(100):
+            client = connect(here.url)
+            clients.append((client, await client.__aenter__()))
+        for _, each in clients:
+            await each.send(GET)
+        for _, each in clients:
+            assert (await each.reply()).status == 200
+        for _, each in clients:
+            await each.send(GET)
+        await until(lambda: here.outstanding == 100)
+        assert len(went_straight) > 0
+        for client, _ in clients:
+            await client.__aexit__(None, None, None)
+        await here.until_idle()
+
+
+# ---------------------------------------------------------------------------------- draining
+
+
+async def test_draining_lets_an_exchange_finish() -> None:
+    slow = _Slow()
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        draining = asyncio.create_task(here.listener.drain(60))
+        await asyncio.sleep(0.02)
+        assert not draining.done()
+        slow.go_on.set()
+        reply = await client.reply()
+        assert reply.body == b"done"
+        assert reply.head.get("Connection") == "close"
+        assert await draining == 0
+        assert await client.rest() == b""
+
+
+async def test_draining_lets_an_exchange_fail() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await closing.wait()
+
+    closing = asyncio.Event()
+    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        draining = asyncio.create_task(here.listener.drain(60))
+        await until(lambda: here.listener.draining)
+        closing.set()
+        reply = await client.reply()
+        assert reply.status == 502
+        assert reply.head.get("Connection") == "close"
+        assert await draining == 0
+
+
+async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
+    slow = _Slow()
+    async with (
+        FaultyServer(slow) as server,
+        _listening(server) as here,
+        here.client() as one,
+        connect(here.url) as two,
+    ):
+        await one.send(GET)
+        await here.until_straight()
+        await two.send(POST[:-1])
+        await until(lambda: here.outstanding == 2)
+        draining = asyncio.create_task(here.listener.drain(60))
+        await until(lambda: here.listener.draining)
+        await two.send(POST[-1:])
+        assert (await two.reply()).body == b""
+        assert not draining.done()
+        slow.go_on.set()
+        assert (await one.reply()).body == b"done"
+        assert await draining == 0
+
+
+@pytest.mark.parametrize("data", [GET, infer_json()], ids=["GET", "infer"])
+async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -> None:
+    slow = _Slow(CHUNKED + chunk(b"one"), chunk(b"two"), chunk(b""))
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(data)
+        await here.until_straight()
+        draining = asyncio.create_task(here.listener.drain(60))
+        await until(lambda: here.listener.draining)
+        slow.go_on.set()
+        reply = await client.reply()
+        assert reply.body == b"onetwo"
+        assert reply.head.get("Connection") == "close"
+        assert await draining == 0
+        assert await client.rest() == b""
+
+
+async def test_draining_drops_what_takes_too_long() -> None:
+    async with (
+        FaultyServer(_silent) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        await client.send(GET)
+        await here.until_straight()
+        async with asyncio.timeout(5):
+            assert await here.listener.drain(0.02) == 1
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+        await _left(server)
+        assert here.outstanding == 0
+
+
+async def test_draining_serves_nothing_more(went_straight: list[str]) -> None:
+    slow = _Slow()
+    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+        await client.send(GET)
+        await here.until_straight()
+        await client.send(request("GET", "/v2/late"))
+        await until(lambda: here.connection._ahead)
+        draining = asyncio.create_task(here.listener.drain(60))
+        await until(lambda: here.listener.draining)
+        slow.go_on.set()
+        assert (await client.reply()).body == b"done"
+        assert await client.rest() == b""
+        assert await draining == 0
+        assert went_straight == ["/v2/x"]
+
+
+# ---------------------------------------------------------------------------------- and its log
+
+
+async def test_each_exchange_is_logged(
+    caplog: pytest.LogCaptureFixture, went_straight: list[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    answers = {
+        "/v2/five": answer(b"12345"),
+        "/v2/none": message("HTTP/1.1 204 No Content"),
+        "/v2/same": message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"}),
+        "/v2/bad": answer(b"no", status="404 Not Found"),
+        "/v2/parts": CHUNKED + chunked(b"one", b"two"),
+        INFER: binary_answer(FLOATS.tobytes()),
+    }
+
+    async def script(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            if target == "/v2/broken":
+                return
+            if target == "/v2/gone":
+                await connection.wait_until_left()
+                return
+            await connection.send(answers.get(target, answer()))
+
+    async with FaultyServer(script) as server, _listening(server, AccessLog()) as here:
+        async with here.client() as client:
+            for target in answers:
+                if target != INFER:
+                    await client.send(request("GET", target))
+                    await client.head()
+                    if target == "/v2/five":
+                        await client.reader.readexactly(5)
+                    elif target == "/v2/bad":
+                        await client.reader.readexactly(2)
+                    elif target == "/v2/parts":
+                        assert await client.whole_body() == b"onetwo"
+            size = len((await client.ask(infer_json())).body)
+            broken = len((await client.call("GET", "/v2/broken")).body)
+            assert (await client.ask(GET)).status == 200
+            await client.send(request("POST", "/v2/gone", b"x"))
+            await here.until_straight()
+        await here.until_idle()
+    lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
+    assert [line.split(" B ")[0] for line in lines] == [
+        "GET /v2/warm 200 0",
+        "GET /v2/five 200 5",
+        "GET /v2/none 204 0",
+        "GET /v2/same 304 0",
+        "GET /v2/bad 404 2",
+        "GET /v2/parts 200 6",
+        f"POST {INFER} 200 {size}",
+        f"GET /v2/broken 502 {broken}",
+        "GET /v2/x 200 0",
+        "POST /v2/gone 0 0",
+    ]
+    assert went_straight == [*answers, "/v2/broken", "/v2/gone"]
+
+
+# ---------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("method", ["plan", "begin"])
+async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Straight, method, fails)
+    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+        assert (await client.ask(POST)).body == b"/v2/x hello"
+    assert "POST /v2/x failed on the straight way" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(straight_module, "whole_as_json", fails)
+    async with (
+        FaultyServer(always(binary_answer(bytes(4)))) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        reply = await client.ask(infer_json())
+        assert (reply.status, reply.error) == (500, "the gateway failed; its log says why")
+        assert reply.head.get("Connection") == "close"
+        assert await client.rest() == b""
+        await here.until_idle()
+    assert f"POST {INFER} failed" in caplog.text
+
+
+async def test_a_client_may_go_on_after_its_server_failed(went_straight: list[str]) -> None:
+    async def once(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+
+    async with (
+        FaultyServer(once, once, _echo) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        for _ in range(2):
+            reply = await client.ask(GET)
+            assert (reply.status, reply.head.get("Connection")) == (502, None)
+            text = bad_answer(f"{server.url} closed the connection before it answered").message
+            assert reply.error == text
+            assert (await client.ask(GET)).status == 200
+        assert len(went_straight) == 2
+
+
+async def test_a_late_server_makes_room_for_the_next_request(went_straight: list[str]) -> None:
+    limits = replace(LIMITS, idle_time=0.05)
+    async with (
+        FaultyServer(_silent, _echo) as server,
+        _listening(server, limits=limits) as here,
+        here.client() as client,
+    ):
+        await client.send(GET)
+        await here.until_straight()
+        await client.send(POST)
+        reply = await client.reply()
+        assert reply.status == 504
+        assert reply.error.startswith(f"waiting for {server.url}: nothing moved for 0.05 s")
+        assert (await client.reply()).body == b"/v2/x hello"
+        await _left(server)
+        assert went_straight == ["/v2/x"]
