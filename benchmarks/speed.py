@@ -52,12 +52,12 @@ _DIGITS = (
 
 def image(lab: Lab) -> list[Row]:
     """Measure as many FP32 values as an image has."""
-    return _json_to_json(lab, _IMAGE_COUNT, lab.rounds(25), sooner=3)
+    return _json_to_json(lab, _IMAGE_COUNT, lab.rounds(25), sooner=5)
 
 
 def million(lab: Lab) -> list[Row]:
     """Measure a million FP32 values."""
-    return _json_to_json(lab, 1_000_000, lab.rounds(9), sooner=4)
+    return _json_to_json(lab, 1_000_000, lab.rounds(9), sooner=5)
 
 
 def nested(lab: Lab) -> list[Row]:
