@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from httptools import HttpResponseParser
 
-from gateway.errors import GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (
@@ -21,6 +21,18 @@ from gateway.http1.head import (
 
 _WHOLE = 64 * 1024
 """Bytes of a body that is given as a whole: it is converted or written at once."""
+
+
+_SOON = 1.0
+"""Seconds within which a server's close may have crossed the request on its way."""
+
+
+class CrossedError(GatewayError):
+    """A kept connection was closed just as it was used again, before a byte of the answer.
+
+    RFC 9112, section 9.3.1: the server had closed it for being idle, so that it never took up the
+    request, which can be sent again.
+    """
 
 
 class HeadReceiver(ABC):
@@ -50,6 +62,9 @@ class ServerConnection(Connection):
         self._receiver: HeadReceiver | None = None
         self._keep = False
         self._ended = False
+        self._is_kept = False
+        self._asked_at = 0.0
+        self._silent = True
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """That of the answer, once its head is there."""
@@ -64,6 +79,9 @@ class ServerConnection(Connection):
 
         It fails with a GatewayError (502) where the server closes or what it sends is no answer.
         """
+        self._is_kept = self._ended
+        self._asked_at = self.loop.time()
+        self._silent = True
         self._method = method
         self._receiver = receiver
         self._keep = self._ended = False
@@ -101,6 +119,7 @@ class ServerConnection(Connection):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the server sends."""
+        self._silent = False
         try:
             if self.body is None:
                 self._take_head(data)
@@ -174,6 +193,9 @@ class ServerConnection(Connection):
         self._ended = True
 
     def _closed_too_early(self) -> GatewayError:
+        if self._silent and self._is_kept and self.loop.time() - self._asked_at < _SOON:
+            message = f"{self._url} closed a kept connection as it was used again"
+            return CrossedError(ErrorKind.BAD_ANSWER, message)
         when = "before it answered" if self.body is None else "before the end of its answer"
         return bad_answer(f"{self._url} closed the connection {when}")
 

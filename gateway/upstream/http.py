@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.connection import HeadReceiver, ServerConnection
+from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnection
 from gateway.upstream.idle import IdleConnections
 
 _KEEP_ALIVE = 4.0
@@ -60,7 +60,18 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        connection = self._idle.take() or await self._connect()
+        connection = self._idle.take()
+        if connection is not None:
+            try:
+                return await self._exchange(connection, request)
+            except CrossedError:
+                if isinstance(request.body, AsyncIterable):
+                    raise  # what was taken of it is gone
+        return await self._exchange(await self._connect(), request)
+
+    async def _exchange(
+        self, connection: ServerConnection, request: UpstreamRequest
+    ) -> UpstreamResponse:
         answered = connection.expect(request.method)
         exchange = _Sent(connection, self._idle)
         try:
@@ -77,12 +88,24 @@ class HttpEndpoint(UpstreamEndpoint):
         connection = self._idle.take()
         if connection is None:
             return None
-        sent = _SentAtOnce(connection, self._idle, receiver)
-        connection.ask(start.method, sent)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        head = self._written(start)
-        connection.transport.write(b"".join((head, lines.encode("latin-1"), b"\r\n", body)))
+        text = b"".join((self._written(start), lines.encode("latin-1"), b"\r\n", body))
+        sent = _SentAtOnce(connection, self._idle, receiver, self._send_again)
+        sent.send(start.method, text)
         return sent
+
+    def _send_again(self, sent: _SentAtOnce) -> asyncio.Task[None]:
+        """Have a task send a request over a new connection."""
+        task = asyncio.create_task(self._send_anew(sent))
+        self._senders.add(task)
+        task.add_done_callback(self._senders.discard)
+        return task
+
+    async def _send_anew(self, sent: _SentAtOnce) -> None:
+        try:
+            sent.move_to(await self._connect())
+        except GatewayError as error:
+            sent.failed(error)
 
     async def close(self) -> None:
         """Close the connections that wait; those in use belong to their exchanges."""
@@ -215,13 +238,32 @@ class _Sent(Sent):
 
 
 class _SentAtOnce(_Sent, HeadReceiver):
-    """A request whose answer a receiver is called with."""
+    """A request whose answer a receiver is called with; ``send_again`` finds a new connection."""
 
     def __init__(
-        self, connection: ServerConnection, idle: IdleConnections, receiver: Receiver
+        self,
+        connection: ServerConnection,
+        idle: IdleConnections,
+        receiver: Receiver,
+        send_again: Callable[[_SentAtOnce], asyncio.Task[None]],
     ) -> None:
         super().__init__(connection, idle)
         self._receiver = receiver
+        self._send_again = send_again
+        self._method = ""
+        self._text = b""
+
+    def send(self, method: str, text: bytes) -> None:
+        """Write the request."""
+        self._method, self._text = method, text
+        self.connection.ask(method, self)
+        self.connection.transport.write(text)
+
+    def move_to(self, connection: ServerConnection) -> None:
+        """Write the request again, to a new connection."""
+        self.connection = connection
+        self.sender = None
+        self.send(self._method, self._text)
 
     def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
         self._receiver.whole(head, body)
@@ -230,7 +272,11 @@ class _SentAtOnce(_Sent, HeadReceiver):
         self._receiver.begun(_HttpResponse(head, self))
 
     def failed(self, error: Exception) -> None:
-        self._receiver.failed(error)
+        if isinstance(error, CrossedError):
+            self.sender = self._send_again(self)
+        else:
+            self.sender = None
+            self._receiver.failed(error)
 
 
 class _HttpResponse(UpstreamResponse):

@@ -1,12 +1,11 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.upstream.base import (
-    AnswerHead,
     Body,
     HeaderLines,
     Receiver,
@@ -20,6 +19,7 @@ from tests.servers.faulty_server import Connection, FaultyServer, Script, always
 from tests.servers.http_text import answer, chunk, chunked, message
 from tests.servers.running_gateway import until
 from tests.upstream.endpoints import EndpointAt
+from tests.upstream.receivers import NotingReceiver
 
 
 def _request(
@@ -274,39 +274,6 @@ async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> N
 # ---------------------------------------------------------------------------------- at once
 
 
-class _Receiver(Receiver):
-    """Notes what it is called with; ``done`` is set then."""
-
-    def __init__(self) -> None:
-        self.wholes: list[tuple[AnswerHead, bytes]] = []
-        self.responses: list[UpstreamResponse] = []
-        self.errors: list[Exception] = []
-        self.done = asyncio.Event()
-        self.then: Callable[[], object] = lambda: None
-
-    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
-        self.wholes.append((head, bytes(body)))
-        self.then()
-        self.done.set()
-
-    def begun(self, response: UpstreamResponse) -> None:
-        self.responses.append(response)
-        self.done.set()
-
-    def failed(self, error: Exception) -> None:
-        self.errors.append(error)
-        self.done.set()
-
-    async def wait(self) -> None:
-        async with asyncio.timeout(5):
-            await self.done.wait()
-        self.done.clear()
-
-    @property
-    def body(self) -> bytes:
-        return self.wholes[-1][1]
-
-
 HOST = ("Host", "client's")
 
 
@@ -337,7 +304,7 @@ async def _left(server: FaultyServer, number: int = 0) -> None:
 async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: EndpointAt) -> None:
     async with FaultyServer() as server:
         endpoint = endpoint_at(server.url)
-        receiver = _Receiver()
+        receiver = NotingReceiver()
         assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
@@ -354,7 +321,7 @@ async def test_nothing_is_sent_at_once_behind_close(endpoint_at: EndpointAt) -> 
         endpoint = endpoint_at(server.url)
         await _warm(endpoint)
         await endpoint.close()
-        assert endpoint.send_at_once(_start(HOST), (), b"", _Receiver()) is None
+        assert endpoint.send_at_once(_start(HOST), (), b"", NotingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -403,7 +370,7 @@ async def test_what_is_sent_at_once(
         expected = data.replace(b"%(here)s", here)
         await _warm(endpoint)
         for _ in range(2):
-            receiver = _Receiver()
+            receiver = NotingReceiver()
             sent = endpoint.send_at_once(start, headers, body, receiver)
             assert sent is not None
             await receiver.wait()
@@ -418,7 +385,7 @@ async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> No
     start = _start(method="GET")
     async with FaultyServer() as one, FaultyServer() as two:
         for server in (one, two, one):
-            endpoint, receiver = endpoint_at(server.url), _Receiver()
+            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _warm(endpoint)
             sent = endpoint.send_at_once(start, (), b"", receiver)
             assert sent is not None
@@ -430,7 +397,7 @@ async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> No
 async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
     data = answer(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
     async with FaultyServer(always(data)) as server:
-        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         for _ in range(2):
             sent = _sent(endpoint, receiver)
@@ -458,7 +425,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
 
     read = asyncio.Event()
     async with FaultyServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -481,7 +448,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
 
 async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> None:
     async with FaultyServer() as server:
-        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         for number in range(3):
             sent = _sent(endpoint, receiver, b"%d" % number)
@@ -495,7 +462,7 @@ async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> No
 
 async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: EndpointAt) -> None:
     async with FaultyServer() as server:
-        endpoint, first, second = endpoint_at(server.url), _Receiver(), _Receiver()
+        endpoint, first, second = endpoint_at(server.url), NotingReceiver(), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, first, b"first")
         after: list[Sent] = []
@@ -517,7 +484,7 @@ async def test_a_connection_is_kept_behind_a_whole_answer(
     endpoint_at: EndpointAt, kept: bytes
 ) -> None:
     async with FaultyServer(always(kept)) as server:
-        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -549,7 +516,7 @@ async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: b
 
     asked = asyncio.Event()
     async with FaultyServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), _Receiver()
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await asked.wait()
@@ -565,13 +532,13 @@ async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: b
 
 async def test_errors_of_what_is_sent_at_once_name_the_server(endpoint_at: EndpointAt) -> None:
     faults = {
-        "closed the connection before it answered": b"",
+        "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
         "answered what is not HTTP: ": b"what?\r\n\r\n",
         "answered 101 Switching Protocols": answer(status="101 Switching Protocols"),
     }
     for saying, data in faults.items():
         async with FaultyServer(answering(answer(), data)) as server:
-            endpoint, receiver = endpoint_at(server.url), _Receiver()
+            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _warm(endpoint)
             sent = _sent(endpoint, receiver)
             await receiver.wait()

@@ -1,0 +1,39 @@
+"""Who waits for what is sent at once."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.upstream.base import AnswerHead, Receiver, UpstreamResponse
+
+
+class NotingReceiver(Receiver):
+    """Notes what it is called with; ``done`` is set then."""
+
+    def __init__(self) -> None:
+        self.wholes: list[tuple[AnswerHead, bytes]] = []
+        self.responses: list[UpstreamResponse] = []
+        self.errors: list[Exception] = []
+        self.done = asyncio.Event()
+        self.then: Callable[[], object] = lambda: None
+
+    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+        self.wholes.append((head, bytes(body)))
+        self.then()
+        self.done.set()
+
+    def begun(self, response: UpstreamResponse) -> None:
+        self.responses.append(response)
+        self.done.set()
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.done.set()
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(5):
+            await self.done.wait()
+        self.done.clear()
+
+    @property
+    def body(self) -> bytes:
+        return self.wholes[-1][1]
