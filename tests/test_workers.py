@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.workers.cores import usable_cores
+from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, request
@@ -276,6 +277,34 @@ async def test_a_unix_socket_is_shared_too(file: Path, tmp_path: Path) -> None:
             assert ended == status
             for worker in workers:
                 assert err.count(f"access[{worker}]: GET /v2/x 200") == 1
+
+
+async def test_workers_speak_tls_and_keep_it_where_its_files_break(
+    file: Path, tmp_path: Path
+) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
+    async with (
+        FaultyServer() as server,
+        _gateway(file, server.url, more=more) as (process, url),
+    ):
+        assert url.startswith("https://")
+        async with connect(url) as one, connect(url) as another:
+            for client in (one, another):
+                assert (await client.call("GET", "/v2/before")).status == 200
+            first, second = _workers_of(process)
+            (tmp_path / "key.pem").write_text("no key")
+            os.kill(first, signal.SIGKILL)
+            third = int((await process.until_it_says(r"worker (\d+) is up"))[1])
+            async with connect(url) as client:  # of the new worker, as it has none yet
+                assert (await client.call("GET", "/v2/after")).status == 200
+            await process.until_it_says("holds no private key in PEM form; new connections go on")
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+    assert status == 0
+    for pid, path in ((first, "before"), (second, "before"), (third, "after")):
+        assert f"access[{pid}]: GET /v2/{path} 200" in err
+    assert err.count("every user of this machine can read") == 1
 
 
 async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -> None:

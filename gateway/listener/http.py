@@ -16,6 +16,8 @@ from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection, Owner, Rest
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
+from gateway.listener.tls import ServerTls
+from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.access_log import AccessLog
 
 _BACKLOG = 1024
@@ -36,7 +38,8 @@ class HttpListener(Owner):
     """Accepts connections and makes an exchange of each request.
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
-    may be None. ``on_closed`` is called for each connection that is over.
+    may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
+    but Unix sockets, if it is given.
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class HttpListener(Owner):
         access_log: AccessLog | None,
         on_closed: Callable[[], None] | None = None,
         straight: Straight | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._exchange = exchange
         self._straight = straight
         self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
         self._access_log = access_log
         self._on_closed = on_closed
+        self._tls = tls
+        self._shaking: set[TlsTransport] = set()
         self._loop = asyncio.get_running_loop()
         self._adoptions: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -64,8 +70,14 @@ class HttpListener(Owner):
         """Accept connections on a bound socket; this owns it from now on."""
         is_unix = sock.family == socket.AF_UNIX
         create = self._loop.create_unix_server if is_unix else self._loop.create_server
-        server = await create(lambda: ClientConnection(self), sock=sock, backlog=_BACKLOG)
+        server = await create(lambda: self._accepted(is_unix), sock=sock, backlog=_BACKLOG)
         self._servers.append(server)
+
+    def _accepted(self, is_unix: bool) -> ClientConnection | TlsTransport:
+        connection = ClientConnection(self)
+        if self._tls is None or is_unix:
+            return connection
+        return TlsTransport(self._tls.context, connection, self._shaking, self._on_closed)
 
     def take(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns its socket from now on."""
@@ -74,8 +86,9 @@ class HttpListener(Owner):
         adoption.add_done_callback(self._adoptions.discard)
 
     async def _adopt(self, sock: socket.socket) -> None:
+        is_unix = sock.family == socket.AF_UNIX
         try:
-            await self._loop.connect_accepted_socket(lambda: ClientConnection(self), sock)
+            await self._loop.connect_accepted_socket(lambda: self._accepted(is_unix), sock)
         except OSError:  # the client is gone
             sock.close()
             if self._on_closed is not None:
@@ -94,6 +107,8 @@ class HttpListener(Owner):
             self._sweep.cancel()
         for server in self._servers:
             server.close()
+        for shaking in tuple(self._shaking):
+            shaking.abort()
         for connection in tuple(self._connections):
             connection.close_idle()
         late = await self._exchanges(patience)

@@ -11,7 +11,9 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.listener.http import Exchange, HttpListener
 from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.listener.tls import ServerTls, TlsFiles
 from gateway.observe.access_log import AccessLog
+from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.http_text import chunked, message, request
 from tests.servers.raw_client import connect
 from tests.servers.running_gateway import nothing_left, until
@@ -25,14 +27,30 @@ class _Listening:
         self.url = url
 
 
+class _Spoken:
+    """What is spoken on the listener's address."""
+
+    tls: ServerTls | None = None
+
+
+@pytest.fixture(autouse=True, params=["http", "https"])
+def spoken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test over TLS too: all that holds on a plain connection holds there."""
+    if request.param == "https":
+        files = TlsFiles(*certificate_files(tmp_path, server_certificate()))
+        monkeypatch.setattr(_Spoken, "tls", ServerTls(files))
+    return str(request.param)
+
+
 @asynccontextmanager
 async def _listening(
     exchange: Exchange, access_log: AccessLog | None = None
 ) -> AsyncIterator[_Listening]:
     async with nothing_left():
-        listener = HttpListener(exchange, access_log)
+        listener = HttpListener(exchange, access_log, tls=_Spoken.tls)
         (sock,) = tcp_sockets("127.0.0.1", 0)
-        url = "http://{}:{}".format(*sock.getsockname())
+        scheme = "http" if _Spoken.tls is None else "https"
+        url = "{}://{}:{}".format(scheme, *sock.getsockname())
         await listener.listen(sock)
         yield _Listening(listener, url)
         await listener.drain(0.05)

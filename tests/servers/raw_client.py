@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.servers.certificates import client_context
 from tests.servers.http_text import Head, read_body, read_chunk, read_head, request
 from tests.servers.peer import Peer
 
@@ -103,17 +105,25 @@ class RawClient(Peer):
 
     def end_sending(self) -> None:
         """Close the connection in this direction only."""
-        self._writer.write_eof()
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        else:
+            self.end_sending_below_tls()
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[RawClient]:
-    """Connect to the gateway at http://host:port or unix:/path."""
+async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+    """Connect to the gateway at http://host:port, https://host:port or unix:/path.
+
+    ``tls`` is for https, instead of trust in the tests' own authority.
+    """
     if url.startswith("unix:"):
         streams = await asyncio.open_unix_connection(url.removeprefix("unix:"))
     else:
-        host, _, port = url.removeprefix("http://").rpartition(":")
-        streams = await asyncio.open_connection(host.strip("[]"), int(port))
+        scheme, _, authority = url.partition("://")
+        host, _, port = authority.rpartition(":")
+        context = (tls or client_context()) if scheme == "https" else None
+        streams = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
     client = RawClient(*streams)
     try:
         yield client

@@ -44,12 +44,17 @@ class RunningGateway:
 
 @asynccontextmanager
 async def gateway_before(
-    *urls: str, route: dict[str, Any] | None = None, helper: str = "never", **limits: object
+    *urls: str,
+    route: dict[str, Any] | None = None,
+    helper: str = "never",
+    tls: dict[str, str] | None = None,
+    **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers; ``limits`` and ``route`` as in its settings."""
+    """Run a gateway in front of servers; ``limits``, ``route`` and ``tls`` as in its settings."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
+            "tls": tls,
             "helper": helper,
             "upstreams": {"servers": {"endpoints": list(urls)}},
             "routes": [{"upstream": "servers", **(route or {})}],
@@ -64,11 +69,15 @@ async def gateway_before(
 
 @asynccontextmanager
 async def client_of(
-    *urls: str, route: dict[str, Any] | None = None, helper: str = "never", **limits: object
+    *urls: str,
+    route: dict[str, Any] | None = None,
+    helper: str = "never",
+    tls: dict[str, str] | None = None,
+    **limits: object,
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
     async with (
-        gateway_before(*urls, route=route, helper=helper, **limits) as gateway,
+        gateway_before(*urls, route=route, helper=helper, tls=tls, **limits) as gateway,
         gateway.client() as client,
     ):
         yield client
