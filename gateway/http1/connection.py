@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import cast
+from typing import Any, cast
 
 from gateway.http1.intake import INTAKE
 
@@ -108,6 +109,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("ssl_object") is not None:
+            # Else a loop reads on where a reader is slow, and uvloop forgets what it then holds
+            # when the other end closes.
+            cast("Any", transport).set_read_buffer_limits(high=1, low=0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
@@ -120,6 +125,22 @@ class Connection(asyncio.BufferedProtocol, ABC):
     @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the other end sends."""
+
+    def ended_by_peer(self) -> bool:
+        """Tell, at the end of what the other end sends, whether it is the other end's own doing.
+
+        Over TLS, anybody on the way can end a connection, but only the other end can say that it
+        does (RFC 8446, section 6.1); asyncio does not tell the two apart.
+        """
+        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
+        if tls is None:
+            return True
+        try:
+            return not tls.read(1)
+        except ssl.SSLZeroReturnError:
+            return True
+        except ssl.SSLError:
+            return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""

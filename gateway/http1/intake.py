@@ -6,8 +6,8 @@ import numpy as np
 
 _SLAB = 1000 * 1024
 """Bytes of memory taken at a time, less than what the C library would map anew each time."""
-_LEAST = 256 * 1024
-"""Bytes offered to a read at least."""
+_LEAST = 288 * 1024
+"""Bytes offered to a read at least: what 256 KiB and a begun record of TLS hold fits in."""
 _COPIED = 16 * 1024
 """Bytes that are copied, so that little data does not keep much memory."""
 

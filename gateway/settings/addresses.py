@@ -55,31 +55,41 @@ def parse_address(value: object) -> Address:
 
 
 def parse_endpoint(value: object) -> str:
-    """Return the URL of a server as ``http://host:port``. Raises ValueError.
+    """Return where a server is: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
-    The port is never guessed: inference servers seldom stand at 80.
+    The port is never guessed: inference servers seldom stand at 80. Raises ValueError.
     """
+    if isinstance(value, str) and value.startswith("unix:"):
+        return str(_unix(value.removeprefix("unix:")))
     found = _URL.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"expected a URL such as http://127.0.0.1:8000, got {describe(value)}")
-    match found["scheme"].lower():
-        case "http":
-            pass
-        case "https":
-            raise ValueError("https towards servers is not supported yet; only http is")
-        case scheme:
-            raise ValueError(f"expected an http URL, got {scheme}")
+    scheme = found["scheme"].lower()
+    if scheme not in ("http", "https"):
+        raise ValueError(f"expected http://, https:// or unix:/, got {scheme}")
     if "@" in found["authority"]:
         raise ValueError("a user name or password in the URL is not supported")
     if found["rest"] not in ("", "/"):
         raise ValueError(f"expected no path or query after the port, got {describe(found['rest'])}")
-    return f"http://{_server(found['authority'])}"
+    return f"{scheme}://{_server(scheme, found['authority'])}"
 
 
-def _server(authority: str) -> TcpAddress:
+def parse_host(value: object) -> str:
+    """Return a host name or an IP address. Raises ValueError."""
+    match value:
+        case str() if _ALL_DIGITS.fullmatch(value):
+            return _ip(IPv4Address, value)
+        case str() if ":" in value:
+            return _ip(IPv6Address, value.removeprefix("[").removesuffix("]"))
+        case str() if _HOST_NAME.fullmatch(value):
+            return value
+    raise ValueError(f"expected a host name or an IP address, got {describe(value)}")
+
+
+def _server(scheme: str, authority: str) -> TcpAddress:
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
-        raise ValueError(f"expected a host and a port after http://, got {describe(authority)}")
+        raise ValueError(f"expected a host and a port after {scheme}://, got {describe(authority)}")
     address = _tcp(found)
     if address.port == 0:
         raise ValueError("expected a port from 1 to 65535, got 0")
@@ -95,11 +105,7 @@ def _tcp(found: re.Match[str]) -> TcpAddress:
     name = found["name"]
     if not name:
         raise ValueError(f"a host is missing before :{port}")
-    if _ALL_DIGITS.fullmatch(name):
-        return TcpAddress(_ip(IPv4Address, name), port)
-    if not _HOST_NAME.fullmatch(name):
-        raise ValueError(f"expected a host name or an IP address, got {describe(name)}")
-    return TcpAddress(name, port)
+    return TcpAddress(parse_host(name), port)
 
 
 def _ip(kind: type[IPv4Address | IPv6Address], text: str) -> str:

@@ -21,7 +21,7 @@ class UpstreamRequest:
     """A request to a server.
 
     ``target`` is the raw request target. A body to come whose length stands in no Content-Length
-    header is sent chunked; one at hand has such a header.
+    header is sent chunked; one at hand gets such a header.
     """
 
     method: str

@@ -18,6 +18,7 @@ from gateway.http1.head import (
     ResponseHead,
     parse_response_head,
 )
+from gateway.upstream.reasons import why_refused
 
 _WHOLE = 64 * 1024
 """Bytes of a body that is given as a whole: it is converted or written at once."""
@@ -133,13 +134,19 @@ class ServerConnection(Connection):
     def eof_received(self) -> None:
         """Take the end of what the server sends; the transport then closes itself."""
         self._keep = False
-        if self.body is not None and isinstance(self._decoder, UntilCloseDecoder):
+        until_close = isinstance(self._decoder, UntilCloseDecoder)
+        if self.body is not None and until_close and self.ended_by_peer():
             self._end_body(self.body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let whoever waits for the answer know."""
         super().connection_lost(exc)
-        self.fail(self._closed_too_early())
+        # By TLS 1.3 the server looks at the gateway's certificate once the connection is made.
+        if refused := why_refused(exc):
+            message = f"cannot connect to {self._url}: {refused}"
+            self.fail(GatewayError(ErrorKind.UNREACHABLE, message))
+        else:
+            self.fail(self._closed_too_early())
 
     def _take_head(self, data: bytes | memoryview) -> None:
         if self._receiver is None:

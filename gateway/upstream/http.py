@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from functools import lru_cache
-from urllib.parse import urlsplit
-
-from aiohappyeyeballs import start_connection
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.head import ResponseHead, write_start
+from gateway.upstream.address import ServerAddress
 from gateway.upstream.base import (
-    Body,
     HeaderLines,
     Receiver,
     RequestStart,
@@ -27,15 +21,13 @@ from gateway.upstream.base import (
 )
 from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnection
 from gateway.upstream.idle import IdleConnections
+from gateway.upstream.reasons import why_not
 
 _KEEP_ALIVE = 4.0
 """Seconds an idle connection is kept: MLServer closes its own after 5."""
 
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
-
-_NEXT_ADDRESS = 0.25
-"""Seconds after which a host's next address is tried as well: RFC 8305, section 5."""
 
 _REMEMBERED = 512
 """Starts of requests, as they are written."""
@@ -45,14 +37,11 @@ _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 class HttpEndpoint(UpstreamEndpoint):
-    """An endpoint at ``http://host:port``; ``connect_time`` is in seconds."""
+    """An endpoint at an address; ``connect_time`` is in seconds, for all that connecting takes."""
 
-    def __init__(self, url: str, connect_time: float) -> None:
-        self.url = url
-        address = urlsplit(url)
-        self._host = address.hostname or ""
-        self._port = address.port or 80
-        self._authority = address.netloc
+    def __init__(self, address: ServerAddress, connect_time: float) -> None:
+        self.url = address.url
+        self._address = address
         self._connect_time = connect_time
         self._idle = IdleConnections(_KEEP_ALIVE)
         self._senders: set[asyncio.Task[None]] = set()
@@ -114,16 +103,23 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def _connect(self) -> ServerConnection:
         loop = asyncio.get_running_loop()
+        tls = self._address.tls
+        server_name = None if tls is None else tls.server_name
         try:
             async with asyncio.timeout(self._connect_time):
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-                sock = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS)
                 _, connection = await loop.create_connection(
-                    lambda: ServerConnection(self.url), sock=sock
+                    lambda: ServerConnection(self.url),
+                    sock=await self._address.connect(),
+                    ssl=None if tls is None else tls.context,
+                    server_hostname=server_name,
+                    # Left alone, the event loop allows a minute; the time above is shorter, or not.
+                    ssl_handshake_timeout=None if tls is None else self._connect_time,
                 )
-        except OSError as error:  # a TimeoutError is one
+        # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
+        except (OSError, UnicodeError) as error:
+            reason = why_not(error, server_name)
             raise GatewayError(
-                ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {_reason(error)}"
+                ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}"
             ) from error
         return connection
 
@@ -131,28 +127,30 @@ class HttpEndpoint(UpstreamEndpoint):
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> asyncio.Task[None] | None:
         """Write the request; what does not fit into one write is left to a task."""
-        body = request.body
-        if body is None:
-            connection.transport.write(self._head(request, chunked=False))
-            return None
-        at_hand = body if isinstance(body, list | tuple) else None
-        chunked = at_hand is None and "Content-Length" not in request.headers
-        head = self._head(request, chunked)
-        if at_hand is not None and sum(map(len, at_hand)) <= _WRITE:
-            connection.transport.write(b"".join((head, *at_hand)))
-            return None
-        connection.transport.write(head)
+        body = () if request.body is None else request.body
+        if isinstance(body, AsyncIterable):
+            connection.transport.write(self._head(request, None))
+        else:
+            size = sum(map(len, body))
+            head = self._head(request, size)
+            if size <= _WRITE:
+                connection.transport.write(b"".join((head, *body)))
+                return None
+            connection.transport.write(head)
+        chunked = "Content-Length" not in request.headers
         sender = asyncio.create_task(_send_body(connection, body, chunked))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
         return sender
 
-    def _head(self, request: UpstreamRequest, chunked: bool) -> bytes:
+    def _head(self, request: UpstreamRequest, size: int | None) -> bytes:
+        """Write the head of a request whose body has this size; None if it is to come."""
         headers = list(request.headers.items())
-        if chunked:
-            headers.append(("Transfer-Encoding", "chunked"))
-        elif "Content-Length" not in request.headers and request.method not in _WITHOUT_BODY:
-            headers.append(("Content-Length", "0"))
+        if "Content-Length" not in request.headers:
+            if size is None:
+                headers.append(("Transfer-Encoding", "chunked"))
+            elif size or request.method not in _WITHOUT_BODY:
+                headers.append(("Content-Length", str(size)))
         return self._write(request.method, request.target, headers) + b"\r\n"
 
     def _write_start(self, start: RequestStart) -> bytes:
@@ -162,26 +160,21 @@ class HttpEndpoint(UpstreamEndpoint):
         """Write the first lines of a request; more may follow, and then an empty one."""
         lines = list(headers)
         if "host" not in [name.lower() for name, _ in lines]:
-            lines.insert(0, ("Host", self._authority))
+            lines.insert(0, ("Host", self._address.authority))
         return write_start(f"{method} {target} HTTP/1.1", lines)
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    # Numbers that the system does not know are those of the name look-up.
-    if error.errno is not None and error.errno in errno.errorcode:
-        return os.strerror(error.errno)
-    return error.strerror or str(error)
-
-
-async def _send_body(connection: ServerConnection, body: Body, chunked: bool) -> None:
+async def _send_body(
+    connection: ServerConnection,
+    body: Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview],
+    chunked: bool,
+) -> None:
     """Write a body as fast as the server reads it; an error that it raises ends the exchange."""
     try:
         if isinstance(body, AsyncIterable):
             await _send_as_it_comes(connection, body, chunked)
         else:
-            await _send_at_hand(connection, body or ())
+            await _send_at_hand(connection, body)
     except ConnectionResetError:
         pass  # the answer, or that there is none, says it all
     except Exception as error:

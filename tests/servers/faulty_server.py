@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -91,17 +92,22 @@ def always(data: bytes) -> Script:
 class FaultyServer:
     """Plays the first script on its first connection, and so on; the last on all that follow.
 
-    A connection is closed where its script ends. A script that fails makes the test fail.
+    A connection is closed where its script ends. A script that fails makes the test fail. It
+    listens on a port of its own, over TLS where ``ssl`` is given, or on the Unix socket ``path``.
     """
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(
+        self, *scripts: Script, ssl: ssl.SSLContext | None = None, path: str | None = None
+    ) -> None:
         self._scripts = scripts or (always(answer()),)
+        self._ssl = ssl
+        self._path = path
         self._tasks: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._changed = asyncio.Condition()
         self.connections: list[Connection] = []
         self.url = ""
-        """Its address as http://host:port."""
+        """Its address as http://host:port, https://host:port or unix:/path."""
 
     @property
     def requests(self) -> list[Received]:
@@ -115,8 +121,17 @@ class FaultyServer:
         return self.connections[number]
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://{}:{}".format(*self._server.sockets[0].getsockname())
+        if self._path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, self._path)
+            self.url = f"unix:{self._path}"
+            return self
+        # How long a client that was told of the end, and does not answer, is waited for.
+        patience = {"ssl_shutdown_timeout": 5} if self._ssl else {}
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, ssl=self._ssl, **patience
+        )
+        scheme = "https" if self._ssl else "http"
+        self.url = "{}://{}:{}".format(scheme, *self._server.sockets[0].getsockname())
         return self
 
     async def __aexit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 
@@ -18,8 +19,14 @@ class Peer:
     async def close(self) -> None:
         """Close the connection, with what was sent still delivered."""
         self._writer.close()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, TimeoutError):
             await self._writer.wait_closed()
+
+    def end_sending_below_tls(self) -> None:
+        """Close the TCP connection in this direction only, of which TLS says nothing."""
+        descriptor = os.dup(self._writer.get_extra_info("socket").fileno())
+        with socket.socket(fileno=descriptor) as sock:
+            sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
         """Drop the connection with a TCP reset."""

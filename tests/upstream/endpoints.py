@@ -1,13 +1,26 @@
 """Endpoints at the addresses of a test's servers."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 
 import pytest
 
+from gateway.upstream.address import server_at
 from gateway.upstream.http import HttpEndpoint
+from gateway.upstream.tls import CertificateFiles, client_context
+from tests.servers.certificates import authority
 from tests.servers.running_gateway import nothing_left
 
 EndpointAt = Callable[[str], HttpEndpoint]
+
+
+@cache
+def trusting() -> ssl.SSLContext:
+    """Give a context that trusts the tests' authority."""
+    context = client_context(CertificateFiles())
+    authority().configure_trust(context)
+    return context
 
 
 @pytest.fixture
@@ -16,7 +29,7 @@ async def endpoint_at() -> AsyncIterator[EndpointAt]:
     endpoints: list[HttpEndpoint] = []
 
     def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(url, connect_time=5))
+        endpoints.append(HttpEndpoint(server_at(url, trusting()), connect_time=5))
         return endpoints[-1]
 
     async with nothing_left():

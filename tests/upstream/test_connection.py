@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 from gateway.http1.connection import HIGH_WATER
 from gateway.http1.head import ResponseHead
+from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.connection import HeadReceiver, ServerConnection
 from gateway.upstream.http import HttpEndpoint
@@ -710,7 +711,7 @@ async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
 
     seen = asyncio.Event()
     async with nothing_left(), FaultyServer(script) as server:
-        endpoint = HttpEndpoint(server.url, connect_time=5)
+        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert await response.read() == b"good"
         seen.set()
@@ -735,7 +736,7 @@ async def test_a_body_until_close_over_tcp() -> None:
 
     seen = asyncio.Event()
     async with nothing_left(), FaultyServer(closes, resets) as server:
-        endpoint = HttpEndpoint(server.url, connect_time=5)
+        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
         request = UpstreamRequest("GET", "/", CIMultiDict(), None)
         response = await endpoint.send(request)
         data = b""

@@ -8,6 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.upstream import http
+from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.connection import ServerConnection
 from gateway.upstream.http import HttpEndpoint
@@ -267,7 +268,7 @@ async def test_an_exchange_behind_close_does_not_keep_its_connection() -> None:
         await connection.wait_until_left()
 
     async with FaultyServer(script) as server:
-        endpoint = HttpEndpoint(server.url, connect_time=5)
+        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()
