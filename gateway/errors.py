@@ -14,20 +14,24 @@ class Answer:
     grpc_code: int
     retryable: bool = False
     """The server cannot have seen a whole request, so that another endpoint may be tried."""
+    of_server: bool = False
+    """It is the server that failed."""
 
 
 class ErrorKind(Enum):
     """What went wrong, in the terms of both protocols (gRPC codes as in google.rpc.Code)."""
 
     BAD_REQUEST = Answer(400, 3)
+    FORBIDDEN = Answer(403, 7)
+    NOT_FOUND = Answer(404, 5)
     NOT_ACCEPTABLE = Answer(406, 9)
     CLIENT_TIMEOUT = Answer(408, 4)
     TOO_LARGE = Answer(413, 8)
     INTERNAL = Answer(500, 13)
     UNSUPPORTED = Answer(501, 12)
-    BAD_ANSWER = Answer(502, 14)
-    UNREACHABLE = Answer(503, 14, retryable=True)
-    SERVER_TIMEOUT = Answer(504, 4)
+    BAD_ANSWER = Answer(502, 14, of_server=True)
+    UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
+    SERVER_TIMEOUT = Answer(504, 4, of_server=True)
 
 
 class GatewayError(Exception):

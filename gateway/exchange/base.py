@@ -12,6 +12,7 @@ from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
 from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
+from gateway.routing.retry import RetryBudget
 from gateway.upstream.base import HeaderLines as HeaderLines
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -106,6 +107,7 @@ class Upstream:
     dialect: Dialect
     pool: Pool
     metadata: MetadataCache
+    retries: RetryBudget = field(default_factory=RetryBudget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.forward import forward, send
+from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.protocol.tensors import ModelMetadata
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
+from gateway.upstream.pool import Outcome
 
 _ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
@@ -46,20 +49,17 @@ async def infer(
         return
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
-    with route.upstream.pool.endpoint() as endpoint:
-        if length == 0:
-            converted = await _convert_raw(body, asked, endpoint, route, deadline)
-        else:
-            converted = await _convert(body, length, route)
-        upstream_request = _upstream_request(request, converted)
-        response = await send(endpoint, upstream_request, deadline)
-        try:
-            if length == 0 and response.status != 200:
-                # The header may have been made from metadata that is no longer true.
-                route.upstream.metadata.drop(asked.model or "")
-            await relay_answer(response, answer, converted.answer, route, endpoint.url, deadline)
-        finally:
-            response.close()
+    if length == 0:
+        converted = await _convert_raw(body, asked, route, deadline)
+    else:
+        converted = await _convert(body, length, route)
+    upstream_request = _upstream_request(request, converted)
+    async with Attempts(route.upstream, upstream_request, deadline) as attempt:
+        response = attempt.response
+        if length == 0 and response.status != 200:
+            # The header may have been made from metadata that is no longer true.
+            route.upstream.metadata.drop(asked.model or "")
+        await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
 
 
 def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
@@ -98,13 +98,9 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
         )
     if body.size is None and not request.expected_size:
         await _check_end(body)
-    held = _held_body(request)
-    return _Converted(
-        _streamed_body(request, body) if held is None else held,
-        request.content_length,
-        len(request.header),
-        request.answer,
-    )
+    length = request.content_length
+    held = _held_body(request) or await _whole(_streamed_body(request, body), length)
+    return _Converted(held, length, len(request.header), request.answer)
 
 
 async def _read_json(body: ClientBody, length: int | None, route: Route) -> InferRequest:
@@ -164,23 +160,21 @@ async def _streamed_body(
             yield piece
 
 
+async def _whole(chunks: AsyncIterator[bytes | memoryview], length: int) -> Body:
+    """Make one of a small body's chunks: what is at hand as a whole can be sent again."""
+    return chunks if length > CHUNK else [b"".join([chunk async for chunk in chunks])]
+
+
 async def _check_end(body: ClientBody) -> None:
     if await body.read():
         raise bad_request("the body goes on after all that its header says")
 
 
 async def _convert_raw(
-    body: ClientBody,
-    asked: Endpoint,
-    endpoint: UpstreamEndpoint,
-    route: Route,
-    deadline: Deadline,
+    body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    deadline.wait_for_server(endpoint.url)
-    cache = route.upstream.metadata
-    name = asked.model or ""
-    model = await cache.get(name, asked.version, endpoint)
+    model = await _model(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
@@ -190,16 +184,24 @@ async def _convert_raw(
         preamble = raw_binary_preamble(model, size)
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
-        cache.drop(name)
-        deadline.wait_for_server(endpoint.url)
-        preamble = raw_binary_preamble(await cache.get(name, asked.version, endpoint), size)
+        route.upstream.metadata.drop(asked.model or "")
+        preamble = raw_binary_preamble(await _model(asked, route, deadline), size)
     start = preamble.header + preamble.prefix
-    return _Converted(
-        _after(start, body) if chunks is None else [start, *chunks],
-        len(start) + size,
-        len(preamble.header),
-        _ALL_BINARY,
-    )
+    length = len(start) + size
+    held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
+    return _Converted(held, length, len(preamble.header), _ALL_BINARY)
+
+
+async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
+    """Give a model's metadata, which a server may have to be asked for."""
+
+    async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
+        deadline.wait_for_server(endpoint.url)
+        return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
+
+    loan, model = await reaching(route.upstream, ask)
+    loan.give_back(Outcome.ANSWERED)
+    return model
 
 
 async def _spool(body: ClientBody, cap: int) -> list[bytes | memoryview]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import orjson
 
+from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.forward import forward_answer, send
+from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import end_to_end
 from gateway.exchange.infer_answer import relay_document
 from gateway.exchange.pump import response_chunks
@@ -24,20 +25,14 @@ async def server_metadata(
     # The answer has to be read here, and a body, if there is one, is not passed on.
     for name in ("Accept-Encoding", "Content-Length"):
         headers.popall(name, None)
-    with route.upstream.pool.endpoint() as endpoint:
-        response = await send(
-            endpoint, UpstreamRequest(request.method, request.target, headers), deadline
-        )
-        try:
-            if response.status != 200:
-                await forward_answer(response, answer, endpoint.url, deadline)
-                return
-            chunks = response_chunks(response, endpoint.url, deadline)
-            await relay_document(
-                response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, deadline
-            )
-        finally:
-            response.close()
+    asked = UpstreamRequest(request.method, request.target, headers)
+    async with Attempts(route.upstream, asked, deadline) as attempt:
+        response, url = attempt.response, attempt.url
+        if response.status != 200:
+            await forward_answer(response, answer, url, deadline)
+            return
+        chunks = response_chunks(response, url, deadline)
+        await relay_document(response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, deadline)
 
 
 def _with_extension(document: bytes) -> bytes:

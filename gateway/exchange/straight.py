@@ -15,7 +15,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
-from gateway.exchange.base import ClientAnswer, Route, StraightClient
+from gateway.exchange.attempts import Attempts, may_ask_another
+from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
 from gateway.exchange.dispatch import FAULT, error_body, in_time
 from gateway.exchange.forward import forward_answer
@@ -27,8 +28,9 @@ from gateway.exchange.infer_answer import (
     whole_as_json,
     with_empty_data,
 )
+from gateway.exchange.routes import Choice, Routes
 from gateway.exchange.watch import Watch, Watched
-from gateway.protocol.endpoints import EndpointKind, parse_endpoint
+from gateway.protocol.endpoints import UNTOUCHED, EndpointKind
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
     AnswerHead,
@@ -36,9 +38,10 @@ from gateway.upstream.base import (
     Receiver,
     RequestStart,
     Sent,
+    UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.pool import Loan
+from gateway.upstream.pool import Loan, Outcome
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
@@ -54,6 +57,8 @@ class Plan:
     """What becomes of requests with the same head."""
 
     start: RequestStart
+    choice: Choice
+    watch: Watch
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
 
@@ -61,36 +66,48 @@ class Plan:
 class Straight:
     """Makes exchanges of requests at hand."""
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
-        self._watch = Watch(min(route.limits.idle_time, route.limits.total_time))
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        patiences = {_patience(rule.limits) for rule in routes.rules}
+        self._watches = {patience: Watch(patience) for patience in patiences}
 
     def plan(
         self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
     ) -> Plan | None:
         """Tell what becomes of requests with this head; None if they go the ordinary way."""
-        limits = self._route.limits
-        if method == "HEAD" or "Expect" in headers or length > min(LARGEST, limits.request_bytes):
+        if method == "HEAD" or "Expect" in headers:
             return None
-        kind = parse_endpoint(method, target).kind
-        if kind is EndpointKind.OTHER:
+        try:
+            found = self._routes.find(method, target, headers)
+        except GatewayError:
+            return None  # the ordinary way says why it is refused
+        # The routes of a choice have the same limits: what differs is where they lead.
+        limits = found.choice.next.limits
+        if length > min(LARGEST, limits.request_bytes):
+            return None
+        watch = self._watches[_patience(limits)]
+        target, kind = found.target, found.asked.kind
+        if kind in UNTOUCHED:
             passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
-            return Plan(RequestStart(method, target, _lines(passed)), converts=False)
+            start = RequestStart(method, target, _lines(passed))
+            return Plan(start, found.choice, watch, converts=False)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-        return Plan(RequestStart(method, target, _lines(with_body(headers, changed))), True)
+        start = RequestStart(method, target, _lines(with_body(headers, changed)))
+        return Plan(start, found.choice, watch, converts=True)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
         headers: HeaderLines = ()
+        route = plan.choice.next
         if plan.converts:
-            request = convert_small_request(body, self._route.limits.json_depth)
+            request = convert_small_request(body, route.limits.json_depth)
             if request is None or not request.answer.all_json:
                 return None
             body = request.body
@@ -98,17 +115,19 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
-        loan = self._route.upstream.pool.endpoint()
-        exchange = StraightExchange(plan, self._route, loan, self._watch, client)
+        loan = route.upstream.pool.endpoint()
+        exchange = StraightExchange(plan, route, headers, body, loan, client)
         sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         if sent is None:
             return None
+        plan.choice.take()
         exchange.under_way(sent)
         return exchange
 
     def close(self) -> None:
         """Let go of what is left, when no exchange is."""
-        self._watch.close()
+        for watch in self._watches.values():
+            watch.close()
 
 
 class StraightExchange(Receiver, Watched):
@@ -118,14 +137,17 @@ class StraightExchange(Receiver, Watched):
         self,
         plan: Plan,
         route: Route,
+        headers: HeaderLines,
+        body: bytes,
         loan: Loan,
-        watch: Watch,
         client: StraightClient,
     ) -> None:
         self._plan = plan
         self._route = route
+        self._headers = headers
+        self._body = body
         self._loan = loan
-        self._watch = watch
+        self._watch = plan.watch
         self._client = client
         self._sent: Sent | None = None
 
@@ -137,7 +159,7 @@ class StraightExchange(Receiver, Watched):
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Answer the client."""
-        self._end()
+        self._end(Outcome.ANSWERED)
         try:
             headers, data = self._answer(head, bytes(body))
         except Exception as error:
@@ -148,16 +170,20 @@ class StraightExchange(Receiver, Watched):
     def begun(self, response: UpstreamResponse) -> None:
         """Have a task pass the answer on as it comes."""
         spent = self._watch.remove(self)
-        self._client.go_on(partial(self._relay, response, spent), self._end)
+        over = partial(self._end, Outcome.ANSWERED)
+        self._client.go_on(partial(self._relay, response, spent), over)
 
     def failed(self, error: Exception) -> None:
-        """Tell the client."""
-        self._end()
-        self._answer_failure(error)
+        """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
+        self._end(Outcome.FAILED)
+        if may_ask_another(self._route.upstream, error, [self._loan.endpoint]):
+            self._client.go_on(self._ask_another, lambda: None)
+        else:
+            self._answer_failure(error)
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
-        self._end()
+        self._end(Outcome.FAILED)
         limits = self._route.limits
         in_idle_time = limits.idle_time < limits.total_time
         what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
@@ -165,14 +191,14 @@ class StraightExchange(Receiver, Watched):
 
     def cancel(self) -> None:
         """End, as the client is gone."""
-        self._end()
+        self._end(Outcome.UNKNOWN)
 
-    def _end(self) -> None:
+    def _end(self, outcome: Outcome) -> None:
         sent, self._sent = self._sent, None
         if sent is not None:
             self._watch.remove(self)
             sent.close()
-            self._loan.give_back()
+            self._loan.give_back(outcome)
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
@@ -199,19 +225,47 @@ class StraightExchange(Receiver, Watched):
         self._client.answer(told.kind.value.status, "", _JSON, error_body(told.message), last=fault)
 
     async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
+        url = self._loan.endpoint.url
+
         async def run(deadline: Deadline) -> None:
-            url = self._loan.endpoint.url
             deadline.wait_for_server(url)
-            if self._plan.converts:
-                await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
-            else:
-                await forward_answer(response, answer, url, deadline)
+            await self._pass_on(response, url, answer, deadline)
 
         try:
-            limits = self._route.limits
-            await in_time(run, answer, Deadline(limits.idle_time, limits.total_time, spent))
+            await in_time(run, answer, self._deadline(spent))
         finally:
             response.close()
+
+    async def _ask_another(self, answer: ClientAnswer) -> None:
+        start = self._plan.start
+        headers = CIMultiDict([*start.headers, *self._headers])
+        has_body = bool(self._body) or "Content-Length" in headers
+        body = (self._body,) if has_body else None
+        asked = UpstreamRequest(start.method, start.target, headers, body)
+
+        async def run(deadline: Deadline) -> None:
+            tried = (self._loan.endpoint,)
+            async with Attempts(self._route.upstream, asked, deadline, tried) as attempt:
+                await self._pass_on(attempt.response, attempt.url, answer, deadline)
+
+        await in_time(run, answer, self._deadline())
+
+    async def _pass_on(
+        self, response: UpstreamResponse, url: str, answer: ClientAnswer, deadline: Deadline
+    ) -> None:
+        if self._plan.converts:
+            await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
+        else:
+            await forward_answer(response, answer, url, deadline)
+
+    def _deadline(self, spent: float = 0.0) -> Deadline:
+        limits = self._route.limits
+        return Deadline(limits.idle_time, limits.total_time, spent)
+
+
+def _patience(limits: Limits) -> float:
+    """Give the seconds after which a server that has not answered is late."""
+    return min(limits.idle_time, limits.total_time)
 
 
 def _lines(headers: CIMultiDict[str]) -> HeaderLines:

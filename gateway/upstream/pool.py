@@ -2,28 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 from types import TracebackType
 
+from gateway.errors import GatewayError
+from gateway.routing import health
 from gateway.routing.balancer import least_outstanding
+from gateway.routing.health import HEALTHY, EjectionPolicy
 from gateway.upstream.base import UpstreamEndpoint
+
+_log = logging.getLogger("tensorgate.upstream")
+
+
+class Outcome(Enum):
+    """What an exchange tells of its endpoint."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
 
 
 class Pool:
-    """Lends endpoints to exchanges, the least busy one first."""
+    """Lends endpoints to exchanges: of those that do not fail, the least busy one first.
 
-    def __init__(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
+    ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[UpstreamEndpoint],
+        ejection: EjectionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.endpoints = tuple(endpoints)
+        self.has_one = len(self.endpoints) == 1
+        """There is no other to turn to, so that it does not matter how it does."""
         self.outstanding = [0] * len(self.endpoints)
         """Of each endpoint, the exchanges under way."""
+        self.health = [HEALTHY] * len(self.endpoints)
         self.turn = 0
         """Endpoints lent so far."""
+        self._ejection = ejection or EjectionPolicy()
+        self._clock = clock
 
-    def endpoint(self) -> Loan:
-        """Lend an endpoint for the length of an exchange; it counts once it is taken."""
-        if len(self.endpoints) == 1:
+    def endpoint(self, but: Collection[UpstreamEndpoint] = ()) -> Loan:
+        """Lend an endpoint for the length of an exchange; it counts once it is taken.
+
+        One that is none of ``but`` is preferred to one that does not fail.
+        """
+        if self.has_one:
             return Loan(self, 0)
-        return Loan(self, least_outstanding(self.outstanding, self.turn))
+        others = [i for i, each in enumerate(self.endpoints) if each not in but]
+        now = self._clock()
+        usable = [i for i in others if self.health[i].is_usable(now)]
+        allowed = usable or others or range(len(self.endpoints))
+        return Loan(self, least_outstanding(self.outstanding, self.turn, allowed))
+
+    def note(self, index: int, outcome: Outcome) -> None:
+        """Note what an exchange told of an endpoint."""
+        before = self.health[index]
+        if outcome is Outcome.ANSWERED:
+            after = health.succeeded(before)
+        elif outcome is Outcome.UNKNOWN:
+            after = health.left(before)
+        else:
+            now = self._clock()
+            others = self.health[:index] + self.health[index + 1 :]
+            after = health.failed(before, others, now, self._ejection)
+            if after.ejections > before.ejections:
+                _log.warning(
+                    "%s failed %d times in a row: it is left out for %g s",
+                    self.endpoints[index].url,
+                    after.failures,
+                    after.until - now,
+                )
+        if before.ejections and not after.ejections:
+            _log.warning("%s is used again", self.endpoints[index].url)
+        self.health[index] = after
 
     async def close(self) -> None:
         """Close the connections that no exchange uses."""
@@ -41,13 +99,18 @@ class Loan:
 
     def take(self) -> UpstreamEndpoint:
         """Count the exchange, and give the endpoint."""
-        self._pool.outstanding[self._index] += 1
-        self._pool.turn += 1
+        pool, index = self._pool, self._index
+        pool.outstanding[index] += 1
+        pool.turn += 1
+        if not pool.has_one:
+            pool.health[index] = health.taken(pool.health[index])
         return self.endpoint
 
-    def give_back(self) -> None:
+    def give_back(self, outcome: Outcome) -> None:
         """Count the exchange no more."""
         self._pool.outstanding[self._index] -= 1
+        if not self._pool.has_one:
+            self._pool.note(self._index, outcome)
 
     def __enter__(self) -> UpstreamEndpoint:
         """Take the endpoint."""
@@ -59,5 +122,11 @@ class Loan:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
-        self.give_back()
+        """Give it back; the error tells how it did."""
+        self.give_back(Outcome.ANSWERED if error is None else outcome_of(error))
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Tell what an error says of the endpoint."""
+    of_server = isinstance(error, GatewayError) and error.kind.value.of_server
+    return Outcome.FAILED if of_server else Outcome.UNKNOWN

@@ -60,14 +60,15 @@ async def test_without_a_body() -> None:
 
 
 async def test_chunk_by_chunk() -> None:
-    scene = _Scene(ScriptedResponse(200, {}, [b"a", b"bc"]), body=[b"one", b"three"])
+    body = [b"a" * 40_000, b"b" * 30_000]
+    scene = _Scene(ScriptedResponse(200, {}, [b"a", b"bc"]), body=body)
     await scene.run()
     assert scene.log == [
         "server is asked POST /v2/x?y",
-        "client sends 3",
-        "server gets 3",
-        "client sends 5",
-        "server gets 5",
+        "client sends 40000",
+        "server gets 40000",
+        "client sends 30000",
+        "server gets 30000",
         "client has sent all",
         "server answers 200",
         "client gets 200",
@@ -78,8 +79,20 @@ async def test_chunk_by_chunk() -> None:
         "client has got all",
         "server is let go",
     ]
-    assert scene.endpoint.bodies == [b"onethree"]
+    assert scene.endpoint.bodies == [b"".join(body)]
     assert scene.answer.body == b"abc"
+
+
+async def test_a_small_body_is_sent_as_a_whole() -> None:
+    scene = _Scene(ScriptedResponse(), body=[b"one", b"three"])
+    await scene.run()
+    assert scene.log[:4] == [
+        "client sends 3",
+        "client sends 5",
+        "client has sent all",
+        "server is asked POST /v2/x?y",
+    ]
+    assert scene.endpoint.requests[0].body == (b"onethree",)
 
 
 async def test_an_empty_body_is_told_from_none() -> None:

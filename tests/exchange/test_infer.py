@@ -97,20 +97,29 @@ async def test_json_is_sent_when_it_is_complete() -> None:
 
 
 async def test_binary_is_sent_as_it_comes() -> None:
-    header = binary_header(8, binary_output=True)
-    scene = _Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
+    header = binary_header(80_000, binary_output=True)
+    tensor = [b"a" * 40_000, b"b" * 40_000]
+    scene = _Scene(ANSWER, body=[header, *tensor], headers={LENGTH: str(len(header))})
     await scene.run()
     assert scene.log[:8] == [
         f"client sends {len(header)}",
         f"server is asked POST {INFER}",
         f"server gets {len(header)}",
-        "client sends 4",
-        "server gets 4",
-        "client sends 4",
+        "client sends 40000",
+        "server gets 40000",
+        "client sends 40000",
         "client has sent all",  # the last piece is not sent before it is known to be the last
-        "server gets 4",
+        "server gets 40000",
     ]
-    assert scene.endpoint.bodies == [header + b"12345678"]
+    assert scene.endpoint.bodies == [header + b"".join(tensor)]
+
+
+async def test_little_binary_is_sent_as_a_whole() -> None:
+    header = binary_header(8, binary_output=True)
+    scene = _Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
+    await scene.run()
+    assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
+    assert scene.endpoint.requests[0].body == [header + b"12345678"]
 
 
 async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
@@ -134,8 +143,6 @@ async def test_raw_gets_its_header() -> None:
         "server is let go",
         "server is asked GET /v2/models/m/config",
     ]
-    sent = scene.log.index(f"server is asked POST {INFER}")
-    assert sent < scene.log.index("client sends 4")
     fields, tensors = scene.sent
     assert fields["inputs"] == [
         {"name": "IN", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
@@ -143,6 +150,16 @@ async def test_raw_gets_its_header() -> None:
     assert tensors == b"12345678"
     assert answer.body == HEADER + FLOATS.tobytes()  # all outputs binary
     assert answer.headers[LENGTH] == str(len(HEADER))
+
+
+@pytest.mark.parametrize("size", [4, 40_000])
+async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
+    body = [b"1" * size, b"2" * size]
+    scene = _Scene(METADATA, NO_CONFIG, ANSWER, body=body, headers={LENGTH: "0"})
+    await scene.run()
+    sent = scene.log.index(f"server is asked POST {INFER}")
+    assert (sent < scene.log.index(f"client sends {size}")) is (size > 4)
+    assert scene.sent[1] == b"".join(body)
 
 
 async def test_raw_without_length_is_held() -> None:

@@ -19,8 +19,9 @@ from gateway.listener.connection import ClientConnection, Rest
 from gateway.listener.http import HttpListener
 from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
+from gateway.upstream.address import server_at
 from gateway.upstream.http import HttpEndpoint
-from tests.servers.doubles import LIMITS, route_to
+from tests.servers.doubles import LIMITS, only, route_to
 from tests.servers.faulty_server import Connection, FaultyServer, always
 from tests.servers.http_text import answer, chunk, chunked, message, request
 from tests.servers.raw_client import RawClient, connect
@@ -30,6 +31,8 @@ from tests.servers.tensors import FLOATS, INFER, binary_answer, infer_json
 GET = request("GET", "/v2/x")
 POST = request("POST", "/v2/x", b"hello")
 CHUNKED = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"})
+INTERIM = message("HTTP/1.1 100 Continue")
+"""With this, a server has taken a request up: it is not sent again."""
 
 
 class _Listening:
@@ -81,12 +84,12 @@ async def _listening(
     server: FaultyServer, access_log: AccessLog | None = None, limits: Limits = LIMITS
 ) -> AsyncIterator[_Listening]:
     async with nothing_left():
-        route = route_to(HttpEndpoint(server.url, connect_time=5), limits=limits)
+        route = route_to(HttpEndpoint(server_at(server.url), connect_time=5), limits=limits)
 
         async def on_request(client: ClientRequest, answer: ClientAnswer) -> None:
-            await exchange(client, answer, route)
+            await exchange(client, answer, only(route))
 
-        straight = Straight(route)
+        straight = Straight(only(route))
         listener = HttpListener(on_request, access_log, None, straight)
         (sock,) = tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
@@ -533,6 +536,7 @@ async def test_draining_lets_an_exchange_fail() -> None:
         await connection.send(answer())
         await connection.request()
         await closing.wait()
+        await connection.send(INTERIM)
 
     closing = asyncio.Event()
     async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
@@ -558,7 +562,7 @@ async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
         await one.send(GET)
         await here.until_straight()
         await two.send(POST[:-1])
-        await until(lambda: here.outstanding == 2)
+        await until(lambda: len(here.listener._busy) == 2)
         draining = asyncio.create_task(here.listener.drain(60))
         await until(lambda: here.listener.draining)
         await two.send(POST[-1:])
@@ -719,6 +723,7 @@ async def test_a_client_may_go_on_after_its_server_failed(went_straight: list[st
         await connection.request()
         await connection.send(answer())
         await connection.request()
+        await connection.send(INTERIM)
 
     async with (
         FaultyServer(once, once, _echo) as server,

@@ -77,7 +77,7 @@ async def test_while_it_sends(data: bytes, leave: Leave) -> None:
     async with FaultyServer(knows_a_model_and_hangs) as server:
         async with gateway_before(server.url) as gateway, gateway.client() as client:
             await client.send(data[: len(data) // 2])
-            await until(lambda: gateway.outstanding == 1)
+            await until(lambda: gateway.gateway._listener._busy)
             await asyncio.sleep(0.02)
             await leave(client)
             await _everyone_is_let_go(server)

@@ -162,7 +162,8 @@ class Ways:
             tuple(sorted(headers)),
             body,
             goes_on,
-            tuple(map(_seen, received)),
+            # Once: what crossed the close of a kept connection is sent again.
+            tuple(dict.fromkeys(map(_seen, received))),
             self._logged(logged, with_size=body is not None),
         )
         return outcome, straight

@@ -88,18 +88,19 @@ async def _knows_a_model(connection: Connection) -> bytes:
 
 @pytest.mark.parametrize("form", ["forward", "binary", "raw"])
 async def test_a_body_reaches_the_server_before_it_is_complete(form: str) -> None:
-    body = bytes(range(16))
+    body = bytes(range(256)) * 400  # a small one is sent when it is complete
     data = {
         "forward": request("POST", "/v2/x", body),
-        "binary": infer_binary(binary_header(16), body),
+        "binary": infer_binary(binary_header(len(body)), body),
         "raw": request("POST", INFER, body, {LENGTH: "0"}),
     }[form]
     first_part = asyncio.Event()
 
     async def script(connection: Connection) -> None:
         assert (await _knows_a_model(connection)).endswith(body[:8])
+        assert await connection.reader.readexactly(len(body) - 16) == body[8:-8]
         first_part.set()
-        assert await connection.reader.readexactly(8) == body[8:]
+        assert await connection.reader.readexactly(8) == body[-8:]
         await connection.send(answer(b'{"outputs":[]}'))
 
     async with FaultyServer(script) as server, client_of(server.url) as client:

@@ -1,0 +1,71 @@
+"""Which endpoints are used: those that fail are left out for a while, and then tried again.
+
+Pure functions of what happened and the time, in seconds by any clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionPolicy:
+    """When an endpoint is ejected, and for how long."""
+
+    failures: int = 5
+    """Failures in a row, from which on it is."""
+    time: float = 10.0
+    """Seconds for which it is ejected the first time; each time in a row they double."""
+    longest: float = 300.0
+    """Seconds at most."""
+    most: float = 0.5
+    """Share of an upstream's endpoints that may be ejected at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of an endpoint."""
+
+    failures: int = 0
+    """In a row."""
+    ejections: int = 0
+    """In a row; 0 for an endpoint in use."""
+    until: float = 0.0
+    """When the last of them ends."""
+    on_trial: bool = False
+    """One exchange finds out whether the endpoint can be used again."""
+
+    def is_usable(self, now: float) -> bool:
+        """Tell whether an exchange may go there: one alone where the ejection has just ended."""
+        return not self.ejections or (now >= self.until and not self.on_trial)
+
+
+def taken(health: Health) -> Health:
+    """Note that an exchange goes there."""
+    return replace(health, on_trial=True) if health.ejections else health
+
+
+def left(health: Health) -> Health:
+    """Note that an exchange ended that tells nothing of the endpoint: its client left, say."""
+    return replace(health, on_trial=False) if health.on_trial else health
+
+
+def succeeded(health: Health) -> Health:
+    """Note that the endpoint answered."""
+    return HEALTHY if health.failures or health.ejections else health
+
+
+def failed(health: Health, others: Sequence[Health], now: float, policy: EjectionPolicy) -> Health:
+    """Note that the endpoint failed; ``others`` are those of the same upstream."""
+    failures = health.failures + 1
+    if health.on_trial or (not health.ejections and failures >= policy.failures):
+        ejected = 1 + sum(each.ejections > 0 for each in others)
+        if ejected <= policy.most * (1 + len(others)):
+            time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
+            return Health(failures, health.ejections + 1, now + time)
+    # One that was on trial and may not be ejected again is used, as there is no better one.
+    return Health(failures) if health.on_trial else replace(health, failures=failures)
+
+
+HEALTHY = Health()

@@ -1,0 +1,144 @@
+import asyncio
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.attempts import Attempts, reaching
+from gateway.exchange.base import Upstream
+from gateway.exchange.deadline import Deadline
+from gateway.routing.retry import RetryBudget
+from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
+from gateway.upstream.pool import Outcome
+from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, route_to
+from tests.servers.running_gateway import until
+
+OK = ScriptedResponse(200, {}, [b"yes"])
+REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(), (b"body",))
+Turn = ScriptedResponse | BaseException | asyncio.Event
+
+
+def _fault(kind: ErrorKind, message: str = "") -> GatewayError:
+    return GatewayError(kind, message)
+
+
+def _servers(log: Log, *turns: Turn) -> tuple[Upstream, list[ScriptedEndpoint]]:
+    """Make an upstream whose endpoints have a turn each."""
+    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(turns)]
+    return route_to(*endpoints).upstream, endpoints
+
+
+async def _ask(upstream: Upstream, but: tuple[UpstreamEndpoint, ...] = ()) -> str:
+    """Give who answered."""
+    with Deadline(5, 5) as deadline:
+        async with Attempts(upstream, REQUEST, deadline, but) as attempt:
+            assert sum(upstream.pool.outstanding) == 1
+            assert await attempt.response.read() == b"yes"
+            return attempt.url
+
+
+@pytest.mark.parametrize("up", range(3))
+async def test_one_that_can_be_reached_answers(up: int) -> None:
+    turns: list[Turn] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
+    turns[up] = OK
+    log = Log()
+    upstream, endpoints = _servers(log, *turns)
+    assert await _ask(upstream) == f"http://{up}"
+    assert all(len(each.requests) <= 1 for each in endpoints)
+    assert endpoints[up].bodies == [b"body"]
+    assert upstream.pool.outstanding == [0] * 3
+    assert log[-1] == "server is let go"
+
+
+async def test_where_none_can_be_reached_the_last_error_tells() -> None:
+    log = Log()
+    upstream, endpoints = _servers(log, *[_fault(ErrorKind.UNREACHABLE, f"{i}") for i in range(3)])
+    with pytest.raises(GatewayError) as caught:
+        await _ask(upstream)
+    assert not endpoints[int(caught.value.message)]._turns
+    assert [len(each.requests) for each in endpoints] == [1] * 3
+    assert upstream.pool.outstanding == [0] * 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _fault(ErrorKind.BAD_ANSWER),
+        _fault(ErrorKind.SERVER_TIMEOUT),
+        _fault(ErrorKind.BAD_REQUEST),
+        ConnectionResetError(),
+        ZeroDivisionError(),
+    ],
+)
+async def test_what_may_have_had_an_effect_is_not_sent_again(error: Exception) -> None:
+    upstream, endpoints = _servers(Log(), error, OK)
+    with pytest.raises(type(error)):
+        await _ask(upstream)
+    assert [len(each.requests) for each in endpoints] == [1, 0]
+    assert upstream.pool.outstanding == [0, 0]
+
+
+async def test_there_are_no_more_retries_than_the_budget_has() -> None:
+    upstream, endpoints = _servers(Log(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
+    for _ in range(18):
+        assert upstream.retries.retry()
+    with pytest.raises(GatewayError):
+        await _ask(upstream)
+    assert sum(len(each.requests) for each in endpoints) == 3
+    assert not upstream.retries.retry()
+
+
+async def test_one_alone_is_asked_once() -> None:
+    upstream, endpoints = _servers(Log(), _fault(ErrorKind.UNREACHABLE))
+    with pytest.raises(GatewayError):
+        await _ask(upstream)
+    assert len(endpoints[0].requests) == 1
+    assert [upstream.retries.retry() for _ in range(20)] == [True] * 20
+
+
+async def test_those_that_were_tried_before_are_not_tried_again() -> None:
+    upstream, endpoints = _servers(Log(), OK, OK)
+    for _ in range(2):
+        endpoints[1]._turns.append(OK)
+    for _ in range(2):
+        assert await _ask(upstream, (endpoints[0],)) == "http://1"
+
+
+async def test_leaving_gives_all_back() -> None:
+    upstream, endpoints = _servers(Log(), _fault(ErrorKind.UNREACHABLE), asyncio.Event())
+    task = asyncio.create_task(_ask(upstream))
+    await until(lambda: endpoints[1].requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert upstream.pool.outstanding == [0, 0]
+
+
+async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
+    upstream, endpoints = _servers(Log(), OK, OK)
+    for _ in range(5):
+        endpoints[0]._turns.append(OK)
+        with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
+            async with Attempts(upstream, REQUEST, deadline, (endpoints[1],)):
+                raise _fault(ErrorKind.BAD_ANSWER)
+    assert upstream.pool.health[0].ejections == 1
+
+
+async def test_anything_can_be_asked_of_an_endpoint() -> None:
+    async def use(endpoint: UpstreamEndpoint) -> str:
+        if endpoint is endpoints[0]:
+            raise _fault(ErrorKind.UNREACHABLE)
+        return endpoint.url
+
+    upstream, endpoints = _servers(Log(), OK, OK)
+    loan, url = await reaching(upstream, use)
+    assert url == "http://1"
+    assert upstream.pool.outstanding == [0, 1]
+    loan.give_back(Outcome.ANSWERED)
+    assert upstream.pool.outstanding == [0, 0]
+
+
+def test_each_upstream_has_a_budget_of_its_own() -> None:
+    one, two = (_servers(Log(), OK)[0] for _ in range(2))
+    assert isinstance(one.retries, RetryBudget)
+    assert one.retries is not two.retries

@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.health import (
+    HEALTHY,
+    EjectionPolicy,
+    Health,
+    failed,
+    left,
+    succeeded,
+    taken,
+)
+
+POLICY = EjectionPolicy(failures=3, time=10, longest=35, most=0.5)
+EJECTED = Health(failures=3, ejections=1, until=110)
+ON_TRIAL = replace(EJECTED, on_trial=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "others", "after"),
+    [
+        (HEALTHY, [HEALTHY], Health(1)),
+        (Health(1), [HEALTHY], Health(2)),
+        (Health(2), [HEALTHY], Health(3, 1, 110)),
+        (Health(2), [HEALTHY] * 2, Health(3, 1, 110)),
+        (Health(7), [HEALTHY], Health(8, 1, 110)),
+        # Not more than the share: of one alone, none; of two or three, one; of four, two.
+        (Health(2), [], Health(3)),
+        (Health(2), [EJECTED], Health(3)),
+        (Health(2), [EJECTED, HEALTHY], Health(3)),
+        (Health(2), [EJECTED, HEALTHY, HEALTHY], Health(3, 1, 110)),
+        (Health(2), [EJECTED, EJECTED, HEALTHY], Health(3)),
+        # What fails on trial is ejected for twice as long, up to the longest time.
+        (ON_TRIAL, [HEALTHY], Health(4, 2, 120)),
+        (replace(ON_TRIAL, ejections=2), [HEALTHY], Health(4, 3, 135)),
+        (replace(ON_TRIAL, ejections=9999), [HEALTHY], Health(4, 10_000, 135)),
+        (ON_TRIAL, [EJECTED], Health(4)),
+        # An exchange that began before the ejection, and fails behind it.
+        (EJECTED, [HEALTHY], replace(EJECTED, failures=4)),
+    ],
+)
+def test_failures(before: Health, others: list[Health], after: Health) -> None:
+    assert failed(before, others, 100, POLICY) == after
+
+
+@pytest.mark.parametrize(
+    ("health", "now", "usable"),
+    [
+        (HEALTHY, 0, True),
+        (Health(99), 0, True),
+        (EJECTED, 109.9, False),
+        (EJECTED, 110, True),
+        (ON_TRIAL, 110, False),
+    ],
+)
+def test_which_are_used(health: Health, now: float, usable: bool) -> None:
+    assert health.is_usable(now) is usable
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(HEALTHY, HEALTHY), (Health(2), Health(2)), (EJECTED, ON_TRIAL)]
+)
+def test_an_exchange_goes_there(before: Health, after: Health) -> None:
+    assert taken(before) == after
+    assert left(after) == before
+
+
+@pytest.mark.parametrize("before", [HEALTHY, Health(2), EJECTED, ON_TRIAL])
+def test_an_answer_makes_it_healthy(before: Health) -> None:
+    assert succeeded(before) == HEALTHY
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=200))
+def test_some_can_always_be_used(count: int, happenings: list[tuple[int, bool]]) -> None:
+    states = [HEALTHY] * count
+    for now, (number, well) in enumerate(happenings):
+        index = number % count
+        if not states[index].is_usable(now):
+            continue
+        state = taken(states[index])
+        others = states[:index] + states[index + 1 :]
+        states[index] = succeeded(state) if well else failed(state, others, now, POLICY)
+        ejected = sum(state.ejections > 0 for state in states)
+        assert ejected <= count / 2
