@@ -16,14 +16,23 @@ import click
 import uvloop
 
 from gateway import __version__
-from gateway.app import Gateway, ListenError, listen, shown
+from gateway.app import (
+    Gateway,
+    ListenError,
+    UpstreamTlsError,
+    client_tls,
+    listen,
+    server_contexts,
+    shown,
+)
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
 from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
-from gateway.settings.schema import Settings
+from gateway.settings.routes import Match, Route
+from gateway.settings.schema import ClientTls, Settings
 from gateway.workers.cores import usable_cores
 from gateway.workers.parent import NoWorkerError, Parent
 from gateway.workers.post import Post
@@ -58,7 +67,11 @@ def serve(config: Path) -> None:
 @click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
 def check(config: Path) -> None:
     """Say what is wrong with a settings file, or what it would serve."""
-    click.echo(_summary(_load(config)))
+    settings = _load(config)
+    with _plain_errors():
+        client_tls(settings)
+        server_contexts(settings)
+    click.echo(_summary(settings))
 
 
 @main.command()
@@ -101,7 +114,7 @@ def _start_logging(level: str, many: bool = False) -> None:
 def _plain_errors() -> Iterator[None]:
     try:
         yield
-    except (ListenError, NoWorkerError, ShowError) as error:
+    except (ListenError, UpstreamTlsError, NoWorkerError, ShowError) as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
 
@@ -124,22 +137,24 @@ async def _serve(settings: Settings) -> None:
 
 def _serve_with(workers: int, settings: Settings) -> None:
     """Serve with several processes, which this one starts and watches."""
+    # The workers have these too: one comes up even if the files have become unusable since.
+    tls, contexts = client_tls(settings), server_contexts(settings)
     sockets = listen(settings.listen)
     settle()
     parent = Parent(
         sockets,
         workers,
-        lambda post: _run(_work(settings, post)),
+        lambda post: _run(_work(Gateway(settings, post.has_closed, tls, contexts), post)),
         settings.limits.drain_time,
         _Events(settings, sockets),
     )
     _say_stopped(parent.run())
 
 
-async def _work(settings: Settings, post: Post) -> None:
+async def _work(gateway: Gateway, post: Post) -> None:
     """Serve the connections that the parent accepts."""
     _on_stop_signal(post.leave)
-    async with Gateway(settings, post.has_closed) as gateway:
+    async with gateway:
         settle()
         post.is_up()
         await post.deliver(gateway.take)
@@ -151,7 +166,7 @@ class _Events:
 
     def __init__(self, settings: Settings, sockets: Sequence[socket.socket]) -> None:
         self._settings = settings
-        self._addresses = [shown(sock) for sock in sockets]
+        self._addresses = [shown(sock, settings.tls is not None) for sock in sockets]
 
     def begun(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
@@ -208,13 +223,43 @@ def _on_stop_signal(callback: Callable[[], None]) -> None:
 
 def _summary(settings: Settings) -> str:
     lines = [f"listen on {', '.join(map(str, settings.listen))}"]
+    if settings.tls is not None:
+        lines.append(_tls(settings.tls))
     workers = _workers(settings)
     if workers > 1:
         lines.append(f"{workers} workers")
-    for route in settings.routes:
-        upstream = settings.upstreams[route.upstream]
-        lines.append(
-            f"every request → upstream {route.upstream} ({upstream.dialect}): "
-            + ", ".join(upstream.endpoints)
-        )
+    lines += [_route(route, settings) for route in settings.routes]
     return "\n".join(lines)
+
+
+def _route(route: Route, settings: Settings) -> str:
+    """Tell which requests a route takes and where to; a weight only where there is a choice."""
+    servers = []
+    for share in route.upstream:
+        upstream = settings.upstreams[share.name]
+        weight = f" × {share.weight}" if len(route.upstream) > 1 else ""
+        endpoints = ", ".join(map(str, upstream.endpoints))
+        servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}")
+    lines = [f"{_taken(route.match)} → {'; '.join(servers)}"]
+    if route.rewrite is not None:
+        version = f", version {route.rewrite.version}" if route.rewrite.version else ""
+        lines.append(f"as model {route.rewrite.model}{version}")
+    if route.deny:
+        lines.append(f"but not {', '.join(route.deny)}")
+    return "; ".join(lines)
+
+
+def _tls(declared: ClientTls) -> str:
+    said = f"TLS on TCP addresses, with the certificate in {declared.certificate}"
+    if declared.client_ca is not None:
+        need = declared.client_certificates or "required"
+        said += f"; client certificates {need}, issued by {declared.client_ca}"
+    return said
+
+
+def _taken(match: Match) -> str:
+    parts = [f"model {match.model}"] if match.model else []
+    parts += [f"version {match.version}"] if match.version else []
+    parts += [f"{name}: {value}" for name, value in match.headers.items()]
+    parts += [" or ".join(match.kinds)] if match.kinds else []
+    return ", ".join(parts) or "every request"

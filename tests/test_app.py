@@ -2,20 +2,27 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app import Gateway, ListenError
+from gateway.errors import GatewayError
+from gateway.settings.load import load
 from gateway.settings.schema import Settings
+from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import connect
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
 
+CONFIG = Path(__file__).parents[1] / "config"
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -128,6 +135,64 @@ async def test_the_policies_of_the_route() -> None:
             assert "OUT0" in reply.error
 
 
+async def test_large_conversions_of_all_routes_take_turns() -> None:
+    routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
+    async with Gateway(_settings(routes=routes)) as gateway:
+        first, second = gateway._straight._routes.rules
+        assert first.routes[0].turns is second.routes[0].turns
+
+
+async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
+    routes = [
+        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_time": 2}},
+        {"upstream": "u"},
+    ]
+    settings = _settings(routes=routes, limits={"json_depth": 9, "total_time": 7})
+    async with Gateway(settings) as gateway:
+        first, second = gateway._straight._routes.rules
+    assert (second.limits.json_depth, second.limits.idle_time, second.limits.total_time) == (
+        9,
+        300,
+        7,
+    )
+    assert first.limits == replace(second.limits, json_depth=3, idle_time=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "found"),
+    [
+        ("POST", "/v2/models/classifier/infer", {}, "vision /v2/models/resnet50/versions/3/infer"),
+        ("POST", "/v2/models/resnet18/infer", {"X-Release": "next"}, "vision-next"),
+        ("GET", "/v2/models/resnet18/config", {"X-Release": "next"}, "403"),
+        ("POST", "/v2/models/resnet18/infer", {"X-User": "user-1"}, "vision"),
+        ("POST", "/v2/models/resnet18/infer", {"X-User": "user-22"}, "vision-next"),
+        ("POST", "/v2/repository/models/resnet18/load", {}, "403"),
+        ("POST", "/v2/models/llama-7b/generate_stream", {}, "text"),
+        ("POST", "/v2/models/llama/generate", {}, "404"),
+        ("GET", "/v2/models/classifier/config", {}, "404"),
+        ("GET", "/v2/health/ready", {}, "vision"),
+        ("GET", "/v2", {}, "vision"),
+        ("GET", "/v2/models/stats", {}, "404"),
+        ("POST", "/v2/repository/index", {}, "404"),
+        ("GET", "/metrics", {}, "404"),
+    ],
+)
+async def test_the_example_of_several_models(
+    method: str, target: str, headers: dict[str, str], found: str
+) -> None:
+    settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
+    async with Gateway(settings) as gateway:
+        routes = gateway._straight._routes
+        try:
+            way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
+        except GatewayError as error:
+            told = str(error.kind.value.status)
+        else:
+            upstream = way.choice.take().upstream.name
+            told = upstream if way.target == target else f"{upstream} {way.target}"
+    assert told == found
+
+
 async def test_the_limits_of_the_settings() -> None:
     async with FaultyServer() as server:
         settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
@@ -207,6 +272,61 @@ async def test_connections_can_be_given_to_it() -> None:
                 async with connect("http://{}:{}".format(*listening.getsockname())) as client:
                     gateway.take(listening.accept()[0])  # and leave at once
         assert len(closed) == 3
+
+
+async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    unix = f"unix:{tmp_path / 's'}"
+    settings = _settings("127.0.0.1:0", unix, tls={"certificate": certificate, "key": key})
+    async with nothing_left(), Gateway(settings) as gateway:
+        first, second = gateway.addresses
+        assert first.startswith("https://127.0.0.1:")
+        assert second == unix
+        for url in gateway.addresses:
+            assert await _status(url) == 503
+
+
+async def test_connections_that_are_given_to_it_may_speak_tls(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    settings = _settings(tls={"certificate": certificate, "key": key})
+    closed: list[None] = []
+    async with nothing_left():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = listening.getsockname()
+            async with Gateway(settings, lambda: closed.append(None)) as gateway:
+                with socket.create_connection(address):
+                    gateway.take(listening.accept()[0])
+                await until(lambda: len(closed) == 1)  # it left without a handshake
+                client = asyncio.create_task(_status("https://{}:{}".format(*address)))
+                gateway.take(await asyncio.to_thread(lambda: listening.accept()[0]))
+                assert await client == 503
+                await until(lambda: len(closed) == 2)
+                with socket.create_connection(address) as silent:
+                    gateway.take(listening.accept()[0])
+                    await asyncio.sleep(0.02)
+                    assert len(closed) == 2
+                    silent.setblocking(False)
+        assert len(closed) == 3
+
+
+async def _status(url: str) -> int:
+    async with connect(url) as client:
+        return (await client.call("GET", "/v2")).status
+
+
+async def test_files_of_tls_that_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    tls = {"certificate": certificate, "key": str(tmp_path / "none")}
+    message = await _refused(_settings(tls=tls))
+    assert message == f"tls.key: cannot read {tmp_path / 'none'}: No such file or directory"
+    tls["key"] = key
+    for mode, warnings in ((0o640, []), (0o644, [f"every user of this machine can read {key}"])):
+        os.chmod(key, mode)
+        caplog.clear()
+        async with Gateway(_settings(tls=tls)):
+            assert caplog.messages == [f"tls.key: {warning}" for warning in warnings]
 
 
 async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
+from tests.servers.certificates import ca_file, certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, chunk, message, request
@@ -61,6 +62,38 @@ async def test_check_tells_what_would_be_served(file: Path) -> None:
         "listen on [::1]:8080\nevery request → upstream demo (triton): http://127.0.0.1:8000\n",
         "",
     )
+
+
+def _several_routes(file: Path) -> str:
+    file.write_text(
+        """
+upstreams:
+  blue: {endpoints: [http://a:1, http://b:2]}
+  green: {endpoints: [http://c:3]}
+routes:
+  - match: {model: alias, version: 2, headers: {x-a: b*}, kinds: [infer, health]}
+    upstream: green
+    rewrite: {model: m, version: 7}
+  - match: {model: m}
+    upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
+    rewrite: {model: n}
+    deny: [trace, other]
+  - upstream: green
+"""
+    )
+    return str(file)
+
+
+async def test_check_tells_which_requests_go_where(file: Path) -> None:
+    status, out, _ = await run(SCRIPT, "check", _several_routes(file))
+    assert status == 0
+    assert out.splitlines()[1:] == [
+        "model alias, version 2, x-a: b*, infer or health → upstream green (triton): http://c:3"
+        "; as model m, version 7",
+        "model m → upstream blue (triton) × 9: http://a:1, http://b:2; "
+        "upstream green (triton) × 1: http://c:3; as model n; but not trace, other",
+        "every request → upstream green (triton): http://c:3",
+    ]
 
 
 async def test_check_fills_the_environment_in(file: Path) -> None:
@@ -250,3 +283,81 @@ async def test_a_gateway_that_answers_errors_is_not_a_failing_one(file: Path) ->
         status, _, err = await process.end()
     assert status == 0
     assert "Traceback" not in err
+
+
+def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
+    """Give settings that speak TLS, and the key."""
+    certificate, key = certificate_files(folder, server_certificate())
+    file = Path(key)
+    file.chmod(0o600)
+    return f"tls: {{certificate: {certificate}, key: {key}{more}}}\n", file
+
+
+async def test_tls(file: Path, tmp_path: Path) -> None:
+    more, key = _tls(tmp_path)
+    async with FaultyServer() as server:
+        config = settings_in(file, server.url, more=more)
+        async with serving(config) as (process, url):
+            assert url.startswith("https://127.0.0.1:")
+            async with connect(url) as client:
+                assert (await client.call("GET", "/v2/x")).status == 200
+            process.signal(signal.SIGTERM)
+            status, _, err = await process.end()
+    assert status == 0
+    assert "WARNING" not in err
+    assert key.read_text().splitlines()[1] not in err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+async def test_files_of_tls_that_cannot_be_used(
+    file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
+) -> None:
+    more, key = _tls(tmp_path)
+    key.write_text("no key")
+    config = settings_in(file, "http://127.0.0.1:1", more=f"{more}workers: {workers}\n")
+    assert await run(SCRIPT, *command, config) == (
+        1,
+        "",
+        f"tensorgate: tls.key: {key} holds no private key in PEM form\n",
+    )
+
+
+async def test_check_tells_of_tls(file: Path, tmp_path: Path) -> None:
+    ca = ca_file(tmp_path)
+    more, key = _tls(tmp_path, f", client_ca: {ca}")
+    _, out, err = await run(SCRIPT, "check", settings_in(file, "http://127.0.0.1:1", more=more))
+    assert err == ""
+    assert (
+        f"TLS on TCP addresses, with the certificate in {key.with_name('certificate.pem')}"
+        f"; client certificates required, issued by {ca}\n"
+    ) in out
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_file_for_tls_to_servers_that_is_not_there(
+    file: Path, command: tuple[str, ...], workers: str
+) -> None:
+    upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
+    await asyncio.to_thread(
+        file.write_text,
+        f"workers: {workers}\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+    )
+    assert await run(SCRIPT, *command, str(file)) == (
+        1,
+        "",
+        "tensorgate: upstreams.triton.tls.ca: cannot read /none.pem: No such file or directory\n",
+    )
+
+
+async def test_servers_whose_certificates_are_not_checked_are_warned_of_once(file: Path) -> None:
+    upstream = "endpoints: ['https://127.0.0.1:1'], tls: {verify: false}"
+    await asyncio.to_thread(
+        file.write_text,
+        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+    )
+    async with serving(str(file)) as (process, _):
+        process.signal(signal.SIGTERM)
+        _, _, err = await process.end()
+    assert err.count("upstreams.triton.tls.verify: certificates are not checked") == 1

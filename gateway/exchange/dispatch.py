@@ -13,9 +13,10 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.infer import infer
+from gateway.exchange.routes import Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.trace import trace_setting
-from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
+from gateway.protocol.endpoints import Endpoint, EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
@@ -23,13 +24,19 @@ FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 _log = logging.getLogger("tensorgate.exchange")
 
 
-async def exchange(request: ClientRequest, answer: ClientAnswer, route: Route) -> None:
+async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes) -> None:
     """Answer one request, with ``{"error": ...}`` where that fails."""
-    asked = parse_endpoint(request.method, request.target)
+    try:
+        found = routes.find(request.method, request.target, request.headers)
+    except GatewayError as error:
+        await answer_error(answer, error)
+        return
+    request.target = found.target  # from here on, it asks for what the server is asked for
+    route = found.choice.take()
 
     async def run(turns: Deadline) -> None:
         try:
-            await _dispatch(request, answer, asked, route, turns)
+            await _dispatch(request, answer, found.asked, route, turns)
         except ServerRefusalError as refusal:
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})

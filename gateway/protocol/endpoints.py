@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from types import MappingProxyType
 
 
 class EndpointKind(Enum):
-    """The endpoints of the protocol that the gateway treats in a way of their own."""
+    """What there is to ask for, in the protocol and its extensions."""
 
     SERVER_METADATA = "server metadata"
     INFER = "infer"
     TRACE_SETTING = "trace setting"
     LOAD = "load or unload"
+    GENERATE = "generate"
+    HEALTH = "health"
+    MODEL_METADATA = "model metadata"
+    CONFIG = "config"
+    STATISTICS = "statistics"
+    REPOSITORY = "repository"
+    LOGGING = "logging"
+    SHARED_MEMORY = "shared memory"
     OTHER = "other"
+
+
+UNTOUCHED = frozenset(EndpointKind) - {
+    EndpointKind.SERVER_METADATA,
+    EndpointKind.INFER,
+    EndpointKind.TRACE_SETTING,
+    EndpointKind.LOAD,
+}
+"""The kinds that are forwarded as they are; each of the others is treated in a way of its own."""
+
+KINDS: Mapping[str, frozenset[EndpointKind]] = MappingProxyType(
+    {
+        "infer": frozenset((EndpointKind.INFER,)),
+        "generate": frozenset((EndpointKind.GENERATE,)),
+        "health": frozenset((EndpointKind.HEALTH,)),
+        "metadata": frozenset((EndpointKind.SERVER_METADATA, EndpointKind.MODEL_METADATA)),
+        "config": frozenset((EndpointKind.CONFIG,)),
+        "statistics": frozenset((EndpointKind.STATISTICS,)),
+        "repository": frozenset((EndpointKind.REPOSITORY, EndpointKind.LOAD)),
+        "trace": frozenset((EndpointKind.TRACE_SETTING,)),
+        "logging": frozenset((EndpointKind.LOGGING,)),
+        "shared_memory": frozenset((EndpointKind.SHARED_MEMORY,)),
+        "other": frozenset((EndpointKind.OTHER,)),
+    }
+)
+"""The kinds as operators name them."""
+
+_WORDS = {kind: word for word, kinds in KINDS.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +65,94 @@ class Endpoint:
     version: str | None = None
 
 
-_OTHER = Endpoint(EndpointKind.OTHER)
-
 # Raw paths are matched: Triton does not percent-decode model names, so neither do we.
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
-_INFER = re.compile(_MODEL + r"/infer")
-_TRACE = re.compile(rf"(?:/v2|{_MODEL})/trace(?:/setting)?")
-_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)/(?:un)?load")
+_OF_A_MODEL = re.compile(
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<rest>|/.*)", re.DOTALL
+)
+_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)(?P<rest>/(?:un)?load)")
+_STATISTICS = "/v2/models/stats"
+
+_BY_PATH = {
+    "/v2": EndpointKind.SERVER_METADATA,
+    "/v2/": EndpointKind.SERVER_METADATA,
+    "/v2/health/live": EndpointKind.HEALTH,
+    "/v2/health/ready": EndpointKind.HEALTH,
+    "/v2/trace": EndpointKind.TRACE_SETTING,
+    "/v2/trace/setting": EndpointKind.TRACE_SETTING,
+    _STATISTICS: EndpointKind.STATISTICS,
+}
+_BELOW_A_MODEL = {
+    "": EndpointKind.MODEL_METADATA,
+    "/infer": EndpointKind.INFER,
+    "/generate": EndpointKind.GENERATE,
+    "/generate_stream": EndpointKind.GENERATE,
+    "/ready": EndpointKind.HEALTH,
+    "/config": EndpointKind.CONFIG,
+    "/stats": EndpointKind.STATISTICS,
+    "/trace": EndpointKind.TRACE_SETTING,
+    "/trace/setting": EndpointKind.TRACE_SETTING,
+}
+# All that begins like this: servers know more such paths than the specification, as Triton does
+# /v2/repository/NAME/models/M/load, and what is denied must not be had through one of those.
+_BY_ROOM = {
+    "repository": EndpointKind.REPOSITORY,
+    "logging": EndpointKind.LOGGING,
+    "systemsharedmemory": EndpointKind.SHARED_MEMORY,
+    "cudasharedmemory": EndpointKind.SHARED_MEMORY,
+}
+# What is treated in a way of its own is that with these methods alone, and else forwarded.
+_METHODS = {
+    EndpointKind.SERVER_METADATA: ("GET",),
+    EndpointKind.INFER: ("POST",),
+    EndpointKind.TRACE_SETTING: ("GET", "POST"),
+}
 
 
 @lru_cache(maxsize=256)
 def parse_endpoint(method: str, target: str) -> Endpoint:
-    """Tell what a request line asks for; whatever is not known is OTHER and is forwarded.
+    """Tell what a request line asks for; whatever is not known is OTHER.
 
-    ``target`` is the raw request target; its query does not count.
+    ``target`` is the raw request target; its query does not count. Model and version are those of
+    every path below ``/v2/models/M``.
     """
     path = target.partition("?")[0]
-    if method == "POST":
-        if match := _INFER.fullmatch(path):
-            return Endpoint(EndpointKind.INFER, match["model"], match["version"])
-        if match := _LOAD.fullmatch(path):
-            return Endpoint(EndpointKind.LOAD, match["model"])
-    if method == "GET" and path in ("/v2", "/v2/"):
-        return Endpoint(EndpointKind.SERVER_METADATA)
-    if method in ("GET", "POST") and (match := _TRACE.fullmatch(path)):
-        return Endpoint(EndpointKind.TRACE_SETTING, match["model"], match["version"])
-    return _OTHER
+    model = version = None
+    kind = _BY_PATH.get(path)
+    if kind is None:
+        if match := _OF_A_MODEL.fullmatch(path):
+            model, version = match["model"], match["version"]
+            kind = _BELOW_A_MODEL.get(match["rest"])
+        elif match := _LOAD.fullmatch(path):
+            model = match["model"]
+            kind = EndpointKind.LOAD if method == "POST" else EndpointKind.REPOSITORY
+        elif path.startswith("/v2/"):
+            kind = _BY_ROOM.get(path.split("/")[2])
+    if kind is None or method not in _METHODS.get(kind, (method,)):
+        kind = EndpointKind.OTHER
+    return Endpoint(kind, model, version)
+
+
+def kind_word(kind: EndpointKind) -> str:
+    """Name a kind as operators do."""
+    return _WORDS[kind]
 
 
 def model_path(model: str, version: str | None = None) -> str:
     """Give the path of a model's metadata; other endpoints of the model lie below it."""
     return f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "")
+
+
+def with_model(target: str, model: str, version: str | None = None) -> str:
+    """Put another model into a raw request target; without ``version`` it keeps its own, if any.
+
+    A target that names no model stays as it is.
+    """
+    path, mark, query = target.partition("?")
+    if path == _STATISTICS:
+        return target
+    if match := _OF_A_MODEL.fullmatch(path):
+        kept = match["version"] if version is None else version
+        return f"{model_path(model, kept)}{match['rest']}{mark}{query}"
+    if match := _LOAD.fullmatch(path):
+        return f"/v2/repository/models/{model}{match['rest']}{mark}{query}"
+    return target

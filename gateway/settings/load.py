@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -112,10 +113,16 @@ def _model_at(path: KeyPath) -> type[BaseModel]:
     kind: Any = Settings
     for part in path:
         if _is_model(kind):
-            kind = kind.model_fields[part].annotation
+            kind = _if_given(kind.model_fields[part].annotation)
         else:
             kind = next(filter(_is_model, get_args(kind)))
     return cast("type[BaseModel]", kind)
+
+
+def _if_given(kind: Any) -> Any:
+    """Return the kind that a value has if it is not null."""
+    kinds = get_args(kind)
+    return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
 
 
 def _is_model(kind: Any) -> bool:

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -21,25 +19,31 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from gateway.settings.addresses import Address, TcpAddress, parse_address, parse_endpoint
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.addresses import (
+    Address,
+    TcpAddress,
+    parse_address,
+    parse_endpoint,
+    parse_host,
+)
+from gateway.settings.fields import (
+    HeaderBytes,
+    IdleTime,
+    JsonDepth,
+    RequestBytes,
+    Section,
+    SpoolBytes,
+    TotalTime,
+    count,
+    time,
+)
+from gateway.settings.quantities import Between, parse_count
+from gateway.settings.routes import Route
 from gateway.settings.whole import faults, with_routes
 from gateway.settings.words import KeyPath, describe
 
 _MIB = 2**20
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
-
-
-def _size(least: str, most: str) -> PlainValidator:
-    return PlainValidator(Between(parse_size, least, most), json_schema_input_type=int | str)
-
-
-def _time(least: str, most: str) -> PlainValidator:
-    return PlainValidator(Between(parse_duration, least, most), json_schema_input_type=float | str)
-
-
-def _count(least: str, most: str) -> PlainValidator:
-    return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
 
 
 _WORKERS = Between(parse_count, "1", "256")
@@ -60,9 +64,10 @@ def _known_dialect(value: object) -> object:
     return value
 
 
-def _null_by_name(value: object) -> object:
-    # Unquoted, YAML reads the policy's name as its null value.
-    return "null" if value is None else value
+def _file(value: object) -> object:
+    if value == "":
+        raise ValueError("expected the name of a file, got ''")
+    return value
 
 
 def _several(value: object) -> object:
@@ -74,83 +79,110 @@ _Listen = Annotated[
     PlainValidator(parse_address, json_schema_input_type=str),
     PlainSerializer(str, return_type=str),
 ]
+_File = Annotated[str, BeforeValidator(_file)]
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
-_NonFinite = Literal["literal", "null", "string", "error"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class UpstreamTls(Section):
+    """Say how TLS is spoken to the endpoints that are https."""
+
+    ca: _File | None = Field(
+        default=None,
+        description="The file of the certificates, PEM, that are trusted instead of the system's.",
+    )
+    certificate: _File | None = Field(
+        default=None,
+        description="The file of the certificate, PEM, that the gateway shows to servers, followed"
+        " by those of its issuers.",
+    )
+    key: _File | None = Field(
+        default=None,
+        description="The file of the certificate's key, PEM, without a password.",
+    )
+    server_name: Annotated[str, PlainValidator(parse_host, json_schema_input_type=str)] | None = (
+        Field(
+            default=None,
+            description="What the servers' certificates must name; the endpoint's host, if nothing"
+            " is said.",
+        )
+    )
+    verify: StrictBool = Field(
+        default=True,
+        description="Whether the servers' certificates are checked. Without that, anybody on the"
+        " way can read and change what is sent.",
+    )
 
 
-class Upstream(_Section):
+class Upstream(Section):
     """Name a group of servers that answer alike."""
 
     endpoints: tuple[_Endpoint, ...] = Field(
-        min_length=1, description="The servers, each as http://host:port."
+        min_length=1,
+        description="The servers, each as http://host:port, https://host:port or unix:/path.",
+    )
+    tls: UpstreamTls | None = Field(
+        default=None, description="How TLS is spoken to the endpoints that are https."
     )
     dialect: Annotated[Literal["triton"], BeforeValidator(_known_dialect)] = Field(
         default="triton", description="How the servers speak the protocol."
     )
 
 
-class Route(_Section):
-    """Send requests to an upstream, and say how its answers become JSON."""
+class ClientTls(Section):
+    """Speak TLS with clients, on all TCP addresses."""
 
-    upstream: str = Field(description="The name of an upstream.")
-    nonfinite: Annotated[
-        _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
-    ] = Field(
-        default="literal",
-        description="What NaN and infinities become in JSON: the bare tokens that Triton writes"
-        " (literal), null, a string, or an error.",
+    certificate: _File = Field(
+        description="The file of the gateway's certificate, PEM, followed by those of its issuers."
     )
-    bytes: Literal["utf8", "base64"] = Field(
-        default="utf8",
-        description="What BYTES elements become in JSON: text, which is an error for a tensor"
-        " that is not UTF-8, or base64.",
+    key: _File = Field(description="The file of the certificate's key, PEM, without a password.")
+    client_ca: _File | None = Field(
+        default=None,
+        description="The file of the certificates, PEM, of those who issue certificates to"
+        " clients.",
+    )
+    client_certificates: Literal["required", "optional"] | None = Field(
+        default=None,
+        description="Whether clients must show a certificate, where client_ca is given: required,"
+        " if nothing is said.",
     )
 
 
-class Limits(_Section):
+class Limits(Section):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
-    request_bytes: Annotated[int, _size("1KiB", "1TiB")] = Field(
-        default=64 * _MIB, description="The largest request body."
-    )
-    header_bytes: Annotated[int, _size("1KiB", "1GiB")] = Field(
+    request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")
+    header_bytes: HeaderBytes = Field(
         default=1 * _MIB,
         description="The largest JSON part of a request, its data arrays cut out, or of an answer.",
     )
-    json_depth: Annotated[int, _count("1", "200")] = Field(
+    json_depth: JsonDepth = Field(
         default=64, description="How deep the JSON of a request may nest."
     )
-    spool_bytes: Annotated[int, _size("1KiB", "1TiB")] = Field(
+    spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
         description="What is held of a body whose length is not known, or of an answer in mixed"
         " form.",
     )
-    connect_time: Annotated[float, _time("1ms", "1h")] = Field(
+    connect_time: Annotated[float, time("1ms", "1h")] = Field(
         default=5.0, description="How long connecting to a server may take."
     )
-    idle_time: Annotated[float, _time("1ms", "24h")] = Field(
+    idle_time: IdleTime = Field(
         default=300.0, description="How long no byte may move in a direction where one should."
     )
-    total_time: Annotated[float, _time("1ms", "168h")] = Field(
-        default=3600.0, description="How long one exchange may take."
-    )
-    drain_time: Annotated[float, _time("1ms", "24h")] = Field(
+    total_time: TotalTime = Field(default=3600.0, description="How long one exchange may take.")
+    drain_time: Annotated[float, time("1ms", "24h")] = Field(
         default=30.0, description="How long running exchanges may go on after SIGTERM."
     )
-    metadata_time: Annotated[float, _time("1ms", "24h")] = Field(
+    metadata_time: Annotated[float, time("1ms", "24h")] = Field(
         default=60.0,
         description="How long a model's metadata is used before it is asked for again.",
     )
-    metadata_models: Annotated[int, _count("1", "1000000")] = Field(
+    metadata_models: Annotated[int, count("1", "1000000")] = Field(
         default=1024, description="How many models' metadata is kept."
     )
 
 
-class Log(_Section):
+class Log(Section):
     """Say what is logged."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -161,7 +193,7 @@ class Log(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """Hold all settings of a gateway."""
 
     listen: Annotated[
@@ -172,6 +204,10 @@ class Settings(_Section):
         min_length=1,
         description="Where clients connect: host:port, [IPv6]:port or unix:/path, one or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
+    )
+    tls: ClientTls | None = Field(
+        default=None,
+        description="TLS on the TCP addresses, if it is given; Unix sockets stay as they are.",
     )
     workers: Annotated[
         int | Literal["auto"],

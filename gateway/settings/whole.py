@@ -6,8 +6,9 @@ those of the parts.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from gateway.settings.routes import Kind, Match
 from gateway.settings.words import KeyPath, among, describe
 
 Fault = tuple[KeyPath, str]
@@ -26,10 +27,14 @@ def with_routes(value: Any) -> Any:
 
 def faults(value: Any) -> Iterator[Fault]:
     """Yield what is wrong with the settings as a whole; what lacks its type is passed over."""
+    yield from _unasked_certificates(_value(value, "tls"))
     upstreams = _upstreams(value)
     if not upstreams:
         return
     yield from _misnamed(upstreams)
+    for name, upstream in upstreams.items():
+        for path, message in _mistaken_tls(upstream):
+            yield ("upstreams", name, *path), message
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
         yield from _misrouted(routes, upstreams)
@@ -42,6 +47,12 @@ def _upstreams(value: Any) -> Mapping[str, object]:
     return upstreams if isinstance(upstreams, Mapping) else {}
 
 
+def _unasked_certificates(tls: object) -> Iterator[Fault]:
+    if _value(tls, "client_certificates") is not None and _value(tls, "client_ca") is None:
+        path = ("tls", "client_certificates")
+        yield path, "needs client_ca, the file of who issues the clients' certificates"
+
+
 def _misnamed(upstreams: Mapping[str, object]) -> Iterator[Fault]:
     for name in upstreams:
         if isinstance(name, str) and not _NAME.fullmatch(name):
@@ -49,17 +60,63 @@ def _misnamed(upstreams: Mapping[str, object]) -> Iterator[Fault]:
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
 
 
+def _mistaken_tls(upstream: object) -> Iterator[Fault]:
+    tls, endpoints = _value(upstream, "tls"), _value(upstream, "endpoints")
+    if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
+        return
+    if endpoints and isinstance(endpoints, list | tuple) and all(map(_is_without_tls, endpoints)):
+        yield ("tls",), "no endpoint needs it: none is https"
+    for name, other in (("certificate", "key"), ("key", "certificate")):
+        if tls.get(name) is None and tls.get(other) is not None:
+            yield ("tls", name), f"required, as there is a {other}"
+
+
+def _is_without_tls(endpoint: object) -> bool:
+    return isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "unix:"))
+
+
 def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[Fault]:
-    if len(routes) > 1:
-        yield ("routes", 1), "one route for now: this release takes no second"
+    taken: int | None = None
     for i, route in enumerate(routes):
-        name = _upstream_of(route)
-        if isinstance(name, str) and name not in upstreams:
-            message = f"no upstream is named {describe(name)}{among(name, upstreams)}"
-            yield ("routes", i, "upstream"), message
+        for path, name in _upstreams_of(route):
+            if name not in upstreams:
+                message = f"no upstream is named {describe(name)}{among(name, upstreams)}"
+                yield ("routes", i, *path), message
+        if taken is not None:
+            yield ("routes", i), f"never reached: routes[{taken}] takes every request"
+        elif _takes_all(route):
+            taken = i
 
 
-def _upstream_of(route: object) -> object:
-    if isinstance(route, Mapping):
-        return route.get("upstream")
-    return getattr(route, "upstream", None)
+def _upstreams_of(route: object) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the names of the upstreams that a route leads to, each with its place."""
+    named = _value(route, "upstream")
+    if isinstance(named, str):
+        yield ("upstream",), named
+        return
+    for i, share in enumerate(named if isinstance(named, list | tuple) else ()):
+        name = _value(share, "name")
+        if isinstance(name, str):
+            yield ("upstream", i, "name"), name
+
+
+def _takes_all(route: object) -> bool:
+    """Tell whether a route, as far as it is one, takes all requests that come to it."""
+    match = _value(route, "match") or {}
+    if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
+        return False
+    return all(
+        value is None or value == {} or (name == "kinds" and _are_all_kinds(value))
+        for name, value in dict(match).items()
+    )
+
+
+def _are_all_kinds(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(kind in value for kind in get_args(Kind))
+
+
+def _value(section: object, name: str) -> object:
+    """Return what a section says, as it came or as it was checked."""
+    if isinstance(section, Mapping):
+        return section.get(name)
+    return getattr(section, name, None)

@@ -17,6 +17,7 @@ from tests.servers.doubles import (
     ScriptedRequest,
     ScriptedResponse,
     Step,
+    only,
     route_to,
 )
 from tests.servers.tensors import INFER, LENGTH, json_request, metadata
@@ -31,7 +32,7 @@ async def _exchange(
 ) -> tuple[ScriptedAnswer, Log]:
     log = Log()
     answer = ScriptedAnswer(log)
-    await exchange(ScriptedRequest(log, method, target, headers, body), answer, route)
+    await exchange(ScriptedRequest(log, method, target, headers, body), answer, only(route))
     return answer, log
 
 
@@ -102,7 +103,7 @@ async def test_the_client_that_leaves_is_nobodys_error() -> None:
     answer = ScriptedAnswer(log, fault=ConnectionResetError())
     request = ScriptedRequest(log, "GET", "/v2/x")
     with pytest.raises(ConnectionResetError):
-        await exchange(request, answer, route_to(ScriptedEndpoint(log, OK)))
+        await exchange(request, answer, only(route_to(ScriptedEndpoint(log, OK))))
     assert "client is cut off" not in log
 
 
@@ -133,7 +134,8 @@ async def test_waiting_for_the_servers_metadata() -> None:
 
 async def test_waiting_for_the_client_to_send_what_the_server_reads() -> None:
     route = route_to(ScriptedEndpoint(Log()), limits=SHORT)
-    answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event())
+    chunked = {"Transfer-Encoding": "chunked"}
+    answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked)
     assert answer.status == 408
 
 
@@ -141,7 +143,7 @@ async def test_waiting_for_the_client_to_read() -> None:
     log = Log()
     answer = ScriptedAnswer(log, ready=asyncio.Event())
     request = ScriptedRequest(log, "GET", "/v2/x")
-    await exchange(request, answer, route_to(ScriptedEndpoint(log, OK), limits=SHORT))
+    await exchange(request, answer, only(route_to(ScriptedEndpoint(log, OK), limits=SHORT)))
     assert log[-1] == "client is cut off"
 
 
@@ -150,7 +152,7 @@ async def test_waiting_for_the_client_to_read_a_refusal() -> None:
     answer = ScriptedAnswer(log, ready=asyncio.Event())
     refusal = ScriptedEndpoint(log, ScriptedResponse(404, {}, [bytes(1000)]))
     request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(4)])
-    await exchange(request, answer, route_to(refusal, limits=SHORT))
+    await exchange(request, answer, only(route_to(refusal, limits=SHORT)))
     assert log[-2:] == ["client gets 404", "client is cut off"]
 
 

@@ -20,7 +20,15 @@ from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
 from tests.servers.at_once import Asked, ReadyEndpoint, ScriptedClient, Told, head_of
 from tests.servers.clock import Clock
-from tests.servers.doubles import LIMITS, URL, Log, ScriptedAnswer, ScriptedResponse, route_to
+from tests.servers.doubles import (
+    LIMITS,
+    URL,
+    Log,
+    ScriptedAnswer,
+    ScriptedResponse,
+    only,
+    route_to,
+)
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, json_request
 
 JSON = json_request()
@@ -47,7 +55,7 @@ def _plan(
     made = CIMultiDict(headers)
     if length and "Content-Length" not in made:
         made["Content-Length"] = str(length)
-    straight = Straight(route_to(ReadyEndpoint(), limits=limits))
+    straight = Straight(only(route_to(ReadyEndpoint(), limits=limits)))
     try:
         return straight.plan(method, target, CIMultiDictProxy(made), length)
     finally:
@@ -225,7 +233,7 @@ class _Scene:
         self.endpoint = ReadyEndpoint(self.log)
         self.route: Route = route_to(self.endpoint, limits=limits, policies=policies)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
-            self.straight = Straight(self.route)
+            self.straight = Straight(only(self.route))
 
     def begin(
         self, method: str = "POST", target: str = INFER, body: bytes = JSON
@@ -398,7 +406,7 @@ async def test_a_transport_that_cannot_send_at_once() -> None:
             return super(ReadyEndpoint, self).send_at_once(start, headers, body, receiver)
 
     route = route_to(Slow())
-    straight = Straight(route)
+    straight = Straight(only(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     assert straight.begin(plan, b"", ScriptedClient()) is None
@@ -413,7 +421,7 @@ async def test_an_endpoint_that_fails_is_given_back() -> None:
             raise ZeroDivisionError
 
     route = route_to(Failing())
-    straight = Straight(route)
+    straight = Straight(only(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     with pytest.raises(ZeroDivisionError):
@@ -424,7 +432,7 @@ async def test_an_endpoint_that_fails_is_given_back() -> None:
 async def test_the_least_busy_endpoint_is_asked() -> None:
     one, two = ReadyEndpoint(url="http://one"), ReadyEndpoint(url="http://two")
     route = route_to(one, two)
-    straight = Straight(route)
+    straight = Straight(only(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     for _ in range(4):

@@ -2,12 +2,30 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocol.endpoints import Endpoint, EndpointKind, model_path, parse_endpoint
+from gateway.protocol.endpoints import (
+    KINDS,
+    UNTOUCHED,
+    Endpoint,
+    EndpointKind,
+    kind_word,
+    model_path,
+    parse_endpoint,
+    with_model,
+)
 
 INFER = EndpointKind.INFER
 TRACE = EndpointKind.TRACE_SETTING
 METADATA = EndpointKind.SERVER_METADATA
 LOAD = EndpointKind.LOAD
+GENERATE = EndpointKind.GENERATE
+HEALTH = EndpointKind.HEALTH
+MODEL_METADATA = EndpointKind.MODEL_METADATA
+CONFIG = EndpointKind.CONFIG
+STATISTICS = EndpointKind.STATISTICS
+REPOSITORY = EndpointKind.REPOSITORY
+LOGGING = EndpointKind.LOGGING
+SHARED_MEMORY = EndpointKind.SHARED_MEMORY
+OTHER = EndpointKind.OTHER
 
 
 @pytest.mark.parametrize(
@@ -18,6 +36,7 @@ LOAD = EndpointKind.LOAD
         ("POST", "/v2/models/m/versions/7/infer", Endpoint(INFER, "m", "7")),
         ("POST", "/v2/models/a%2Fb%20c/infer", Endpoint(INFER, "a%2Fb%20c")),
         ("POST", "/v2/models/infer/infer", Endpoint(INFER, "infer")),
+        ("POST", "/v2/models/stats/infer", Endpoint(INFER, "stats")),
         ("POST", "/v2/models/versions/versions/versions/infer", Endpoint(INFER, *["versions"] * 2)),
         ("GET", "/v2", Endpoint(METADATA)),
         ("GET", "/v2/", Endpoint(METADATA)),
@@ -37,37 +56,68 @@ def test_endpoints_that_are_treated_in_a_way_of_their_own(
     method: str, target: str, endpoint: Endpoint
 ) -> None:
     assert parse_endpoint(method, target) == endpoint
+    assert endpoint.kind not in UNTOUCHED
 
 
 @pytest.mark.parametrize(
-    ("method", "target"),
+    ("method", "target", "endpoint"),
     [
-        ("GET", "/v2/models/m/infer"),
-        ("POST", "/v2/models/m/infer/"),
-        ("POST", "/v2/models//infer"),
-        ("POST", "/v2/models/a/b/infer"),
-        ("POST", "/v2/models/m/versions//infer"),
-        ("POST", "/v2/models/m/generate"),
-        ("POST", "/v2/models/m/generate_stream"),
-        ("POST", "/prefix/v2/models/m/infer"),
-        ("POST", "/v2/models/m/infer\n"),
-        ("POST", "/v2"),
-        ("PUT", "/v2/trace"),
-        ("GET", "/v2/trace/"),
-        ("GET", "/v2/trace/settings"),
-        ("GET", "/v2/repository/models/m/load"),
-        ("POST", "/v2/repository/index"),
-        ("GET", "/v2/models/m"),
-        ("GET", "/v2/models/m/config"),
-        ("GET", "/v2/health/ready"),
-        ("GET", "/v1/models"),
-        ("GET", "/"),
-        ("OPTIONS", "*"),
-        ("GET", ""),
+        ("POST", "/v2/models/m/generate", Endpoint(GENERATE, "m")),
+        ("POST", "/v2/models/m/versions/2/generate_stream", Endpoint(GENERATE, "m", "2")),
+        ("GET", "/v2/health/live", Endpoint(HEALTH)),
+        ("GET", "/v2/health/ready?x", Endpoint(HEALTH)),
+        ("HEAD", "/v2/health/ready", Endpoint(HEALTH)),
+        ("GET", "/v2/models/m/ready", Endpoint(HEALTH, "m")),
+        ("GET", "/v2/models/m", Endpoint(MODEL_METADATA, "m")),
+        ("GET", "/v2/models/m?x", Endpoint(MODEL_METADATA, "m")),
+        ("GET", "/v2/models/m/versions/1", Endpoint(MODEL_METADATA, "m", "1")),
+        ("GET", "/v2/models/m/config", Endpoint(CONFIG, "m")),
+        ("GET", "/v2/models/m/versions/1/stats", Endpoint(STATISTICS, "m", "1")),
+        ("GET", "/v2/models/stats", Endpoint(STATISTICS)),
+        ("GET", "/v2/models/stats/stats", Endpoint(STATISTICS, "stats")),
+        ("POST", "/v2/repository/index", Endpoint(REPOSITORY)),
+        ("POST", "/v2/repository/r/index", Endpoint(REPOSITORY)),
+        ("POST", "/v2/repository/r/models/m/load", Endpoint(REPOSITORY)),
+        ("GET", "/v2/repository/models/m/load", Endpoint(REPOSITORY, "m")),
+        ("POST", "/v2/repository", Endpoint(REPOSITORY)),
+        ("POST", "/v2/logging", Endpoint(LOGGING)),
+        ("GET", "/v2/systemsharedmemory/status", Endpoint(SHARED_MEMORY)),
+        ("POST", "/v2/cudasharedmemory/region/r/register", Endpoint(SHARED_MEMORY)),
+        ("GET", "/v2/models/m/infer", Endpoint(OTHER, "m")),
+        ("POST", "/v2/models/m/infer/", Endpoint(OTHER, "m")),
+        ("POST", "/v2/models/m/infer\n", Endpoint(OTHER, "m")),
+        ("POST", "/v2/models/m\n/infer\n", Endpoint(OTHER, "m\n")),
+        ("POST", "/v2/models/a/b/infer", Endpoint(OTHER, "a")),
+        ("GET", "/v2/models/m/versions/3/x/y", Endpoint(OTHER, "m", "3")),
+        ("POST", "/v2/models/m/versions//infer", Endpoint(OTHER, "m")),
+        ("GET", "/v2/models/m/", Endpoint(OTHER, "m")),
+        ("POST", "/v2/models//infer", Endpoint(OTHER)),
+        ("POST", "/prefix/v2/models/m/infer", Endpoint(OTHER)),
+        ("POST", "/v2", Endpoint(OTHER)),
+        ("PUT", "/v2/trace", Endpoint(OTHER)),
+        ("PUT", "/v2/models/m/trace", Endpoint(OTHER, "m")),
+        ("GET", "/v2/trace/", Endpoint(OTHER)),
+        ("GET", "/v2/trace/settings", Endpoint(OTHER)),
+        ("GET", "/v2/repositories", Endpoint(OTHER)),
+        ("GET", "/v2/%72epository/index", Endpoint(OTHER)),
+        ("GET", "/v2/models", Endpoint(OTHER)),
+        ("GET", "/v2/x", Endpoint(OTHER)),
+        ("GET", "/v1/models", Endpoint(OTHER)),
+        ("GET", "/", Endpoint(OTHER)),
+        ("OPTIONS", "*", Endpoint(OTHER)),
+        ("GET", "", Endpoint(OTHER)),
     ],
 )
-def test_whatever_else_is_forwarded(method: str, target: str) -> None:
-    assert parse_endpoint(method, target) == Endpoint(EndpointKind.OTHER)
+def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(method, target) == endpoint
+    assert endpoint.kind in UNTOUCHED
+
+
+def test_every_kind_has_one_word() -> None:
+    named = [kind for kinds in KINDS.values() for kind in kinds]
+    assert sorted(kind.name for kind in named) == sorted(kind.name for kind in EndpointKind)
+    for word, kinds in KINDS.items():
+        assert {kind_word(kind) for kind in kinds} == {word}
 
 
 def test_paths_of_a_model() -> None:
@@ -80,3 +130,60 @@ def test_paths_of_a_model() -> None:
 def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
     path = model_path(model, version) + "/infer"
     assert parse_endpoint("POST", path) == Endpoint(INFER, model, version)
+
+
+@pytest.mark.parametrize(
+    ("target", "renamed", "with_version"),
+    [
+        ("/v2/models/m/infer", "/v2/models/n/infer", "/v2/models/n/versions/3/infer"),
+        (
+            "/v2/models/m/versions/1/infer",
+            "/v2/models/n/versions/1/infer",
+            "/v2/models/n/versions/3/infer",
+        ),
+        (
+            "/v2/models/m/infer?a=/v2/models/m/infer?b#",
+            "/v2/models/n/infer?a=/v2/models/m/infer?b#",
+            "/v2/models/n/versions/3/infer?a=/v2/models/m/infer?b#",
+        ),
+        ("/v2/models/m", "/v2/models/n", "/v2/models/n/versions/3"),
+        ("/v2/models/m?", "/v2/models/n?", "/v2/models/n/versions/3?"),
+        ("/v2/models/m/versions/1", "/v2/models/n/versions/1", "/v2/models/n/versions/3"),
+        ("/v2/models/m/generate", "/v2/models/n/generate", "/v2/models/n/versions/3/generate"),
+        ("/v2/models/m/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
+        ("/v2/models/m/trace", "/v2/models/n/trace", "/v2/models/n/versions/3/trace"),
+        (
+            "/v2/models/m/versions/2/trace/setting?x",
+            "/v2/models/n/versions/2/trace/setting?x",
+            "/v2/models/n/versions/3/trace/setting?x",
+        ),
+        ("/v2/models/a%2Fb/x//y", "/v2/models/n/x//y", "/v2/models/n/versions/3/x//y"),
+        ("/v2/models/models/models", "/v2/models/n/models", "/v2/models/n/versions/3/models"),
+        ("/v2/models/stats/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
+        *[
+            (f"/v2/repository/models/m/{verb}", *[f"/v2/repository/models/n/{verb}"] * 2)
+            for verb in ("load", "unload?x")
+        ],
+        *[
+            (target, target, target)
+            for target in (
+                "/v2",
+                "/v2/trace/setting",
+                "/v2/models/stats?x",
+                "/v2/repository/index",
+                "/v2/models//infer",
+                "/x/v2/models/m/infer",
+                "*",
+            )
+        ],
+    ],
+)
+def test_another_model_in_a_path(target: str, renamed: str, with_version: str) -> None:
+    assert with_model(target, "n") == renamed
+    assert with_model(target, "n", "3") == with_version
+    for method in ("GET", "POST"):
+        before = parse_endpoint(method, target)
+        version = None if before.model is None or "repository" in target else "3"
+        model = None if before.model is None else "n"
+        assert parse_endpoint(method, renamed) == Endpoint(before.kind, model, before.version)
+        assert parse_endpoint(method, with_version) == Endpoint(before.kind, model, version)

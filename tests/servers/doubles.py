@@ -12,7 +12,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
+from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.dialects import TRITON
+from gateway.routing.matcher import Match
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -203,3 +205,8 @@ def route_to(
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
     upstream = Upstream("servers", TRITON, Pool(endpoints), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
+
+
+def only(route: Route) -> Routes:
+    """Make the routes where all requests take this one."""
+    return Routes([Rule(Match(), (route,))])

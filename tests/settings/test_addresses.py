@@ -6,6 +6,7 @@ from gateway.settings.addresses import (
     UnixAddress,
     parse_address,
     parse_endpoint,
+    parse_host,
 )
 
 ADDRESSES = [
@@ -48,13 +49,23 @@ ENDPOINTS = [
     ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
     ("HTTP://triton:80", "http://triton:80"),
     ("http://[0:0::1]:8000", "http://[::1]:8000"),
+    ("https://127.0.0.1:8000/", "https://127.0.0.1:8000"),
+    ("HTTPS://triton.example:443", "https://triton.example:443"),
+    ("https://[0:0::1]:8000", "https://[::1]:8000"),
+    ("unix:/run/triton.sock", "unix:/run/triton.sock"),
+    ("unix:/run/two words", "unix:/run/two words"),
 ]
 NOT_ENDPOINTS = [
     ("triton:8000", "expected a URL such as http://127.0.0.1:8000, got 'triton:8000'"),
     (8000, "expected a URL such as http://127.0.0.1:8000, got 8000"),
     ("http://h:1\n", "expected a host and a port after http://, got 'h:1\\n'"),
-    ("https://h:1", "https towards servers is not supported yet; only http is"),
-    ("grpc://h:1", "expected an http URL, got grpc"),
+    ("grpc://h:1", "expected http://, https:// or unix:/, got grpc"),
+    ("https://h", "expected a host and a port after https://, got 'h'"),
+    ("https://u:p@h:1", "a user name or password in the URL is not supported"),
+    ("unix:run/s", "expected unix: and the absolute path of a socket, got 'run/s'"),
+    ("unix:/run/", "expected unix: and the absolute path of a socket, got '/run/'"),
+    ("unix:/" + "é" * 54, "a socket's path may hold 107 bytes, not more"),
+    ("UNIX:/s", "expected a URL such as http://127.0.0.1:8000, got 'UNIX:/s'"),
     ("http://u@h:1", "a user name or password in the URL is not supported"),
     ("http://u:p@h:1", "a user name or password in the URL is not supported"),
     ("http://h:1/v2", "expected no path or query after the port, got '/v2'"),
@@ -78,6 +89,35 @@ def test_an_address_reads_back_as_it_was_written(written: str, address: Address)
 def test_what_is_no_address(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_address(written)
+    assert str(error.value) == message
+
+
+HOSTS = [
+    ("triton", "triton"),
+    ("Triton.example.", "Triton.example."),
+    ("127.0.0.1", "127.0.0.1"),
+    ("0:0::1", "::1"),
+    ("[::1]", "::1"),
+]
+NOT_HOSTS = [
+    ("", "expected a host name or an IP address, got ''"),
+    ("*.example", "expected a host name or an IP address, got '*.example'"),
+    ("two words", "expected a host name or an IP address, got 'two words'"),
+    (7, "expected a host name or an IP address, got 7"),
+    ("300.1.1.1", "expected an IPv4 address, got '300.1.1.1'"),
+    ("h:1", "expected an IPv6 address, got 'h:1'"),
+]
+
+
+@pytest.mark.parametrize(("written", "host"), HOSTS)
+def test_a_host(written: str, host: str) -> None:
+    assert parse_host(written) == host
+
+
+@pytest.mark.parametrize(("written", "message"), NOT_HOSTS)
+def test_what_is_no_host(written: object, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_host(written)
     assert str(error.value) == message
 
 

@@ -1,5 +1,6 @@
 """The files in config/ hold what the schema says."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.settings.addresses import TcpAddress
 from gateway.settings.load import load
-from gateway.settings.schema import Settings
+from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.words import KeyPath
 from gateway.settings.yaml_source import read_source
 
@@ -19,7 +20,10 @@ REFERENCE = CONFIG / "reference.yaml"
 
 
 # Where the reference file goes on below a field that holds several items.
-ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,)}
+ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,), "upstream": (0,)}
+
+# A section's name right behind the mark, and what stands below it.
+COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:$|  \S.*)", re.MULTILINE)
 
 
 def models(field: FieldInfo) -> list[type[BaseModel]]:
@@ -37,11 +41,31 @@ def fields(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath
 
 def test_the_reference_holds_the_defaults() -> None:
     upstreams = {"triton": {"endpoints": ["http://127.0.0.1:8000"]}}
-    assert load(REFERENCE, {}) == Settings.model_validate({"upstreams": upstreams})
+    shown = load(REFERENCE, {})
+    shown = shown.model_copy(update={"routes": shown.routes[1:]})  # the first one is an example
+    assert shown == Settings.model_validate({"upstreams": upstreams})
+
+
+def test_the_reference_shows_the_defaults_of_a_routes_limits() -> None:
+    shown = load(REFERENCE, {})
+    for name, value in shown.routes[0].limits:
+        assert value == getattr(shown.limits, name)
+
+
+def with_tls() -> str:
+    """The reference file with the sections of TLS, which cannot have defaults, put in."""
+    return COMMENTED_OUT.sub(lambda found: found[0].replace("#", "", 1), REFERENCE.read_text())
+
+
+def test_the_sections_of_tls_can_be_put_in(file: Path) -> None:
+    file.write_text(with_tls().replace("[http://127.0.0.1:8000]", "[https://127.0.0.1:8000]"))
+    settings = load(file, {})
+    assert settings.tls is not None
+    assert settings.upstreams["triton"].tls is not None
 
 
 def test_the_reference_shows_every_setting() -> None:
-    shown = read_source(REFERENCE.read_text(), {}).places
+    shown = read_source(with_tls(), {}).places
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
     assert [path for path in paths if path not in shown] == []
@@ -71,6 +95,18 @@ def test_the_sidecar_follows_the_environment() -> None:
     assert settings.limits.request_bytes == 1048576
     assert settings.limits.drain_time == 2.0
     assert settings.log.level == "debug"
+
+
+def test_tls_follows_the_environment() -> None:
+    environ = {"TLS_KEY": "/k", "TLS_CLIENT_CERTIFICATES": "optional"}
+    settings = load(CONFIG / "tls.yaml", environ)
+    assert settings.listen == (TcpAddress("0.0.0.0", 8443),)
+    assert settings.tls == ClientTls(
+        certificate="/etc/tensorgate/tls/tls.crt",
+        key="/k",
+        client_ca="/etc/tensorgate/tls/ca.crt",
+        client_certificates="optional",
+    )
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)

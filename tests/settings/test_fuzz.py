@@ -15,10 +15,12 @@ ENVIRON = {"SET": "64", "EMPTY": "", "ODD": "\udc80\n"}
 KEYS = [
     *Settings.model_fields,
     *("endpoints", "dialect", "upstream", "nonfinite", "bytes", "level", "access", "match"),
+    *("model", "version", "headers", "kinds", "name", "weight", "sticky", "rewrite", "deny"),
     *("request_bytes", "json_depth", "idle_time", "triton", "<<", "a b", ""),
 ]
 SCALARS = [
     *("triton", "http://127.0.0.1:8000", "127.0.0.1:8080", "unix:/s", "64MiB", "5s", "null"),
+    *("re:(", "re:a", "[", "[z-a]", "infer", "x-user"),
     *("${SET}", "${EMPTY}", "${ODD}", "${NONE}", "${NONE:-1}", "${", "yes", "12:30", "", "\ud800"),
 ]
 MARKS = [

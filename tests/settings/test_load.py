@@ -1,12 +1,17 @@
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from gateway.protocol.endpoints import KINDS
+from gateway.routing.matcher import Pattern
 from gateway.settings.addresses import TcpAddress, UnixAddress
 from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
-from gateway.settings.schema import Limits, Log, Route, Settings, Upstream
+from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
+from gateway.settings.schema import ClientTls, Limits, Log, Settings, Upstream
 
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 
@@ -24,7 +29,7 @@ def test_an_upstream_is_enough(file: Path) -> None:
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
     assert settings.workers == 1
     assert settings.upstreams == {"triton": Upstream(endpoints=("http://triton:8000",))}
-    assert settings.routes == (Route(upstream="triton"),)
+    assert settings.routes == (_to("triton"),)
     assert settings.limits == Limits()
     assert settings.log == Log()
 
@@ -61,7 +66,7 @@ log: {level: warning, access: false}
     )
     assert settings.workers == 8
     assert list(settings.upstreams) == ["blue", "green"]
-    assert settings.routes == (Route(upstream="green", nonfinite="string", bytes="base64"),)
+    assert settings.routes == (_to("green", nonfinite="string", bytes="base64"),)
     assert settings.limits == Limits(
         request_bytes=4 * 2**30,
         header_bytes=2048,
@@ -75,6 +80,130 @@ log: {level: warning, access: false}
         metadata_models=1,
     )
     assert settings.log == Log(level="warning", access=False)
+
+
+def test_everything_can_be_said_of_a_route(file: Path) -> None:
+    file.write_text(
+        """
+upstreams:
+  blue: {endpoints: [http://a:1]}
+  green: {endpoints: [http://b:2]}
+routes:
+  - match:
+      model: resnet*
+      version: 2
+      headers: {X-Tenant: 're:(?i)blue', x-level: 7}
+      kinds: [infer, shared_memory]
+    upstream: [{name: blue, weight: 90}, {name: green, weight: '10'}]
+    sticky: X-User
+    rewrite: {model: a%2Fb, version: 1}
+    deny: [repository, other]
+    limits:
+      request_bytes: 1KiB
+      header_bytes: 2KiB
+      json_depth: 3
+      spool_bytes: 4KiB
+      idle_time: 5
+      total_time: 6m
+  - {match: {model: '[a-c]?'}, upstream: green, deny: []}
+  - upstream: blue
+"""
+    )
+    assert load(file, {}).routes == (
+        Route(
+            match=Match(
+                model="resnet*",
+                version="2",
+                headers={"X-Tenant": "re:(?i)blue", "x-level": "7"},
+                kinds=("infer", "shared_memory"),
+            ),
+            upstream=(Share(name="blue", weight=90), Share(name="green", weight=10)),
+            sticky="X-User",
+            rewrite=Rewrite(model="a%2Fb", version="1"),
+            deny=("repository", "other"),
+            limits=RouteLimits(
+                request_bytes=1024,
+                header_bytes=2048,
+                json_depth=3,
+                spool_bytes=4096,
+                idle_time=5.0,
+                total_time=360.0,
+            ),
+        ),
+        Route(match=Match(model="[a-c]?"), upstream=(Share(name="green", weight=1),)),
+        _to("blue"),
+    )
+
+
+def _to(upstream: str, **more: Any) -> Route:
+    return Route.model_validate({"upstream": upstream, **more})
+
+
+def test_the_kinds_are_those_of_the_protocol() -> None:
+    assert get_args(Kind) == tuple(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("m", "m"),
+        ("*", "m"),
+        ("m[]x]", "m]"),
+        ("m[!]]", "mx"),
+        ("m[!a-z]", "m7"),
+        ("m]", "m]"),
+        ("m[a-c]-[0-9]", "mb-7"),
+        ("re:", ""),
+        ("re:m[]x]+", "m]x"),
+    ],
+)
+def test_the_patterns_that_are_taken_can_be_compiled(pattern: str, name: str) -> None:
+    assert Pattern.of(parse_pattern(pattern)).fits(name)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "re:[", "m[", "m[]", "m[!]", "m[b-a]", "[a]-[", "[a-c][c-a]"]
+)
+def test_the_patterns_that_are_not_taken(pattern: str) -> None:
+    with pytest.raises(ValueError):
+        parse_pattern(pattern)
+
+
+def test_a_route_takes_all_requests_if_nothing_is_said(file: Path) -> None:
+    """A route behind it is then never reached."""
+    for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, kinds: null}"):
+        file.write_text(
+            f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
+        )
+        (problem,) = problems(file)
+        assert problem.path_in_file == "routes[1]"
+        assert problem.message == "never reached: routes[0] takes every request"
+
+
+@pytest.mark.parametrize(
+    ("written", "tls"),
+    [
+        ("certificate: c, key: k", ClientTls(certificate="c", key="k")),
+        (
+            "certificate: c, key: k, client_ca: a",
+            ClientTls(certificate="c", key="k", client_ca="a"),
+        ),
+        (
+            "certificate: c, key: k, client_ca: a, client_certificates: optional",
+            ClientTls(certificate="c", key="k", client_ca="a", client_certificates="optional"),
+        ),
+    ],
+)
+def test_tls_with_clients(file: Path, written: str, tls: ClientTls) -> None:
+    file.write_text(f"{ONE_UPSTREAM}tls: {{{written}}}\n")
+    assert load(file, {}).tls == tls
+
+
+def test_settings_made_in_code_may_speak_tls_too() -> None:
+    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
+    tls = ClientTls(certificate="c", key="k", client_certificates="required")
+    with pytest.raises(ValidationError, match="needs client_ca"):
+        Settings(upstreams=upstreams, tls=tls)
 
 
 @pytest.mark.parametrize("written", ["null", "'null'", "~"])
@@ -189,13 +318,18 @@ def test_a_problem_names_file_line_and_path() -> None:
 
 def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
     upstreams = {"a": Upstream(endpoints=("http://a:1",))}
-    assert Settings(upstreams=upstreams).routes == (Route(upstream="a"),)
+    assert Settings(upstreams=upstreams).routes == (_to("a"),)
     with pytest.raises(ValidationError, match="no upstream is named 'b'"):
-        Settings(upstreams=upstreams, routes=(Route(upstream="b"),))
+        Settings(upstreams=upstreams, routes=(_to("b"),))
+    with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
+        Settings(upstreams=upstreams, routes=(_to("a"), _to("a", match={"model": "m"})))
+    shared = Route(upstream=(Share(name="a", weight=1),))
+    assert shared == _to("a")
 
 
 def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
-    file.write_text(f"{ONE_UPSTREAM}listen: ['[::1]:0', unix:/s]\n")
+    route = "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {json_depth: 9}}"
+    file.write_text(f"{ONE_UPSTREAM}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")
     settings = load(file, {})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 

@@ -1,0 +1,148 @@
+"""Which route a request takes: the first rule that it matches tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from multidict import CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.base import Limits, Route
+from gateway.protocol.endpoints import (
+    Endpoint,
+    EndpointKind,
+    kind_word,
+    parse_endpoint,
+    with_model,
+)
+from gateway.routing.matcher import Match, first_match
+from gateway.routing.weights import Shares, number_of
+
+_SHOWN = 100
+"""Characters of a request's path that an error repeats."""
+_LISTED = 20
+"""Models that an error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The model that a server is asked for instead, and its version if there is one."""
+
+    model: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What becomes of requests that match.
+
+    ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
+    which every value stays with one route. Kinds in ``deny`` are refused.
+    """
+
+    match: Match
+    routes: tuple[Route, ...]
+    weights: tuple[int, ...] = (1,)
+    sticky: str | None = None
+    rewrite: Rewrite | None = None
+    deny: frozenset[EndpointKind] = frozenset()
+
+    @property
+    def limits(self) -> Limits:
+        """Give the limits of all its routes."""
+        return self.routes[0].limits
+
+
+class Choice:
+    """Chooses the routes of requests, one after the other, by weight.
+
+    ``next`` stands until it is taken. So what is chosen for a request that the straight way leaves,
+    as no connection is free there, is not lost: all that is chosen is used, in the weights' shares.
+    """
+
+    __slots__ = ("_draw", "next")
+
+    def __init__(self, draw: Callable[[], Route] | None, first: Route) -> None:
+        self._draw = draw
+        self.next = first
+
+    def take(self) -> Route:
+        """Give the route for a request, and choose that of the next one."""
+        route = self.next
+        if self._draw is not None:
+            self.next = self._draw()
+        return route
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where requests with the same head go, and what the server is asked for."""
+
+    choice: Choice
+    asked: Endpoint
+    target: str
+
+
+class Routes:
+    """Finds the rule for a request; ``random`` gives numbers in [0, 1)."""
+
+    def __init__(self, rules: Sequence[Rule], random: Callable[[], float] = random.random) -> None:
+        self.rules = tuple(rules)
+        self._matches = [rule.match for rule in rules]
+        self._ways = [_Ways(rule, random) for rule in rules]
+
+    def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
+        """Tell where a request goes: a pure function of its head, but for the choice by weight.
+
+        Raises GatewayError: 404 where no rule matches, 403 for what is denied.
+        """
+        asked = parse_endpoint(method, target)
+        index = first_match(self._matches, asked, headers)
+        if index is None:
+            raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target))
+        rule = self.rules[index]
+        # There are servers that decode a path, so that what it says then is denied as well.
+        for kind in (asked.kind, parse_endpoint(method, unquote(target)).kind):
+            if kind in rule.deny:
+                raise GatewayError(
+                    ErrorKind.FORBIDDEN, f"what is asked for ({kind_word(kind)}) is not served here"
+                )
+        choice = self._ways[index].choice(headers)
+        if rule.rewrite is not None and asked.model is not None:
+            target = with_model(target, rule.rewrite.model, rule.rewrite.version)
+            asked = parse_endpoint(method, target)
+        return Found(choice, asked, target)
+
+    def _unmatched(self, method: str, target: str) -> str:
+        path = target.partition("?")[0]
+        shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
+        models = list(dict.fromkeys(each.model.text for each in self._matches if each.model))
+        served = ", ".join(models[:_LISTED])
+        more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
+        listed = f"; models that are served: {served}{more}" if models else ""
+        return f"no route for {method} {shown}{listed}"
+
+
+class _Ways:
+    """The choices that a rule leaves."""
+
+    def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
+        shares = self._shares = Shares.of(rule.weights)
+        self._sticky = rule.sticky
+        self._settled = [Choice(None, route) for route in rule.routes]
+        if len(rule.routes) == 1:
+            self._free = self._settled[0]
+        else:
+
+            def draw() -> Route:
+                return rule.routes[shares.at(random())]
+
+            self._free = Choice(draw, draw())
+
+    def choice(self, headers: CIMultiDictProxy[str]) -> Choice:
+        """Give the choice for requests with these headers."""
+        value = None if self._sticky is None else headers.get(self._sticky)
+        return self._free if value is None else self._settled[self._shares.at(number_of(value))]

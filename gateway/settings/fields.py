@@ -1,0 +1,36 @@
+"""What the parts of the settings are made of: sections, and numbers within bounds."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, PlainValidator
+
+from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+
+
+class Section(BaseModel):
+    """Hold keys and values, of which none is unknown and none changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def size(least: str, most: str) -> PlainValidator:
+    """Return the check of a size in bytes."""
+    return PlainValidator(Between(parse_size, least, most), json_schema_input_type=int | str)
+
+
+def time(least: str, most: str) -> PlainValidator:
+    """Return the check of a duration in seconds."""
+    return PlainValidator(Between(parse_duration, least, most), json_schema_input_type=float | str)
+
+
+def count(least: str, most: str) -> PlainValidator:
+    """Return the check of a whole number."""
+    return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
+
+
+RequestBytes = Annotated[int, size("1KiB", "1TiB")]
+HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
+JsonDepth = Annotated[int, count("1", "200")]
+SpoolBytes = Annotated[int, size("1KiB", "1TiB")]
+IdleTime = Annotated[float, time("1ms", "24h")]
+TotalTime = Annotated[float, time("1ms", "168h")]

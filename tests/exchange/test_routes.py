@@ -1,0 +1,374 @@
+"""Which route a request takes, and what it is refused with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.base import Route
+from gateway.exchange.dispatch import exchange
+from gateway.exchange.routes import Rewrite, Routes, Rule
+from gateway.exchange.straight import Plan, Straight
+from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
+from gateway.routing.matcher import Match, Pattern
+from gateway.routing.weights import Shares, number_of
+from tests.servers.at_once import ReadyEndpoint, ScriptedClient, head_of
+from tests.servers.doubles import (
+    LIMITS,
+    Log,
+    ScriptedAnswer,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedResponse,
+    route_to,
+)
+from tests.servers.running_gateway import until
+from tests.servers.tensors import INFER, LENGTH, json_request, metadata
+
+OK = ScriptedResponse(200, {}, [b"{}"])
+
+
+def _headers(headers: dict[str, str] | None = None) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(headers or {}))
+
+
+def _model(pattern: str) -> Match:
+    return Match(model=Pattern.of(pattern))
+
+
+def _kinds(*words: str) -> frozenset[EndpointKind]:
+    return frozenset(kind for word in words for kind in KINDS[word])
+
+
+def _refusal(routes: Routes, method: str, target: str) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        routes.find(method, target, _headers())
+    return caught.value
+
+
+def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
+    return iter(numbers).__next__
+
+
+# ------------------------------------------------------------------------------ the first match
+
+
+async def test_the_first_rule_that_matches_tells() -> None:
+    first, second, last = (route_to(ScriptedEndpoint(Log())) for _ in range(3))
+    routes = Routes(
+        [
+            Rule(_model("resnet*"), (first,)),
+            Rule(_model("resnet50"), (second,)),
+            Rule(Match(kinds=_kinds("health")), (second,)),
+            Rule(Match(), (last,)),
+        ]
+    )
+    for method, target, expected in [
+        ("POST", "/v2/models/resnet50/infer", first),
+        ("GET", "/v2/models/resnet50/ready", first),
+        ("GET", "/v2/health/ready", second),
+        ("GET", "/v2/models/vgg/ready", second),
+        ("POST", "/v2/models/vgg/infer", last),
+        ("GET", "/", last),
+    ]:
+        found = routes.find(method, target, _headers())
+        assert found.choice.take() is expected
+        assert found.target == target
+
+
+def _served(*patterns: str) -> Routes:
+    route = route_to(ScriptedEndpoint(Log()))
+    return Routes([Rule(_model(pattern), (route,)) for pattern in patterns])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "target", "message"),
+    [
+        (
+            ["resnet*", "re:bert-.+", "resnet*"],
+            "/v2/models/vgg/infer?token=secret",
+            "no route for POST /v2/models/vgg/infer; models that are served: resnet*, re:bert-.+",
+        ),
+        (
+            [f"m{i}" for i in range(23)],
+            "/v2/x",
+            "no route for POST /v2/x; models that are served: "
+            + ", ".join(f"m{i}" for i in range(20))
+            + " and 3 more",
+        ),
+        (["m"], "/" + "x" * 200, f"no route for POST /{'x' * 99}...; models that are served: m"),
+    ],
+)
+async def test_what_matches_no_rule_is_told_what_is_served(
+    patterns: list[str], target: str, message: str
+) -> None:
+    error = _refusal(_served(*patterns), "POST", target)
+    assert error.kind is ErrorKind.NOT_FOUND
+    assert error.message == message
+
+
+async def test_without_models_none_are_listed() -> None:
+    rule = Rule(Match(kinds=_kinds("infer")), (route_to(ScriptedEndpoint(Log())),))
+    error = _refusal(Routes([rule]), "GET", "/v2/models/m/config")
+    assert error.message == "no route for GET /v2/models/m/config"
+
+
+# ---------------------------------------------------------------------------------------- deny
+
+
+async def test_what_is_denied_is_not_looked_for_further() -> None:
+    route = route_to(ScriptedEndpoint(Log()))
+    deny = _kinds("repository", "shared_memory")
+    routes = Routes([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
+    for method, target, word in [
+        ("POST", "/v2/repository/models/m/load", "repository"),
+        ("POST", "/v2/repository/index", "repository"),
+        ("POST", "/v2/repository/other/models/m/unload", "repository"),
+        ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
+        # As a server that decodes paths reads it.
+        ("POST", "/v2/%72epository/index", "repository"),
+        ("POST", "/v2/repository/models/m/%6Coad?x", "repository"),
+        ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
+    ]:
+        error = _refusal(routes, method, target)
+        assert error.kind is ErrorKind.FORBIDDEN
+        assert error.message == f"what is asked for ({word}) is not served here"
+    assert routes.find("POST", INFER, _headers()).target == INFER
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [("/v2/models/vgg/infer", 404), ("/v2/models/m/infer", 403)]
+)
+async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
+    endpoint = ScriptedEndpoint(Log())
+    rule = Rule(_model("m"), (route_to(endpoint),), deny=_kinds("infer"))
+    log = Log()
+    answer = ScriptedAnswer(log)
+    request = ScriptedRequest(log, "POST", target, {}, [json_request()])
+    await exchange(request, answer, Routes([rule]))
+    assert answer.status == status
+    assert answer.body.startswith(b'{"error":"')
+    assert answer.headers["Content-Type"] == "application/json"
+    assert endpoint.requests == []
+    assert log.count_of("client sends") == 0
+
+
+@pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
+async def test_what_is_refused_goes_the_ordinary_way(target: str) -> None:
+    rule = Rule(_model("m"), (route_to(ReadyEndpoint()),), deny=_kinds("infer"))
+    straight = Straight(Routes([rule]))
+    assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
+
+
+# ------------------------------------------------------------------------------------- weights
+
+
+def _pair(route: Route | None = None) -> tuple[Route, Route]:
+    return (
+        route or route_to(ReadyEndpoint(url="http://a")),
+        route or route_to(ReadyEndpoint(url="http://b")),
+    )
+
+
+async def test_each_request_is_a_choice_of_its_own() -> None:
+    one, two = _pair()
+    numbers = [0.1, 0.95, 0.5, 0.9, 0.0, 0.7]
+    routes = Routes([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    found = routes.find("POST", INFER, _headers())
+    taken = [found.choice.take() for _ in range(2)]
+    other = routes.find("GET", "/v2/x", _headers())
+    taken += [other.choice.take(), found.choice.take(), other.choice.take()]
+    assert taken == [one, two, one, two, one]
+
+
+async def test_one_client_stays_with_one_upstream() -> None:
+    one, two = _pair()
+    rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
+    routes = Routes([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
+    shares = Shares.of((50, 50))
+    for user in map(str, range(100)):
+        expected = (one, two)[shares.at(number_of(user))]
+        for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
+            choice = routes.find("POST", target, _headers({name: user})).choice
+            assert [choice.take(), choice.take()] == [expected] * 2
+    # Without the header, each request is a choice of its own.
+    found = routes.find("POST", INFER, _headers())
+    assert [found.choice.take() for _ in range(3)] == [one, two, one]
+
+
+def _plan(straight: Straight, headers: dict[str, str] | None = None) -> Plan:
+    plan = straight.plan("GET", "/v2/x", _headers(headers), 0)
+    assert plan is not None
+    return plan
+
+
+def _begin(straight: Straight, plan: Plan) -> bool:
+    return straight.begin(plan, b"", ScriptedClient()) is not None
+
+
+async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
+    one, two = ReadyEndpoint(), ReadyEndpoint()
+    rule = Rule(Match(), (route_to(one), route_to(two)), (3, 1), sticky="x-user")
+    straight = Straight(Routes([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    plan = _plan(straight)
+    asked = []
+    for _ in range(4):
+        assert _begin(straight, plan)
+        asked.append((len(one.asked), len(two.asked)))
+    assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
+    users = [str(i) for i in range(20)]
+    for user in users:
+        plan = _plan(straight, {"X-User": user})
+        before = len(one.asked), len(two.asked)
+        for _ in range(2):
+            assert _begin(straight, plan)
+        after = len(one.asked), len(two.asked)
+        stays = Shares.of((3, 1)).at(number_of(user))
+        assert after[stays] == before[stays] + 2
+
+
+async def test_shares_are_kept_where_one_upstream_is_never_ready_at_once() -> None:
+    """What is chosen for a request that leaves the straight way holds on the ordinary one."""
+    ready, unready = ReadyEndpoint(), ReadyEndpoint()
+    unready.ready = False
+    one, two = route_to(ready), route_to(unready)
+    numbers = [number_of(str(i)) for i in range(10_000)]
+    routes = Routes([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    straight = Straight(routes)
+    plan = _plan(straight)
+    taken: Counter[str] = Counter()
+    for _ in range(5000):
+        if _begin(straight, plan):
+            taken["one"] += 1
+        else:
+            chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
+            taken["one" if chosen is one else "two"] += 1
+    expected = Counter("two" if Shares.of((90, 10)).at(n) else "one" for n in numbers[:5000])
+    assert taken == expected
+
+
+# ------------------------------------------------------------------------------------- rewrite
+
+
+def _alias(*turns: ScriptedResponse, version: str | None = None) -> tuple[ScriptedEndpoint, Routes]:
+    endpoint = ScriptedEndpoint(Log(), *turns)
+    rule = Rule(Match(), (route_to(endpoint),), rewrite=Rewrite("resnet50", version))
+    return endpoint, Routes([rule])
+
+
+@pytest.mark.parametrize("version", [None, "3"])
+@pytest.mark.parametrize(
+    ("method", "target", "sent", "sent_with_version"),
+    [
+        (
+            "POST",
+            "/v2/models/m/infer?x=m",
+            "/v2/models/resnet50/infer?x=m",
+            "/v2/models/resnet50/versions/3/infer?x=m",
+        ),
+        (
+            "POST",
+            "/v2/models/m/versions/1/generate",
+            "/v2/models/resnet50/versions/1/generate",
+            "/v2/models/resnet50/versions/3/generate",
+        ),
+        ("GET", "/v2/models/m", "/v2/models/resnet50", "/v2/models/resnet50/versions/3"),
+        (
+            "GET",
+            "/v2/models/m/stats",
+            "/v2/models/resnet50/stats",
+            "/v2/models/resnet50/versions/3/stats",
+        ),
+        # Triton keeps trace settings per model.
+        (
+            "GET",
+            "/v2/models/m/versions/1/trace?q",
+            "/v2/models/resnet50/trace/setting?q",
+            "/v2/models/resnet50/trace/setting?q",
+        ),
+        ("POST", "/v2/repository/models/m/load", *["/v2/repository/models/resnet50/load"] * 2),
+        ("GET", "/v2", "/v2", "/v2"),
+        ("GET", "/v2/models/stats", "/v2/models/stats", "/v2/models/stats"),
+        ("GET", "/v2/health/ready", "/v2/health/ready", "/v2/health/ready"),
+    ],
+)
+async def test_the_server_is_asked_for_the_other_model(
+    method: str, target: str, sent: str, sent_with_version: str, version: str | None
+) -> None:
+    endpoint, routes = _alias(OK, version=version)
+    body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
+    answer = ScriptedAnswer(Log())
+    await exchange(ScriptedRequest(Log(), method, target, {}, body), answer, routes)
+    assert answer.status == 200
+    assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
+
+
+async def test_metadata_is_that_of_the_other_model() -> None:
+    turns = ScriptedResponse(200, {}, [metadata(-1)]), ScriptedResponse(404), OK
+    endpoint, routes = _alias(*turns, version="3")
+    request = ScriptedRequest(Log(), "POST", INFER, {LENGTH: "0"}, [bytes(4)])
+    await exchange(request, ScriptedAnswer(Log()), routes)
+    assert [each.target for each in endpoint.requests] == [
+        "/v2/models/resnet50/versions/3",
+        "/v2/models/resnet50/versions/3/config",
+        "/v2/models/resnet50/versions/3/infer",
+    ]
+
+
+@pytest.mark.parametrize(("target", "below"), [(INFER, "/infer"), ("/v2/models/m/stats", "/stats")])
+async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, below: str) -> None:
+    endpoint = ReadyEndpoint()
+    rule = Rule(_model("m"), (route_to(endpoint),), rewrite=Rewrite("resnet50", "3"))
+    straight = Straight(Routes([rule]))
+    body = json_request()
+    plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
+    assert plan is not None
+    assert plan.converts is (target == INFER)
+    assert straight.begin(plan, body, ScriptedClient()) is not None
+    assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
+
+
+async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
+    _, routes = _alias(version="3")
+    found = routes.find("POST", "/v2/models/m/infer", _headers())
+    assert found.asked == Endpoint(EndpointKind.INFER, "resnet50", "3")
+
+
+# -------------------------------------------------------------------------------------- limits
+
+
+async def test_each_route_has_its_limits_on_the_straight_way() -> None:
+    small = route_to(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
+    routes = Routes([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
+    straight = Straight(routes)
+    headers = _headers({"Content-Length": "1001"})
+    assert straight.plan("POST", "/v2/models/small/generate", headers, 1001) is None
+    assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
+
+
+async def test_each_route_has_its_patience_on_the_straight_way() -> None:
+    hasty, patient = ReadyEndpoint(), ReadyEndpoint()
+    routes = Routes(
+        [
+            Rule(_model("hasty"), (route_to(hasty, limits=replace(LIMITS, idle_time=0.01)),)),
+            Rule(Match(), (route_to(patient),)),
+        ]
+    )
+    straight = Straight(routes)
+    clients = [ScriptedClient(), ScriptedClient()]
+    for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
+        plan = straight.plan("GET", target, _headers(), 0)
+        assert plan is not None
+        assert straight.begin(plan, b"", client) is not None
+    await until(lambda: clients[1].told)
+    assert clients[1].told[0].status == 504
+    assert b"limits.idle_time" in clients[1].told[0].body
+    assert clients[0].told == []
+    patient.asked[0].receiver.whole(head_of(), b"")
+    assert clients[0].told[0].status == 200
+    straight.close()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.routing.matcher import Match, Pattern, first_match
+
+INFER = Endpoint(EndpointKind.INFER, "resnet50", "2")
+UNVERSIONED = Endpoint(EndpointKind.INFER, "resnet50")
+INDEX = Endpoint(EndpointKind.REPOSITORY)
+
+
+def _headers(*headers: tuple[str, str]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(headers))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "unfit"),
+    [
+        ("resnet", ["resnet"], ["Resnet", "resnet5", "xresnet", "", "resnet\n"]),
+        ("resnet*", ["resnet", "resnet50", "resnet\n"], ["Resnet50", "aresnet", "resne"]),
+        ("*", ["x", ""], []),
+        ("*-v?", ["a-v1", "-v-"], ["a-v", "a-v12", "a-V1"]),
+        ("m[0-3]", ["m0", "m3"], ["m4", "m", "m03", "M0"]),
+        ("m[!0-3]", ["m4", "mx"], ["m0", "m"]),
+        ("m[]x]", ["m]", "mx"], ["m", "m["]),
+        ("a.b+c", ["a.b+c"], ["axbbc", "a.bbc"]),
+        ("a.b*", ["a.b", "a.bc"], ["axb"]),
+        ("a%2F*", ["a%2Fb"], ["a/b", "a%2fb"]),
+        ("re:resnet[0-9]+", ["resnet5", "resnet50"], ["resnet", "xresnet5", "resnet5x", "RESNET5"]),
+        ("re:a|bc", ["a", "bc"], ["ac", "b", "abc"]),
+        ("re:(?i)resnet", ["ResNet"], ["resnets"]),
+        ("re:", [""], ["x", "re:"]),
+    ],
+)
+def test_patterns(pattern: str, fitting: list[str], unfit: list[str]) -> None:
+    made = Pattern.of(pattern)
+    assert [name for name in fitting + unfit if made.fits(name)] == fitting
+    assert made.text == pattern
+    assert made == Pattern.of(pattern)
+
+
+def test_a_broken_expression() -> None:
+    with pytest.raises(re.error):
+        Pattern.of("re:(")
+
+
+def _match(
+    model: str | None = None,
+    version: str | None = None,
+    headers: dict[str, str] | None = None,
+    *kinds: EndpointKind,
+) -> Match:
+    return Match(
+        Pattern.of(model) if model else None,
+        Pattern.of(version) if version else None,
+        tuple((name, Pattern.of(value)) for name, value in (headers or {}).items()),
+        frozenset(kinds) or None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("match", "asked", "headers", "holds"),
+    [
+        (_match(), INFER, (), True),
+        (_match(), INDEX, (), True),
+        (_match("resnet50"), INFER, (), True),
+        (_match("resnet"), INFER, (), False),
+        (_match("*"), UNVERSIONED, (), True),
+        (_match("*"), INDEX, (), False),
+        (_match("re:.*"), INDEX, (), False),
+        (_match(version="2"), INFER, (), True),
+        (_match(version="[3-9]"), INFER, (), False),
+        (_match(version="*"), UNVERSIONED, (), False),
+        (_match("resnet*", "2"), INFER, (), True),
+        (_match("resnet*", "1"), INFER, (), False),
+        (_match("vgg", "2"), INFER, (), False),
+        (_match(headers={"X-Tenant": "blue"}), INDEX, [("x-tenant", "blue")], True),
+        (_match(headers={"x-tenant": "blue"}), INDEX, [("X-TENANT", "blue")], True),
+        (_match(headers={"x-tenant": "blue"}), INDEX, [("x-tenant", "Blue")], False),
+        (_match(headers={"x-tenant": "blue"}), INDEX, [("x-tenant", "blue,red")], False),
+        (_match(headers={"x-tenant": "b*"}), INDEX, [("x-tenant", "a"), ("x-tenant", "b")], True),
+        (_match(headers={"x-tenant": "*"}), INDEX, [("x-tenant", "")], True),
+        (_match(headers={"x-tenant": "*"}), INDEX, (), False),
+        (_match(headers={"a": "1", "b": "re:[0-9]"}), INDEX, [("a", "1"), ("b", "7")], True),
+        (_match(headers={"a": "1", "b": "2"}), INDEX, [("a", "1")], False),
+        (_match(None, None, None, EndpointKind.INFER), INFER, (), True),
+        (_match(None, None, None, EndpointKind.INFER), INDEX, (), False),
+        (
+            _match(None, None, None, EndpointKind.INFER, EndpointKind.REPOSITORY),
+            INDEX,
+            (),
+            True,
+        ),
+        (_match("x", None, None, EndpointKind.INFER), INFER, (), False),
+    ],
+)
+def test_what_matches(
+    match: Match, asked: Endpoint, headers: tuple[tuple[str, str], ...], holds: bool
+) -> None:
+    assert match.holds(asked, _headers(*headers)) is holds
+
+
+def test_the_first_match_wins() -> None:
+    matches = [_match("vgg"), _match("resnet*"), _match("resnet50"), _match()]
+    assert first_match(matches, INFER, _headers()) == 1
+    assert first_match(matches[::-1], INFER, _headers()) == 0
+    assert first_match(matches, INDEX, _headers()) == 3
+    assert first_match(matches[:3], INDEX, _headers()) is None
+    assert first_match([], INFER, _headers()) is None

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from math import nextafter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.weights import Shares, number_of
+
+BELOW_ONE = nextafter(1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "number", "index"),
+    [
+        ((1,), 0.0, 0),
+        ((1,), BELOW_ONE, 0),
+        ((1, 1), 0.0, 0),
+        ((1, 1), 0.4999, 0),
+        ((1, 1), 0.5, 1),
+        ((1, 1), BELOW_ONE, 1),
+        ((90, 10), 0.8999, 0),
+        ((90, 10), 0.9, 1),
+        ((0, 1), 0.0, 1),
+        ((0, 1), BELOW_ONE, 1),
+        ((1, 0), 0.0, 0),
+        ((1, 0), BELOW_ONE, 0),
+        ((1, 0, 1), 0.5, 2),
+        ((2, 3, 5), 0.19, 0),
+        ((2, 3, 5), 0.2, 1),
+        ((2, 3, 5), 0.49, 1),
+        ((2, 3, 5), 0.5, 2),
+    ],
+)
+def test_shares(weights: tuple[int, ...], number: float, index: int) -> None:
+    assert Shares.of(weights).at(number) == index
+
+
+@given(
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=20).filter(any),
+    st.floats(0, BELOW_ONE) | st.just(BELOW_ONE),
+)
+def test_no_weight_no_share(weights: list[int], number: float) -> None:
+    assert weights[Shares.of(weights).at(number)] > 0
+
+
+def test_each_has_its_share() -> None:
+    shares = Shares.of((70, 20, 0, 10))
+    counts = Counter(shares.at(i / 1000) for i in range(1000))
+    assert counts == {0: 700, 1: 200, 3: 100}
+
+
+@given(st.text() | st.text(st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)))
+def test_a_number_of_any_text(text: str) -> None:
+    assert 0.0 <= number_of(text) < 1.0
+    assert number_of(text) == number_of(text)
+
+
+def test_numbers_are_the_same_in_every_process() -> None:
+    program = "from gateway.routing.weights import number_of; print(number_of('client-7'))"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert printed == {f"{number_of('client-7')}\n"}
+
+
+def test_clients_are_spread_by_the_weights() -> None:
+    shares = Shares.of((90, 10))
+    canary = sum(shares.at(number_of(f"client-{i}")) for i in range(10_000))
+    assert 900 < canary < 1100
+
+
+def test_a_weight_that_grows_keeps_its_clients() -> None:
+    clients = [number_of(str(i)) for i in range(1000)]
+    few = {number for number in clients if Shares.of((90, 10)).at(number)}
+    more = {number for number in clients if Shares.of((50, 50)).at(number)}
+    assert few < more
