@@ -10,7 +10,7 @@ from gateway.errors import GatewayError
 from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.pool import Loan, Outcome, outcome_of
+from gateway.upstream.pool import Loan
 
 _T = TypeVar("_T")
 
@@ -52,7 +52,7 @@ class Attempts:
     ) -> None:
         """Let the endpoint go."""
         self.response.close()
-        self._loan.give_back(Outcome.ANSWERED if error is None else outcome_of(error))
+        self._loan.end(error)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         return await _send(endpoint, self._request, self._deadline)
@@ -72,7 +72,7 @@ async def reaching(
         try:
             return loan, await use(endpoint)
         except BaseException as error:
-            loan.give_back(outcome_of(error))
+            loan.end(error)
             tried.append(endpoint)
             if not may_ask_another(upstream, error, tried):
                 raise

@@ -175,7 +175,7 @@ class StraightExchange(Receiver, Watched):
 
     def failed(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
-        self._end(Outcome.FAILED)
+        self._end(Outcome.FAILED, str(error))
         if may_ask_another(self._route.upstream, error, [self._loan.endpoint]):
             self._client.go_on(self._ask_another, lambda: None)
         else:
@@ -183,22 +183,23 @@ class StraightExchange(Receiver, Watched):
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
-        self._end(Outcome.FAILED)
         limits = self._route.limits
         in_idle_time = limits.idle_time < limits.total_time
         what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
-        self._answer_failure(server_timeout(self._loan.endpoint.url, what))
+        error = server_timeout(self._loan.endpoint.url, what)
+        self._end(Outcome.FAILED, str(error))
+        self._answer_failure(error)
 
     def cancel(self) -> None:
         """End, as the client is gone."""
         self._end(Outcome.UNKNOWN)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, why: str = "") -> None:
         sent, self._sent = self._sent, None
         if sent is not None:
             self._watch.remove(self)
             sent.close()
-            self._loan.give_back(outcome)
+            self._loan.give_back(outcome, why)
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""

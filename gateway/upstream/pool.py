@@ -61,8 +61,8 @@ class Pool:
         allowed = usable or others or range(len(self.endpoints))
         return Loan(self, least_outstanding(self.outstanding, self.turn, allowed))
 
-    def note(self, index: int, outcome: Outcome) -> None:
-        """Note what an exchange told of an endpoint."""
+    def note(self, index: int, outcome: Outcome, why: str) -> None:
+        """Note what an exchange told of an endpoint, and why it failed."""
         before = self.health[index]
         if outcome is Outcome.ANSWERED:
             after = health.succeeded(before)
@@ -74,10 +74,11 @@ class Pool:
             after = health.failed(before, others, now, self._ejection)
             if after.ejections > before.ejections:
                 _log.warning(
-                    "%s failed %d times in a row: it is left out for %g s",
+                    "%s failed %d times in a row: it is left out for %g s; at last: %s",
                     self.endpoints[index].url,
                     after.failures,
                     after.until - now,
+                    why,
                 )
         if before.ejections and not after.ejections:
             _log.warning("%s is used again", self.endpoints[index].url)
@@ -106,11 +107,18 @@ class Loan:
             pool.health[index] = health.taken(pool.health[index])
         return self.endpoint
 
-    def give_back(self, outcome: Outcome) -> None:
-        """Count the exchange no more."""
+    def give_back(self, outcome: Outcome, why: str = "") -> None:
+        """Count the exchange no more; ``why`` tells of a failure."""
         self._pool.outstanding[self._index] -= 1
         if not self._pool.has_one:
-            self._pool.note(self._index, outcome)
+            self._pool.note(self._index, outcome, why)
+
+    def end(self, error: BaseException | None) -> None:
+        """Give it back; the error, or that there was none, tells how it did."""
+        if error is None:
+            self.give_back(Outcome.ANSWERED)
+        else:
+            self.give_back(_outcome_of(error), str(error))
 
     def __enter__(self) -> UpstreamEndpoint:
         """Take the endpoint."""
@@ -122,11 +130,11 @@ class Loan:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back; the error tells how it did."""
-        self.give_back(Outcome.ANSWERED if error is None else outcome_of(error))
+        """Give it back."""
+        self.end(error)
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def _outcome_of(error: BaseException) -> Outcome:
     """Tell what an error says of the endpoint."""
     of_server = isinstance(error, GatewayError) and error.kind.value.of_server
     return Outcome.FAILED if of_server else Outcome.UNKNOWN
