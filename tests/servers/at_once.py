@@ -84,7 +84,7 @@ class ReadyEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Fail: nothing goes the ordinary way here."""
-        raise NotImplementedError
+        raise AssertionError("nothing goes the ordinary way here")
 
     async def close(self) -> None:
         """Do nothing."""
