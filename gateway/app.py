@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from gateway.certificates import CertificateFileError
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
@@ -35,7 +36,7 @@ from gateway.upstream.address import server_at
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
-from gateway.upstream.tls import CertificateFileError, CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 from gateway.workers.cores import usable_cores
 
 _log = logging.getLogger("tensorgate")

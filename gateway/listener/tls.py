@@ -15,6 +15,8 @@ import ssl
 import stat
 from dataclasses import dataclass
 
+from gateway.certificates import CertificateFileError, show, trust
+
 LOOK = 2.0
 """Seconds between two looks at the files; what is new is loaded when it looks the same twice."""
 
@@ -86,9 +88,11 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        _show(context, files.certificate, files.key)
+        show(context, files.certificate, files.key)
         if files.client_ca is not None:
-            _trust(context, files.client_ca)
+            trust(context, files.client_ca, "client_ca")
+    except CertificateFileError as error:
+        raise TlsFileError(f"tls.{error}") from None
     except OSError as error:  # one has vanished since it was looked into
         raise TlsFileError(f"tls: a file cannot be read: {error.strerror}") from None
     if files.client_ca is not None:
@@ -102,61 +106,6 @@ def readable_by_others(file: str) -> bool:
         return bool(os.stat(file).st_mode & stat.S_IROTH)
     except OSError:
         return False
-
-
-def _show(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    _look_into("certificate", certificate)
-    _look_into("key", key)
-    try:
-        context.load_cert_chain(certificate, key, _no_password)
-    except _EncryptedKeyError:
-        raise TlsFileError(
-            f"tls.key: {key} is encrypted; a key without a password is needed"
-        ) from None
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise TlsFileError(f"tls.key: {key} is not the key of {certificate}") from None
-        raise TlsFileError(_unusable(certificate, key, error)) from None
-
-
-def _trust(context: ssl.SSLContext, client_ca: str) -> None:
-    _look_into("client_ca", client_ca)
-    try:
-        context.load_verify_locations(client_ca)
-    except ssl.SSLError:
-        raise TlsFileError(
-            f"tls.client_ca: {client_ca} holds no certificates in PEM form"
-        ) from None
-
-
-def _look_into(setting: str, file: str) -> None:
-    """Raise TlsFileError where a file cannot be read: ssl does not tell which one it was."""
-    try:
-        with open(file, "rb") as opened:
-            opened.read(1)
-    except OSError as error:
-        raise TlsFileError(f"tls.{setting}: cannot read {file}: {error.strerror}") from None
-
-
-def _unusable(certificate: str, key: str, error: ssl.SSLError) -> str:
-    """Tell which of two files is at fault."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
-    except ssl.SSLError:
-        return f"tls.certificate: {certificate} holds no certificate in PEM form"
-    if error.reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"):
-        weakness = error.reason.replace("_", " ").lower()
-        return f"tls.certificate: {certificate} is too weak: {weakness}"
-    return f"tls.key: {key} holds no private key in PEM form"
-
-
-class _EncryptedKeyError(Exception):
-    """A key that needs a password."""
-
-
-def _no_password() -> str:
-    # Without this, OpenSSL would ask for it on the terminal.
-    raise _EncryptedKeyError
 
 
 _Identity = tuple[int, int, int, int] | None

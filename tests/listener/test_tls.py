@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from gateway import certificates
 from gateway.listener import tls
 from gateway.listener.tls import ServerTls, TlsFileError, TlsFiles, readable_by_others
 from tests.servers.certificates import authority, ca_file, certificate_files
@@ -121,7 +122,7 @@ def test_a_file_that_vanishes_while_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_files(tmp_path)
-    monkeypatch.setattr(tls, "_look_into", lambda *_: None)
+    monkeypatch.setattr(certificates, "_look_into", lambda *_: None)
     os.unlink(key)
     with pytest.raises(TlsFileError, match="a file cannot be read: No such file or directory"):
         ServerTls(TlsFiles(certificate, key))

@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from multidict import CIMultiDict
 
+from gateway.certificates import CertificateFileError
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.connection import Connection
 from gateway.upstream.address import TcpServer, Tls, UnixServer, server_at
 from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.http import HttpEndpoint
-from gateway.upstream.tls import CertificateFileError, CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 from tests.servers.certificates import (
     authority,
     ca_file,
