@@ -30,7 +30,7 @@ from time import perf_counter_ns, thread_time_ns
 import orjson
 import uvloop
 
-from gateway.app import Gateway
+from gateway.app.gateway import Gateway
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
 

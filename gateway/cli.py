@@ -16,15 +16,9 @@ import click
 import uvloop
 
 from gateway import __version__
-from gateway.app import (
-    Gateway,
-    ListenError,
-    UpstreamTlsError,
-    client_tls,
-    listen,
-    server_contexts,
-    shown,
-)
+from gateway.app.gateway import Gateway
+from gateway.app.listen import ListenError, listen, shown
+from gateway.app.tls import UpstreamTlsError, client_tls, server_contexts
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app import Gateway, ListenError
+from gateway.app.gateway import Gateway
+from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
@@ -138,7 +139,7 @@ async def test_the_policies_of_the_route() -> None:
 async def test_large_conversions_of_all_routes_take_turns() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway._straight._routes.rules
+        first, second = gateway.runtime.straight._routes.rules
         assert first.routes[0].turns is second.routes[0].turns
 
 
@@ -149,7 +150,7 @@ async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     ]
     settings = _settings(routes=routes, limits={"json_depth": 9, "total_time": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway._straight._routes.rules
+        first, second = gateway.runtime.straight._routes.rules
     assert (second.limits.json_depth, second.limits.idle_time, second.limits.total_time) == (
         9,
         300,
@@ -182,7 +183,7 @@ async def test_the_example_of_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway._straight._routes
+        routes = gateway.runtime.straight._routes
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

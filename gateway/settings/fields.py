@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
 
@@ -28,6 +28,13 @@ def count(least: str, most: str) -> PlainValidator:
     return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
 
 
+def _file(value: object) -> object:
+    if value == "":
+        raise ValueError("expected the name of a file, got ''")
+    return value
+
+
+File = Annotated[str, BeforeValidator(_file)]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
 JsonDepth = Annotated[int, count("1", "200")]

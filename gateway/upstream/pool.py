@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
 from gateway.errors import GatewayError
 from gateway.routing import health
 from gateway.routing.balancer import least_outstanding
-from gateway.routing.health import HEALTHY, EjectionPolicy
+from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.base import UpstreamEndpoint
 
 _log = logging.getLogger("tensorgate.upstream")
@@ -23,6 +24,16 @@ class Outcome(Enum):
     ANSWERED = "answered"
     FAILED = "failed"
     UNKNOWN = "unknown"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An endpoint of a pool, and how it does."""
+
+    endpoint: UpstreamEndpoint
+    outstanding: int = 0
+    """Exchanges under way."""
+    health: Health = HEALTHY
 
 
 class Pool:
@@ -37,16 +48,19 @@ class Pool:
         ejection: EjectionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.members = tuple(Member(endpoint) for endpoint in endpoints)
         self.endpoints = tuple(endpoints)
-        self.has_one = len(self.endpoints) == 1
+        self.has_one = len(self.members) == 1
         """There is no other to turn to, so that it does not matter how it does."""
-        self.outstanding = [0] * len(self.endpoints)
-        """Of each endpoint, the exchanges under way."""
-        self.health = [HEALTHY] * len(self.endpoints)
         self.turn = 0
         """Endpoints lent so far."""
         self._ejection = ejection or EjectionPolicy()
         self._clock = clock
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Give the exchanges under way at each endpoint."""
+        return [member.outstanding for member in self.members]
 
     def endpoint(self, but: Collection[UpstreamEndpoint] = ()) -> Loan:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
@@ -54,35 +68,37 @@ class Pool:
         One that is none of ``but`` is preferred to one that does not fail.
         """
         if self.has_one:
-            return Loan(self, 0)
-        others = [i for i, each in enumerate(self.endpoints) if each not in but]
+            return Loan(self, self.members[0])
+        others = [member for member in self.members if member.endpoint not in but]
         now = self._clock()
-        usable = [i for i in others if self.health[i].is_usable(now)]
-        allowed = usable or others or range(len(self.endpoints))
-        return Loan(self, least_outstanding(self.outstanding, self.turn, allowed))
+        usable = [member for member in others if member.health.is_usable(now)]
+        allowed = usable or others or self.members
+        index = least_outstanding([member.outstanding for member in allowed], self.turn)
+        return Loan(self, allowed[index])
 
-    def note(self, index: int, outcome: Outcome, why: str) -> None:
+    def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
-        before = self.health[index]
+        before = member.health
+        url = member.endpoint.url
         if outcome is Outcome.ANSWERED:
             after = health.succeeded(before)
         elif outcome is Outcome.UNKNOWN:
             after = health.left(before)
         else:
             now = self._clock()
-            others = self.health[:index] + self.health[index + 1 :]
+            others = [each.health for each in self.members if each is not member]
             after = health.failed(before, others, now, self._ejection)
             if after.ejections > before.ejections:
                 _log.warning(
                     "%s failed %d times in a row: it is left out for %g s; at last: %s",
-                    self.endpoints[index].url,
+                    url,
                     after.failures,
                     after.until - now,
                     why,
                 )
         if before.ejections and not after.ejections:
-            _log.warning("%s is used again", self.endpoints[index].url)
-        self.health[index] = after
+            _log.warning("%s is used again", url)
+        member.health = after
 
     async def close(self) -> None:
         """Close the connections that no exchange uses."""
@@ -93,25 +109,25 @@ class Pool:
 class Loan:
     """An endpoint lent, while its context is open, or until it is given back."""
 
-    def __init__(self, pool: Pool, index: int) -> None:
+    def __init__(self, pool: Pool, member: Member) -> None:
         self._pool = pool
-        self._index = index
-        self.endpoint = pool.endpoints[index]
+        self._member = member
+        self.endpoint = member.endpoint
 
     def take(self) -> UpstreamEndpoint:
         """Count the exchange, and give the endpoint."""
-        pool, index = self._pool, self._index
-        pool.outstanding[index] += 1
+        pool, member = self._pool, self._member
+        member.outstanding += 1
         pool.turn += 1
         if not pool.has_one:
-            pool.health[index] = health.taken(pool.health[index])
+            member.health = health.taken(member.health)
         return self.endpoint
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:
         """Count the exchange no more; ``why`` tells of a failure."""
-        self._pool.outstanding[self._index] -= 1
+        self._member.outstanding -= 1
         if not self._pool.has_one:
-            self._pool.note(self._index, outcome, why)
+            self._pool.note(self._member, outcome, why)
 
     def end(self, error: BaseException | None) -> None:
         """Give it back; the error, or that there was none, tells how it did."""

@@ -121,7 +121,7 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
             async with Attempts(upstream, REQUEST, deadline, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_ANSWER)
-    assert upstream.pool.health[0].ejections == 1
+    assert upstream.pool.members[0].health.ejections == 1
 
 
 async def test_anything_can_be_asked_of_an_endpoint() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Gateway
+from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.servers.raw_client import RawClient, connect
 
@@ -30,7 +30,7 @@ class RunningGateway:
     @property
     def outstanding(self) -> int:
         """Give the number of exchanges that hold an endpoint."""
-        pools = [upstream.pool for upstream in self.gateway._upstreams.values()]
+        pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
         return sum(sum(pool.outstanding) for pool in pools)
 
     def client(self) -> AbstractAsyncContextManager[RawClient]:

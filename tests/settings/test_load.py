@@ -7,11 +7,13 @@ from pydantic import ValidationError
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Pattern
 from gateway.settings.addresses import TcpAddress, UnixAddress
+from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
-from gateway.settings.schema import ClientTls, Limits, Log, Settings, Upstream
+from gateway.settings.schema import ClientTls, Log, Settings
+from gateway.settings.upstreams import Upstream
 
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app import Gateway
+from gateway.app.gateway import Gateway
 from gateway.exchange.routes import Routes
 from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.app import Gateway
+from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.servers.certificates import (
     authority,

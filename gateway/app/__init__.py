@@ -1,0 +1,1 @@
+"""Settings → a gateway at work."""
