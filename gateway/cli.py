@@ -18,6 +18,7 @@ import uvloop
 from gateway import __version__
 from gateway.app.gateway import Gateway
 from gateway.app.listen import ListenError, listen, shown
+from gateway.app.processes import worker_count
 from gateway.app.tls import UpstreamTlsError, client_tls, server_contexts
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
@@ -27,7 +28,6 @@ from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings
-from gateway.workers.cores import usable_cores
 from gateway.workers.parent import NoWorkerError, Parent
 from gateway.workers.post import Post
 
@@ -47,7 +47,7 @@ def main() -> None:
 def serve(config: Path) -> None:
     """Serve until SIGTERM or Ctrl-C, then let what is running finish."""
     settings = _load(config)
-    workers = _workers(settings)
+    workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
     keep_what_is_freed()
     with _plain_errors():
@@ -90,10 +90,6 @@ def _load(path: Path) -> Settings:
     except SettingsError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-
-
-def _workers(settings: Settings) -> int:
-    return usable_cores() if settings.workers == "auto" else settings.workers
 
 
 def _start_logging(level: str, many: bool = False) -> None:
@@ -219,7 +215,7 @@ def _summary(settings: Settings) -> str:
     lines = [f"listen on {', '.join(map(str, settings.listen))}"]
     if settings.tls is not None:
         lines.append(_tls(settings.tls))
-    workers = _workers(settings)
+    workers = worker_count(settings)
     if workers > 1:
         lines.append(f"{workers} workers")
     lines += [_route(route, settings) for route in settings.routes]

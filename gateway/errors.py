@@ -30,17 +30,22 @@ class ErrorKind(Enum):
     INTERNAL = Answer(500, 13)
     UNSUPPORTED = Answer(501, 12)
     BAD_ANSWER = Answer(502, 14, of_server=True)
+    OVERLOADED = Answer(503, 8)
     UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)
 
 
 class GatewayError(Exception):
-    """An error that the client is told of, as ``{"error": message}``."""
+    """An error that the client is told of, as ``{"error": message}``.
 
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+    ``retry_after`` is in seconds, where it makes sense to try again then.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.retry_after = retry_after
 
 
 def bad_request(message: str) -> GatewayError:

@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Self
 
 from gateway.app.listen import listen, shown
+from gateway.app.processes import wants_helper
 from gateway.app.runtime import Runtime
 from gateway.app.tls import client_tls, server_contexts
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import exchange
 from gateway.helper.process import HelperProcess
+from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
 from gateway.listener.tls import ServerTls
 from gateway.observe.access_log import AccessLog
 from gateway.settings.schema import Settings
-from gateway.workers.cores import usable_cores
 
 
 class Gateway:
@@ -54,11 +55,12 @@ class Gateway:
         tls = self._tls or client_tls(settings)
         contexts = server_contexts(settings) if self._contexts is None else self._contexts
         sockets = listen(settings.listen) if self._on_closed is None else []
-        self._helper = HelperProcess() if _wants_helper(settings) else None
+        self._helper = HelperProcess() if wants_helper(settings) else None
         self.runtime = Runtime(settings, contexts, self._helper)
         access_log = AccessLog() if settings.log.access else None
+        patience = Patience(settings.limits.head_time, settings.limits.keep_alive)
         self._listener = HttpListener(
-            self._exchange, access_log, self._on_closed, self.runtime.straight, tls
+            self._exchange, access_log, self._on_closed, self.runtime.straight, tls, patience
         )
         if tls is not None:
             self._watch = asyncio.create_task(tls.watch())
@@ -86,10 +88,3 @@ class Gateway:
 
     async def _exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
         await exchange(request, answer, self.runtime.routes)
-
-
-def _wants_helper(settings: Settings) -> bool:
-    """Tell whether a process is to have a helper: where cores are left over for it."""
-    if settings.helper != "auto":
-        return settings.helper == "always"
-    return settings.workers != "auto" and usable_cores() > settings.workers

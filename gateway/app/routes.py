@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.app.processes import part_of
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.held import HeldBytes
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
 from gateway.protocol.endpoints import KINDS, EndpointKind
@@ -22,6 +24,7 @@ def build_routes(
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
     turns = Turns()  # one for all: there is one event loop
+    held = HeldBytes(part_of(settings.limits.held_bytes, settings))
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
@@ -31,7 +34,7 @@ def build_routes(
             Rule(
                 _match(declared.match),
                 tuple(
-                    Route(upstreams[share.name], policies, limits, lender, turns)
+                    Route(upstreams[share.name], policies, limits, lender, turns, held)
                     for share in declared.upstream
                 ),
                 tuple(share.weight for share in declared.upstream),

@@ -6,8 +6,11 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 
+from gateway.app.processes import part_of
 from gateway.exchange.base import Upstream
+from gateway.exchange.gate import Gate
 from gateway.protocol.dialects import DIALECTS
+from gateway.settings.limits import Places
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import server_at
@@ -21,6 +24,7 @@ def build_upstreams(
 ) -> dict[str, Upstream]:
     """Make the upstreams, by name; ``contexts`` are those for TLS."""
     limits = settings.limits
+    common = _gates("the gateway", limits, settings)
     clock = asyncio.get_running_loop().time
     return {
         name: Upstream(
@@ -28,6 +32,7 @@ def build_upstreams(
             DIALECTS[declared.dialect],
             Pool(_endpoints(declared, contexts.get(name), limits.connect_time)),
             MetadataCache(limits.metadata_time, limits.metadata_models, limits.idle_time, clock),
+            gates=common + _gates(f"upstream '{name}'", declared.limits, settings),
         )
         for name, declared in settings.upstreams.items()
     }
@@ -41,3 +46,11 @@ def _endpoints(
         HttpEndpoint(server_at(url, context, server_name), connect_time)
         for url in declared.endpoints
     ]
+
+
+def _gates(place: str, declared: Places, settings: Settings) -> tuple[Gate, ...]:
+    if declared.requests == "unlimited":
+        return ()
+    most = part_of(declared.requests, settings)
+    waiting = part_of(declared.waiting, settings) if declared.waiting else 0
+    return (Gate(place, most, waiting, declared.wait_time),)

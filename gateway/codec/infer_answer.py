@@ -151,7 +151,8 @@ class MixedAnswer:
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
-        self._held = 0
+        self.held = 0
+        """Bytes so far."""
         self._converters: dict[int, TensorToJson] = {}
         self._texts: dict[int, list[bytes | memoryview]] = {}
         self._binary: list[bytes | memoryview] = []
@@ -186,8 +187,8 @@ class MixedAnswer:
 
     def _hold(self, where: list[bytes | memoryview], data: bytes | memoryview) -> None:
         where.append(data)
-        self._held += len(data)
-        if self._held > self._spool_cap:
+        self.held += len(data)
+        if self.held > self._spool_cap:
             raise bad_answer(
                 f"an answer of JSON and binary outputs is held, and is larger than "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"

@@ -92,6 +92,7 @@ class InferRequestCodec:
         self._depth_cap = depth_cap
         self._arrays: list[_Array] = []
         self._waiting: deque[tuple[_Array, Run | StringPart]] = deque()
+        self._waiting_text = 0
         self._failure: GatewayError | None = None
         self._header: _Header | None = None
 
@@ -128,6 +129,7 @@ class InferRequestCodec:
             self._arrays[-1].learn(event.fields)
         else:
             self._waiting.append((self._arrays[-1], event))
+            self._waiting_text += len(event.text)
             self.work()
 
     def work(self) -> bool:
@@ -140,11 +142,18 @@ class InferRequestCodec:
             array, item = self._waiting[0]
             if array.tensor is not None:
                 self._waiting.popleft()
+                self._waiting_text -= len(item.text)
                 self._convert(array.tensor, item)
                 return True
         if self._failure is not None and not self._lent:
             raise self._failure
         return False
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of data that are held, converted or not."""
+        converted = sum(array.tensor.size for array in self._arrays if array.tensor is not None)
+        return converted + self._waiting_text
 
     @property
     def loan(self) -> Loan | None:

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from gateway.errors import GatewayError
 from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.gate import enter, leave
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.pool import Loan
 
@@ -20,7 +21,7 @@ class Attempts:
 
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried:
     each once, and no more than the upstream's budget allows. ``but`` are those that were tried
-    before. Raises GatewayError as the last of them does.
+    before. Raises GatewayError as the last of them does, and 503 where too much is under way.
     """
 
     response: UpstreamResponse
@@ -40,7 +41,12 @@ class Attempts:
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
-        self._loan, self.response = await reaching(self._upstream, self._send, self._but)
+        await enter(self._upstream.gates, self._deadline)
+        try:
+            self._loan, self.response = await reaching(self._upstream, self._send, self._but)
+        except BaseException:
+            leave(self._upstream.gates)
+            raise
         self.url = self._loan.endpoint.url
         return self
 
@@ -53,6 +59,7 @@ class Attempts:
         """Let the endpoint go."""
         self.response.close()
         self._loan.end(error)
+        leave(self._upstream.gates)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         return await _send(endpoint, self._request, self._deadline)

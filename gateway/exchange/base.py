@@ -10,6 +10,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.gate import Gate
+from gateway.exchange.held import HeldBytes
 from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
 from gateway.routing.retry import RetryBudget
@@ -19,6 +22,8 @@ from gateway.upstream.pool import Pool
 
 _WORTH_DIVIDING = 192 * 1024
 """Bytes of a body of which parts are converted elsewhere."""
+
+_UNBOUNDED = 2**63
 
 
 class ClientRequest(ABC):
@@ -89,7 +94,7 @@ class StraightClient(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps of one exchange: sizes in bytes, times in seconds."""
+    """Caps of one exchange: sizes in bytes, times in seconds, ``body_rate`` in bytes a second."""
 
     request_bytes: int
     header_bytes: int
@@ -97,6 +102,11 @@ class Limits:
     spool_bytes: int
     idle_time: float
     total_time: float
+    body_rate: int = 0
+
+    def deadline(self, spent: float = 0.0) -> Deadline:
+        """Make the deadline of an exchange that has taken ``spent`` seconds already."""
+        return Deadline(self.idle_time, self.total_time, spent, self.body_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,8 @@ class Upstream:
     pool: Pool
     metadata: MetadataCache
     retries: RetryBudget = field(default_factory=RetryBudget)
+    gates: tuple[Gate, ...] = ()
+    """Where an exchange has a place for as long as it is at a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,8 @@ class Route:
     lender: Lender | None = None
     """Who converts numbers elsewhere, if anybody does."""
     turns: Turns = field(default_factory=Turns)
+    held: HeldBytes = field(default_factory=lambda: HeldBytes(_UNBOUNDED))
+    """What all routes' exchanges hold of bodies."""
 
     def lender_for(self, size: int | None) -> Lender | None:
         """Give the lender for a body of so many bytes, None where it is too small to be divided."""

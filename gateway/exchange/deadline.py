@@ -8,16 +8,25 @@ from typing import Self
 
 from gateway.errors import ErrorKind, GatewayError
 
+_PATIENCE = 10.0
+"""Seconds that a client's body has to gather speed, or to make up for a pause."""
+
 
 class Deadline:
     """Gives what runs in its context ``total_time`` seconds, and each turn ``idle_time``.
 
-    Of the former, ``spent`` seconds are over already. Knows whose turn it is. Raises GatewayError
-    where the time runs out: 408 if it was the client's turn, 504 if a server's.
+    Of the former, ``spent`` seconds are over already. A client's body has to come at ``body_rate``
+    bytes a second on average. Knows whose turn it is. Raises GatewayError where the time runs out:
+    408 if it was the client's turn, 504 if a server's.
     """
 
-    def __init__(self, idle_time: float, total_time: float, spent: float = 0.0) -> None:
+    def __init__(
+        self, idle_time: float, total_time: float, spent: float = 0.0, body_rate: int = 0
+    ) -> None:
         self._spent = spent
+        self._body_rate = body_rate
+        self._received = 0
+        self._receiving = 0.0
         self._idle_time = idle_time
         self._total_time = total_time
         self._loop = asyncio.get_running_loop()
@@ -53,6 +62,21 @@ class Deadline:
         """Note that something moved, and that it is the client's turn."""
         self._server = None
         self._moved = self._loop.time()
+
+    def received(self, size: int) -> None:
+        """Note that so many bytes of the client's body came in its turn.
+
+        Raises GatewayError (408) where they come too slowly.
+        """
+        self._received += size
+        self._receiving += self._loop.time() - self._moved
+        late = self._receiving - _PATIENCE
+        if late > 0 and self._received < late * self._body_rate:
+            raise GatewayError(
+                ErrorKind.CLIENT_TIMEOUT,
+                f"the request's body comes too slowly: {self._received} bytes in "
+                f"{self._receiving:.0f} s (limits.body_rate: {self._body_rate} bytes a second)",
+            )
 
     def wait_for_server(self, url: str) -> None:
         """Note that something moved, and that it is the turn of the server at ``url``."""

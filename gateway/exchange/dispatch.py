@@ -42,8 +42,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
             headers = CIMultiDict({"Content-Type": refusal.content_type})
             await answer.send(refusal.status, "", headers, refusal.body)
 
-    limits = route.limits
-    await in_time(run, answer, Deadline(limits.idle_time, limits.total_time))
+    await in_time(run, answer, route.limits.deadline())
 
 
 async def in_time(
@@ -85,6 +84,8 @@ async def _dispatch(
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
     headers = CIMultiDict({"Content-Type": "application/json"})
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
     await answer.send(error.kind.value.status, "", headers, error_body(error.message))
 
 

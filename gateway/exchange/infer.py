@@ -13,6 +13,7 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
+from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
@@ -49,17 +50,18 @@ async def infer(
         return
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
-    if length == 0:
-        converted = await _convert_raw(body, asked, route, deadline)
-    else:
-        converted = await _convert(body, length, route)
-    upstream_request = _upstream_request(request, converted)
-    async with Attempts(route.upstream, upstream_request, deadline) as attempt:
-        response = attempt.response
-        if length == 0 and response.status != 200:
-            # The header may have been made from metadata that is no longer true.
-            route.upstream.metadata.drop(asked.model or "")
-        await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
+    with route.held.holding() as holding:
+        if length == 0:
+            converted = await _convert_raw(body, asked, route, deadline, holding)
+        else:
+            converted = await _convert(body, length, route, holding)
+        upstream_request = _upstream_request(request, converted)
+        async with Attempts(route.upstream, upstream_request, deadline) as attempt:
+            response = attempt.response
+            if length == 0 and response.status != 200:
+                # The header may have been made from metadata that is no longer true.
+                route.upstream.metadata.drop(asked.model or "")
+            await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
 
 
 def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
@@ -75,7 +77,9 @@ def _upstream_request(request: ClientRequest, converted: _Converted) -> Upstream
     return UpstreamRequest(request.method, request.target, headers, converted.body)
 
 
-async def _convert(body: ClientBody, length: int | None, route: Route) -> _Converted:
+async def _convert(
+    body: ClientBody, length: int | None, route: Route, holding: Holding
+) -> _Converted:
     """Convert a request whose JSON part has this length, or is all of the body."""
     if length is None and body.size == 0:
         raise bad_request("the request has no body")
@@ -85,7 +89,7 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
         small = convert_small_request(await body.whole(), route.limits.json_depth)
         if small is not None and body.size <= route.limits.header_bytes:
             return _Converted((small.body,), len(small.body), small.header_size, small.answer)
-    request = await _read_json(body, length, route)
+    request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
         raise bad_request(
@@ -103,7 +107,9 @@ async def _convert(body: ClientBody, length: int | None, route: Route) -> _Conve
     return _Converted(held, length, len(request.header), request.answer)
 
 
-async def _read_json(body: ClientBody, length: int | None, route: Route) -> InferRequest:
+async def _read_json(
+    body: ClientBody, length: int | None, route: Route, holding: Holding
+) -> InferRequest:
     lender = route.lender_for(body.size)
     codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth, lender)
     missing = length
@@ -118,12 +124,14 @@ async def _read_json(body: ClientBody, length: int | None, route: Route) -> Infe
         work += len(text)
         if work >= CHUNK:
             work = 0
+            holding.is_now(codec.held)
             await route.turns.next()
     if missing:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:
         while codec.work():
+            holding.is_now(codec.held)
             await route.turns.next()
         if codec.loan is None:
             return codec.finish()
@@ -171,14 +179,14 @@ async def _check_end(body: ClientBody) -> None:
 
 
 async def _convert_raw(
-    body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline
+    body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
     model = await _model(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
-        chunks = await _spool(body, route.limits.spool_bytes)
+        chunks = await _spool(body, route.limits.spool_bytes, holding)
         size = sum(map(len, chunks))
     try:
         preamble = raw_binary_preamble(model, size)
@@ -204,7 +212,7 @@ async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMeta
     return model
 
 
-async def _spool(body: ClientBody, cap: int) -> list[bytes | memoryview]:
+async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:
     chunks: list[bytes | memoryview] = []
     size = 0
     async for chunk in body.rest():
@@ -215,6 +223,7 @@ async def _spool(body: ClientBody, cap: int) -> list[bytes | memoryview]:
                 f"a raw binary request without Content-Length is held, and is larger than {cap} "
                 "bytes (limits.spool_bytes); send a Content-Length",
             )
+        holding.is_now(size)
         chunks.append(chunk)
     return chunks
 

@@ -149,20 +149,22 @@ async def _relay_mixed(
     deadline: Deadline,
 ) -> None:
     codec = MixedAnswer(header_size, form, route.policies, route.limits.spool_bytes)
-    async for chunk in chunks:
-        for start in range(0, len(chunk), CHUNK):
-            codec.feed(chunk[start : start + CHUNK])
-            await route.turns.next()
-    header, tensors = codec.finish()
-    changed = {"Content-Type": "application/json"}
-    if any(tensors):
-        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    headers = with_body(response.headers, changed)
-    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-    await answer.start(200, response.reason, headers)
-    for part in (header, *tensors):
-        await write(answer, part, deadline)
-    await answer.finish()
+    with route.held.holding() as holding:
+        async for chunk in chunks:
+            for start in range(0, len(chunk), CHUNK):
+                codec.feed(chunk[start : start + CHUNK])
+                holding.is_now(codec.held)
+                await route.turns.next()
+        header, tensors = codec.finish()
+        changed = {"Content-Type": "application/json"}
+        if any(tensors):
+            changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+        headers = with_body(response.headers, changed)
+        headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
+        await answer.start(200, response.reason, headers)
+        for part in (header, *tensors):
+            await write(answer, part, deadline)
+        await answer.finish()
 
 
 async def relay_document(

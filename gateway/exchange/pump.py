@@ -67,6 +67,7 @@ class ClientBody:
     async def _next_chunk(self) -> None:
         self._deadline.wait_for_client()
         self._chunk = await self._request.read()
+        self._deadline.received(len(self._chunk))
         self._position = 0
         self._received += len(self._chunk)
         self._check_size(self._received)

@@ -20,6 +20,7 @@ from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
 from gateway.exchange.dispatch import FAULT, error_body, in_time
 from gateway.exchange.forward import forward_answer
+from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, with_body
 from gateway.exchange.infer_answer import (
     answer_header_size,
@@ -115,9 +116,17 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
+        gates = route.upstream.gates
+        if gates and not enter_at_once(gates):
+            return None  # it may wait, as a task
         loan = route.upstream.pool.endpoint()
         exchange = StraightExchange(plan, route, headers, body, loan, client)
-        sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
+        sent = None
+        try:
+            sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
+        finally:
+            if sent is None:
+                leave(gates)
         if sent is None:
             return None
         plan.choice.take()
@@ -200,6 +209,7 @@ class StraightExchange(Receiver, Watched):
             self._watch.remove(self)
             sent.close()
             self._loan.give_back(outcome, why)
+            leave(self._route.upstream.gates)
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
@@ -260,8 +270,7 @@ class StraightExchange(Receiver, Watched):
             await forward_answer(response, answer, url, deadline)
 
     def _deadline(self, spent: float = 0.0) -> Deadline:
-        limits = self._route.limits
-        return Deadline(limits.idle_time, limits.total_time, spent)
+        return self._route.limits.deadline(spent)
 
 
 def _patience(limits: Limits) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from httptools import HttpRequestParser
 
@@ -33,19 +34,26 @@ _MOST_AHEAD = 64 * 1024
 """Bytes that a client may send of its next requests before it has its answer."""
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
-_HEAD_TIME = 60.0
-"""Seconds from the first byte of a head to its last."""
-_IDLE_TIME = 3600.0
-"""Seconds between an answer and the next request."""
 
 Rest = Callable[[ClientAnswer], Awaitable[None]]
 """What is left of an exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a connection may be without a whole request."""
+
+    head_time: float = 60.0
+    """From the first byte of a head to its last."""
+    keep_alive: float = 3600.0
+    """From an answer to the next request."""
 
 
 class Owner(ABC):
     """Who accepts connections, and serves what comes on them."""
 
     draining: bool
+    patience: Patience
 
     @abstractmethod
     def opened(self, connection: ClientConnection) -> None:
@@ -186,11 +194,13 @@ class ClientConnection(Connection, StraightClient):
         if self._exchange is not None or self._closing:
             return
         quiet = self.loop.time() - self._quiet_since
+        patience = self._owner.patience
         if not self._reader.begun:
-            if quiet >= _IDLE_TIME:
+            if quiet >= patience.keep_alive:
                 self.close()
-        elif quiet >= _HEAD_TIME:
-            self._refuse(408, f"the request's head did not come within {_HEAD_TIME:g} s")
+        elif quiet >= patience.head_time:
+            what = f"the request's head did not come within {patience.head_time:g} s"
+            self._refuse(408, f"{what} (limits.head_time)")
 
     def close(self) -> None:
         """Close the connection once all is sent; gently, where the client may still be sending."""

@@ -14,7 +14,7 @@ from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.http1.head import RequestHead
-from gateway.listener.connection import ClientConnection, Owner, Rest
+from gateway.listener.connection import ClientConnection, Owner, Patience, Rest
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
 from gateway.listener.tls import ServerTls
 from gateway.listener.tls_transport import TlsTransport
@@ -22,7 +22,7 @@ from gateway.observe.access_log import AccessLog
 
 _BACKLOG = 1024
 _SWEEP = 5.0
-"""Seconds between two looks for connections on which nothing happens."""
+"""Seconds between two looks for connections on which nothing happens, at most."""
 _LAST_MOMENT = 0.05
 """Seconds for what was cancelled to end."""
 
@@ -39,7 +39,7 @@ class HttpListener(Owner):
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
     may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
-    but Unix sockets, if it is given.
+    but Unix sockets, if it is given. ``patience`` is what connections without a request meet with.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class HttpListener(Owner):
         on_closed: Callable[[], None] | None = None,
         straight: Straight | None = None,
         tls: ServerTls | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        self.patience = patience or Patience()
         self._exchange = exchange
         self._straight = straight
         self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
@@ -72,6 +74,11 @@ class HttpListener(Owner):
         create = self._loop.create_unix_server if is_unix else self._loop.create_server
         server = await create(lambda: self._accepted(is_unix), sock=sock, backlog=_BACKLOG)
         self._servers.append(server)
+
+    @property
+    def _pause(self) -> float:
+        """Give the seconds between two looks for connections on which nothing happens."""
+        return min(_SWEEP, self.patience.head_time / 2, self.patience.keep_alive / 2)
 
     def _accepted(self, is_unix: bool) -> ClientConnection | TlsTransport:
         connection = ClientConnection(self)
@@ -137,7 +144,7 @@ class HttpListener(Owner):
         """Note a connection."""
         self._connections.add(connection)
         if self._sweep is None:
-            self._sweep = self._loop.call_later(_SWEEP, self._close_quiet)
+            self._sweep = self._loop.call_later(self._pause, self._close_quiet)
 
     def lost(self, connection: ClientConnection) -> None:
         """Forget a connection."""
@@ -231,4 +238,4 @@ class HttpListener(Owner):
     def _close_quiet(self) -> None:
         for connection in tuple(self._connections):
             connection.close_quiet()
-        self._sweep = self._loop.call_later(_SWEEP, self._close_quiet)
+        self._sweep = self._loop.call_later(self._pause, self._close_quiet)

@@ -1,10 +1,11 @@
 """The limits of exchanges, as far as they are the same for all routes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from gateway.settings.fields import (
+    BodyRate,
     HeaderBytes,
     IdleTime,
     JsonDepth,
@@ -13,13 +14,42 @@ from gateway.settings.fields import (
     SpoolBytes,
     TotalTime,
     count,
+    size,
     time,
 )
+from gateway.settings.quantities import Between, parse_count
+from gateway.settings.words import describe
 
 _MIB = 2**20
+_GIB = 2**30
+_REQUESTS = Between(parse_count, "1", "1000000")
 
 
-class Limits(Section):
+def _requests(value: object) -> int | Literal["unlimited"]:
+    if value == "unlimited":
+        return "unlimited"
+    try:
+        return _REQUESTS(value)
+    except ValueError:
+        raise ValueError(f"expected 1 to 1000000, or unlimited, got {describe(value)}") from None
+
+
+class Places(Section):
+    """Bound how many requests may be at servers at a time."""
+
+    requests: Annotated[
+        int | Literal["unlimited"],
+        PlainValidator(_requests, json_schema_input_type=int | Literal["unlimited"]),
+    ] = Field(default="unlimited", description="How many requests may be at servers at a time.")
+    waiting: Annotated[int, count("0", "1000000")] = Field(
+        default=100, description="How many more may wait for one of those to end."
+    )
+    wait_time: Annotated[float, time("1ms", "1h")] = Field(
+        default=1.0, description="How long they may wait."
+    )
+
+
+class Limits(Places):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
     request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")
@@ -34,6 +64,20 @@ class Limits(Section):
         default=64 * _MIB,
         description="What is held of a body whose length is not known, or of an answer in mixed"
         " form.",
+    )
+    held_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
+        default=1 * _GIB, description="What all exchanges together may hold of bodies."
+    )
+    body_rate: BodyRate = Field(
+        default=240,
+        description="How many bytes a second a client's body has to come at, on average, after its"
+        " first ten seconds; 0 for any.",
+    )
+    head_time: Annotated[float, time("1ms", "1h")] = Field(
+        default=60.0, description="How long the head of a request may take to come."
+    )
+    keep_alive: Annotated[float, time("1s", "24h")] = Field(
+        default=3600.0, description="How long a client's connection may be without a request."
     )
     connect_time: Annotated[float, time("1ms", "1h")] = Field(
         default=5.0, description="How long connecting to a server may take."

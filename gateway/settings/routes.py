@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from gateway.settings.fields import (
+    BodyRate,
     HeaderBytes,
     IdleTime,
     JsonDepth,
@@ -95,6 +96,9 @@ class RouteLimits(Section):
     idle_time: IdleTime | None = Field(default=None, description="How long no byte may move.")
     total_time: TotalTime | None = Field(
         default=None, description="How long one exchange may take."
+    )
+    body_rate: BodyRate | None = Field(
+        default=None, description="How many bytes a second a client's body has to come at."
     )
 
 

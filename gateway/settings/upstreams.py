@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
 from gateway.settings.addresses import parse_endpoint, parse_host
 from gateway.settings.fields import File, Section
+from gateway.settings.limits import Places
 
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
 
@@ -61,4 +62,7 @@ class Upstream(Section):
     )
     dialect: Annotated[Literal["triton"], BeforeValidator(_known_dialect)] = Field(
         default="triton", description="How the servers speak the protocol."
+    )
+    limits: Places = Field(
+        default=Places(), description="How many requests may be at these servers at a time."
     )

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.deadline import Deadline
+from tests.servers.clock import Clock
 
 SHORT = 0.02
 LONG = 60.0
@@ -131,3 +132,46 @@ async def test_what_is_spent_does_not_count_as_idle_time() -> None:
     with Deadline(1.0, LONG, 2.0) as turns:
         await asyncio.sleep(0.01)
     assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("pieces", "slow"),
+    [
+        ([(10.0, 0)], False),  # the first ten seconds are free
+        ([(11.0, 100)], False),
+        ([(11.0, 99)], True),
+        ([(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
+        ([(0.0, 5000), (61.0, 1)], True),
+        ([(5.0, 10), (5.0, 10), (1.0, 10)], True),
+        ([(1.0, 100)] * 100, False),
+    ],
+)
+def test_a_body_has_to_come_at_a_rate(
+    pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    deadline = Deadline(LONG, LONG, body_rate=100)
+
+    def receive() -> None:
+        for seconds, size in pieces:
+            deadline.wait_for_client()
+            clock.pass_by(seconds)
+            deadline.received(size)
+            clock.pass_by(1000)  # which the gateway or a server takes
+
+    if not slow:
+        receive()
+        return
+    with pytest.raises(GatewayError, match=r"too slowly.*limits\.body_rate: 100 bytes") as caught:
+        receive()
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    deadline = Deadline(LONG, LONG)
+    deadline.wait_for_client()
+    clock.pass_by(100_000)
+    deadline.received(0)

@@ -1,6 +1,9 @@
+import asyncio
+
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.exchange import deadline as deadline_module
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
 from tests.servers.doubles import URL, Log, ScriptedAnswer, ScriptedRequest, ScriptedResponse, Step
@@ -23,6 +26,18 @@ async def test_pieces_come_as_they_arrive() -> None:
         assert await _all(body) == [b"one", b"two"]
         assert await body.read() == b""
         assert await body.read() == b""
+
+
+async def test_a_body_that_comes_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline_module, "_PATIENCE", 0.0)
+    late = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, late.set)
+    with (
+        pytest.raises(GatewayError, match=r"limits\.body_rate") as caught,
+        Deadline(9, 9, body_rate=1_000_000) as turns,
+    ):
+        await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, turns))
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_pieces_of_the_readers_size() -> None:

@@ -758,20 +758,21 @@ async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> No
 
 
 async def test_the_time_until_the_answer_began_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[float, ...]] = []
+    spent: list[float] = []
+    make = Limits.deadline
 
-    def deadline(*times: float) -> Deadline:
-        made.append(times)
-        return Deadline(*times)
+    def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
+        spent.append(so_far)
+        return make(limits, so_far)
 
-    monkeypatch.setattr(straight_module, "Deadline", deadline)
+    monkeypatch.setattr(Limits, "deadline", deadline)
     scene = _Scene()
     scene.get()
     scene.clock.pass_by(12.5)
     scene.receiver.begun(ScriptedResponse(200, {}, [b"a"]))
     scene.clock.pass_by(1)
     await scene.client.begin_task(ScriptedAnswer(scene.log))
-    assert made == [(LIMITS.idle_time, LIMITS.total_time, 12.5)]
+    assert spent == [12.5]
 
 
 # ---------------------------------------------------------------------------------- every end

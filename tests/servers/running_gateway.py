@@ -46,17 +46,18 @@ class RunningGateway:
 async def gateway_before(
     *urls: str,
     route: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers; ``limits``, ``route`` and ``tls`` as in its settings."""
+    """Run a gateway in front of servers; the rest is as in its settings."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
             "tls": tls,
             "helper": helper,
-            "upstreams": {"servers": {"endpoints": list(urls)}},
+            "upstreams": {"servers": {"endpoints": list(urls), **(upstream or {})}},
             "routes": [{"upstream": "servers", **(route or {})}],
             "limits": {**LIMITS, **limits},
         }
@@ -71,13 +72,16 @@ async def gateway_before(
 async def client_of(
     *urls: str,
     route: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
     **limits: object,
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
     async with (
-        gateway_before(*urls, route=route, helper=helper, tls=tls, **limits) as gateway,
+        gateway_before(
+            *urls, route=route, upstream=upstream, helper=helper, tls=tls, **limits
+        ) as gateway,
         gateway.client() as client,
     ):
         yield client

@@ -256,3 +256,27 @@ async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
         reply = await client.ask(JSON)
         assert reply.status == 504
         assert unused_backlog in reply.error
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
+async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
+    async with (
+        FaultyServer() as server,
+        client_of(server.url, head_time=SHORT) as client,
+    ):
+        if before:
+            assert (await client.ask(before)).status == 200
+        await client.send(GET[:-2])
+        reply = await client.reply()
+        assert reply.status == 408
+        assert "head did not come within 0.25 s (limits.head_time)" in reply.error
+        assert await client.rest() == b""
+
+
+async def test_a_connection_without_a_request_is_closed() -> None:
+    async with (
+        FaultyServer() as server,
+        client_of(server.url, keep_alive="1s") as client,
+    ):
+        assert (await client.ask(GET)).status == 200
+        assert await client.rest() == b""

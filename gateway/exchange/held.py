@@ -1,0 +1,62 @@
+"""What all exchanges together hold of bodies."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import GatewayError
+from gateway.exchange.gate import overloaded
+
+
+class HeldBytes:
+    """Counts the bytes of bodies that are held, of which ``most`` may be at a time.
+
+    What passes through in chunks does not count, and neither do bodies of a chunk or less.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.total = 0
+        self._most = most
+
+    def holding(self) -> Holding:
+        """Begin to count for an exchange; nothing of it counts any more once that is closed."""
+        return Holding(self)
+
+    def change(self, size: int) -> None:
+        """Count so many bytes more, or fewer; raises GatewayError (503) over the cap."""
+        if size > 0 and self.total + size > self._most:
+            raise self._full()
+        self.total += size
+
+    def _full(self) -> GatewayError:
+        return overloaded(
+            f"the gateway holds {self.total} bytes of other requests and answers already; "
+            f"at most {self._most} are held (limits.held_bytes)"
+        )
+
+
+class Holding:
+    """What one exchange holds, while its context is open."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self._size = 0
+
+    def is_now(self, size: int) -> None:
+        """Note how many bytes it holds now; raises GatewayError (503) where those are too many."""
+        self._held.change(size - self._size)
+        self._size = size
+
+    def __enter__(self) -> Self:
+        """Hold nothing yet."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Hold nothing any more."""
+        self.is_now(0)

@@ -1,0 +1,214 @@
+"""What comes when too much is under way waits for a while, or is turned away with 503."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.servers.faulty_server import Connection, FaultyServer, Script, always
+from tests.servers.http_text import answer, request
+from tests.servers.raw_client import RawClient, Reply
+from tests.servers.running_gateway import RunningGateway, gateway_before, until
+from tests.servers.tensors import INFER, binary_answer, infer_json, json_request
+
+# In one write it is at hand as a whole and goes straight; in two it takes a task.
+WAYS = {"straight": 10_000, "ordinary": 40}
+
+
+def _once(free: asyncio.Event) -> Script:
+    """Make the script that answers when a test says so."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await free.wait()
+            await connection.send(binary_answer(bytes(4)))
+
+    return script
+
+
+async def _ask(client: RawClient, first: int) -> Reply:
+    data = infer_json()
+    await client.send(data[:first])
+    if data[first:]:
+        await asyncio.sleep(0.01)
+        await client.send(data[first:])
+    return await client.reply()
+
+
+def _inside(gateway: RunningGateway) -> list[int]:
+    gates = gateway.gateway.runtime.upstreams["servers"].gates
+    return [gate.inside for gate in gates]
+
+
+def _waiting(gateway: RunningGateway) -> int:
+    return sum(gate.waiting for gate in gateway.gateway.runtime.upstreams["servers"].gates)
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("where", ["gateway", "upstream"])
+async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) -> None:
+    free = asyncio.Event()
+    free.set()
+    places: dict[str, Any] = {"requests": 2, "waiting": 3, "wait_time": 30}
+    own = {"upstream": {"limits": places}} if where == "upstream" else places
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, **own) as gateway,
+        AsyncExitStack() as stack,
+        asyncio.TaskGroup() as tasks,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
+        assert (await _ask(clients[0], first)).status == 200  # a connection is at hand from now on
+        free.clear()
+        asked = [tasks.create_task(_ask(client, first)) for client in clients[:5]]
+        await until(lambda: _waiting(gateway) == 3)
+        assert _inside(gateway) == [2]
+        reply = await _ask(clients[5], first)
+        assert reply.status == 503
+        assert reply.head.get("Retry-After") == "1"
+        name = "the gateway" if where == "gateway" else "upstream 'servers'"
+        text = f"{name} is busy: 2 requests are under way, and 3 more wait"
+        assert reply.error == text
+        assert gateway.outstanding == 2
+        free.set()
+        assert [(await task).status for task in asked] == [200] * 5
+        assert (await _ask(clients[5], first)).status == 200
+        await gateway.until_idle()
+        assert _inside(gateway) == [0]
+
+
+async def test_who_waits_too_long_is_turned_away() -> None:
+    free = asyncio.Event()
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, requests=1, wait_time=0.02) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(infer_json())
+        await until(lambda: gateway.outstanding == 1)
+        reply = await other.ask(infer_json())
+        assert reply.status == 503
+        assert "and none ended within 0.02 s" in reply.error
+        free.set()
+        assert (await one.reply()).status == 200
+
+
+async def test_who_leaves_while_waiting_makes_room() -> None:
+    free = asyncio.Event()
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, requests=1, waiting=1, wait_time=30) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(infer_json())
+        await until(lambda: gateway.outstanding == 1)
+        async with gateway.client() as leaving:
+            await leaving.send(infer_json())
+            await until(lambda: _waiting(gateway) == 1)
+        await until(lambda: _waiting(gateway) == 0)
+        await other.send(infer_json())
+        await until(lambda: _waiting(gateway) == 1)
+        free.set()
+        assert (await one.reply()).status == 200
+        assert (await other.reply()).status == 200
+
+
+async def test_who_leaves_the_server_makes_room() -> None:
+    free = asyncio.Event()
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, requests=1, waiting=0) as gateway,
+        gateway.client() as other,
+    ):
+        for data in (infer_json(), infer_json(json_request(*range(50_000)))):
+            async with gateway.client() as leaving:
+                await leaving.send(data)
+                await until(lambda: gateway.outstanding == 1)
+            await until(lambda: _inside(gateway) == [0])
+        free.set()
+        assert (await other.ask(infer_json())).status == 200
+
+
+async def test_a_server_that_fails_makes_room() -> None:
+    async with (
+        FaultyServer(always(b"nonsense\r\n\r\n")) as server,
+        gateway_before(server.url, requests=1, waiting=0) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(infer_json())).status == 502
+        assert _inside(gateway) == [0]
+
+
+MIB = 2**20
+
+
+async def test_what_is_held_of_all_bodies_is_bounded() -> None:
+    body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
+    async with (
+        FaultyServer(always(answer())) as server,
+        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        head = request("POST", INFER, headers={"Content-Length": str(len(body))})
+        await one.send(head, body[:-100])
+        held = gateway.gateway.runtime.routes.rules[0].routes[0].held
+        await until(lambda: held.total > 700_000)
+        reply = await other.ask(infer_json(body))
+        assert reply.status == 503
+        assert reply.head.get("Retry-After") == "1"
+        assert "at most 1048576 are held (limits.held_bytes)" in reply.error
+        # What is small, and what passes through, is not concerned.
+        assert (await other.ask(infer_json())).status == 200
+        assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
+        await one.send(body[-100:])
+        assert (await one.reply()).status == 200
+        await gateway.until_idle()
+        assert held.total == 0
+        assert (await other.ask(infer_json(body))).status == 200
+
+
+async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
+    text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
+    async with (
+        FaultyServer() as server,
+        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        gateway.client() as client,
+    ):
+        head = request("POST", INFER, headers={"Content-Length": str(3 * MIB)})
+        await client.send(head, text)
+        reply = await client.reply()
+        assert reply.status == 503
+        assert "limits.held_bytes" in reply.error
+        assert server.requests == []
+
+
+async def test_answers_of_both_forms_count() -> None:
+    size = 4 * 300_000
+    outputs = [
+        {
+            "name": name,
+            "datatype": "FP32",
+            "shape": [300_000],
+            "parameters": {"binary_data_size": size},
+        }
+        for name in ("A", "B")
+    ]
+    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
+    data = answer(header + bytes(2 * size), {"Inference-Header-Content-Length": str(len(header))})
+    fields = json.loads(json_request())
+    fields["outputs"] = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
+    async with (
+        FaultyServer(always(data)) as server,
+        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        gateway.client() as client,
+    ):
+        reply = await client.ask(infer_json(json.dumps(fields).encode()))
+        assert reply.status == 503
+        assert "limits.held_bytes" in reply.error

@@ -1,0 +1,116 @@
+import asyncio
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.gate import Gate, enter, enter_at_once, leave
+from tests.servers.running_gateway import until
+
+LONG = 60.0
+
+
+def _gate(most: int = 1, waiting: int = 9, patience: float = LONG) -> Gate:
+    return Gate("the server", most, waiting, patience)
+
+
+async def _enter(*gates: Gate) -> None:
+    with Deadline(LONG, LONG) as deadline:
+        await enter(gates, deadline)
+
+
+def test_so_many_are_let_in() -> None:
+    gate = _gate(most=2)
+    assert [gate.enter_at_once() for _ in range(3)] == [True, True, False]
+    gate.leave()
+    assert gate.inside == 1
+    assert gate.enter_at_once()
+
+
+async def test_who_waits_is_let_in_in_order() -> None:
+    gate = _gate()
+    await _enter(gate)
+    entered: list[int] = []
+
+    async def come(number: int) -> None:
+        await _enter(gate)
+        entered.append(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(come(number))
+            await asyncio.sleep(0)
+        assert gate.waiting == 3
+        for number in range(3):
+            assert entered == list(range(number))
+            gate.leave()
+            assert not gate.enter_at_once()  # the place is given to who waits
+            await until(lambda number=number: len(entered) > number)  # type: ignore[misc]
+    gate.leave()
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_nobody_waits_where_nobody_may() -> None:
+    gate = _gate(waiting=0)
+    await _enter(gate)
+    with pytest.raises(GatewayError) as caught:
+        await _enter(gate)
+    assert caught.value.kind is ErrorKind.OVERLOADED
+    assert caught.value.retry_after == 1
+    expected = "the server is busy: 1 requests are under way, and 0 more wait"
+    assert caught.value.message == expected
+
+
+async def test_who_has_waited_too_long_is_turned_away() -> None:
+    gate = _gate(patience=0.01)
+    await _enter(gate)
+    with pytest.raises(GatewayError, match=r"and none ended within 0.01 s") as caught:
+        await _enter(gate)
+    assert caught.value.kind is ErrorKind.OVERLOADED
+    assert (gate.inside, gate.waiting) == (1, 0)
+
+
+async def test_who_leaves_while_waiting_takes_no_place() -> None:
+    gate = _gate()
+    await _enter(gate)
+    waiting = asyncio.create_task(_enter(gate))
+    await until(lambda: gate.waiting == 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.leave()
+    assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_who_leaves_just_when_its_turn_comes_gives_it_to_the_next() -> None:
+    gate = _gate()
+    await _enter(gate)
+    leaving, next_one = asyncio.create_task(_enter(gate)), asyncio.create_task(_enter(gate))
+    await until(lambda: gate.waiting == 2)
+    gate.leave()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await next_one
+    assert (gate.inside, gate.waiting) == (1, 0)
+
+
+async def test_a_deadline_that_comes_first_names_the_gate() -> None:
+    gate = _gate()
+    await _enter(gate)
+    with pytest.raises(GatewayError) as caught, Deadline(0.01, LONG) as deadline:
+        await gate.enter(deadline)
+    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+    assert caught.value.message.startswith("waiting for a place at the server: ")
+    assert (gate.inside, gate.waiting) == (1, 0)
+
+
+async def test_several_are_entered_all_or_none() -> None:
+    wide, narrow = _gate(most=2), _gate(waiting=0)
+    assert enter_at_once((wide, narrow))
+    assert not enter_at_once((wide, narrow))
+    with pytest.raises(GatewayError):
+        await _enter(wide, narrow)
+    assert (wide.inside, narrow.inside) == (1, 1)
+    leave((wide, narrow))
+    assert (wide.inside, narrow.inside) == (0, 0)
