@@ -16,6 +16,8 @@ class Answer:
     """The server cannot have seen a whole request, so that another endpoint may be tried."""
     of_server: bool = False
     """It is the server that failed."""
+    unanswered: bool = False
+    """The server closed without a byte of an answer: what was asked may have been done."""
 
 
 class ErrorKind(Enum):
@@ -30,6 +32,7 @@ class ErrorKind(Enum):
     INTERNAL = Answer(500, 13)
     UNSUPPORTED = Answer(501, 12)
     BAD_ANSWER = Answer(502, 14, of_server=True)
+    UNANSWERED = Answer(502, 14, of_server=True, unanswered=True)
     OVERLOADED = Answer(503, 8)
     UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)

@@ -13,6 +13,7 @@ from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
 from gateway.protocol.endpoints import KINDS, EndpointKind
 from gateway.routing.matcher import Match, Pattern
+from gateway.routing.retry import RetryPolicy
 from gateway.settings.limits import Limits as CommonLimits
 from gateway.settings.routes import Match as MatchSettings
 from gateway.settings.routes import RouteLimits
@@ -29,12 +30,13 @@ def build_routes(
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
         limits = _limits(settings.limits, declared.limits)
+        retry = _retry(declared.retry)
         rewrite = declared.rewrite
         rules.append(
             Rule(
                 _match(declared.match),
                 tuple(
-                    Route(upstreams[share.name], policies, limits, lender, turns, held)
+                    Route(upstreams[share.name], policies, limits, lender, turns, held, retry)
                     for share in declared.upstream
                 ),
                 tuple(share.weight for share in declared.upstream),
@@ -53,6 +55,11 @@ def _match(declared: MatchSettings) -> Match:
         tuple((name, Pattern.of(value)) for name, value in declared.headers.items()),
         _kinds(declared.kinds) if declared.kinds else None,
     )
+
+
+def _retry(declared: Iterable[str | int]) -> RetryPolicy:
+    statuses = frozenset(each for each in declared if isinstance(each, int))
+    return RetryPolicy("unanswered" in declared, statuses)
 
 
 def _kinds(words: Iterable[str]) -> frozenset[EndpointKind]:

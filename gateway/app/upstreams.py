@@ -10,6 +10,7 @@ from gateway.app.processes import part_of
 from gateway.exchange.base import Upstream
 from gateway.exchange.gate import Gate
 from gateway.protocol.dialects import DIALECTS
+from gateway.routing.retry import RetryBudget
 from gateway.settings.limits import Places
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -32,6 +33,7 @@ def build_upstreams(
             DIALECTS[declared.dialect],
             Pool(_endpoints(declared, contexts.get(name), limits.connect_time)),
             MetadataCache(limits.metadata_time, limits.metadata_models, limits.idle_time, clock),
+            RetryBudget(declared.retries.share, declared.retries.reserve),
             gates=common + _gates(f"upstream '{name}'", declared.limits, settings),
         )
         for name, declared in settings.upstreams.items()

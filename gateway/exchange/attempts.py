@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -10,8 +10,9 @@ from gateway.errors import GatewayError
 from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
-from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.pool import Loan
+from gateway.routing.retry import CAREFUL, RetryPolicy
+from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.pool import Loan, Outcome
 
 _T = TypeVar("_T")
 
@@ -19,8 +20,9 @@ _T = TypeVar("_T")
 class Attempts:
     """Gives a request to an endpoint of the upstream, and the answer while its context is open.
 
-    Where an endpoint cannot be reached, which has no effect on any server, another one is tried:
-    each once, and no more than the upstream's budget allows. ``but`` are those that were tried
+    Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
+    where it fails in other ways, if ``policy`` says so and all of the body is at hand. Each is
+    tried once, and no more than the upstream's budget allows. ``but`` are those that were tried
     before. Raises GatewayError as the last of them does, and 503 where too much is under way.
     """
 
@@ -32,18 +34,19 @@ class Attempts:
         upstream: Upstream,
         request: UpstreamRequest,
         deadline: Deadline,
+        policy: RetryPolicy = CAREFUL,
         but: tuple[UpstreamEndpoint, ...] = (),
     ) -> None:
         self._upstream = upstream
         self._request = request
         self._deadline = deadline
-        self._but = but
+        self._again = Again(upstream, policy, can_be_repeated(request.body), list(but))
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
         await enter(self._upstream.gates, self._deadline)
         try:
-            self._loan, self.response = await reaching(self._upstream, self._send, self._but)
+            await self._attempt()
         except BaseException:
             leave(self._upstream.gates)
             raise
@@ -61,37 +64,79 @@ class Attempts:
         self._loan.end(error)
         leave(self._upstream.gates)
 
+    async def _attempt(self) -> None:
+        """Send the request until there is an answer for the client."""
+        again = self._again
+        self._loan, self.response = await _reach(again, self._send)
+        while again.after_answer(self.response.status, self._loan.endpoint):
+            self.response.close()
+            self._loan.give_back(Outcome.FAILED, f"it answered {self.response.status}")
+            self._loan, self.response = await _reach(again, self._send)
+
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         return await _send(endpoint, self._request, self._deadline)
 
 
+class Again:
+    """Tells whether a request may be sent to another endpoint, which counts it as a retry.
+
+    ``tried`` are those that it was sent to; ``repeatable`` tells whether all of it is at hand.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        policy: RetryPolicy,
+        repeatable: bool,
+        tried: list[UpstreamEndpoint],
+    ) -> None:
+        self.upstream = upstream
+        self.tried = tried
+        self._policy = policy
+        self._repeatable = repeatable
+
+    def after_failure(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
+        """Tell it of one that has failed at an endpoint."""
+        self.tried.append(endpoint)
+        if not isinstance(error, GatewayError):
+            return False
+        return self._policy.after(error.kind, self._repeatable) and self._allowed()
+
+    def after_answer(self, status: int, endpoint: UpstreamEndpoint) -> bool:
+        """Tell it of one that an endpoint has answered with this status."""
+        if status not in self._policy.statuses or not self._repeatable:
+            return False
+        self.tried.append(endpoint)
+        return self._allowed()
+
+    def _allowed(self) -> bool:
+        """Tell whether there is another endpoint, and the budget allows to ask it."""
+        untried = set(self.upstream.pool.endpoints) - set(self.tried)
+        return bool(untried) and self.upstream.retries.retry(self.upstream.pool.turn)
+
+
+def can_be_repeated(body: Body) -> bool:
+    """Tell whether a body can be sent more than once: what has streamed through is gone."""
+    return not isinstance(body, AsyncIterable)
+
+
 async def reaching(
-    upstream: Upstream,
-    use: Callable[[UpstreamEndpoint], Awaitable[_T]],
-    but: tuple[UpstreamEndpoint, ...] = (),
+    upstream: Upstream, use: Callable[[UpstreamEndpoint], Awaitable[_T]]
 ) -> tuple[Loan, _T]:
     """Use an endpoint that can be reached; give it, taken, and what came of it."""
-    upstream.retries.request()
-    tried = list(but)
+    return await _reach(Again(upstream, CAREFUL, True, []), use)
+
+
+async def _reach(again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]]) -> tuple[Loan, _T]:
     while True:
-        loan = upstream.pool.endpoint(tried)
+        loan = again.upstream.pool.endpoint(again.tried)
         endpoint = loan.take()
         try:
             return loan, await use(endpoint)
         except BaseException as error:
             loan.end(error)
-            tried.append(endpoint)
-            if not may_ask_another(upstream, error, tried):
+            if not again.after_failure(error, endpoint):
                 raise
-
-
-def may_ask_another(
-    upstream: Upstream, error: BaseException, tried: Sequence[UpstreamEndpoint]
-) -> bool:
-    """Tell whether a request that failed so may go to an endpoint that was not tried yet."""
-    if not (isinstance(error, GatewayError) and error.kind.value.retryable):
-        return False
-    return bool(set(upstream.pool.endpoints) - set(tried)) and upstream.retries.retry()
 
 
 async def _send(

@@ -15,7 +15,7 @@ from gateway.exchange.gate import Gate
 from gateway.exchange.held import HeldBytes
 from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
-from gateway.routing.retry import RetryBudget
+from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import HeaderLines as HeaderLines
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -134,6 +134,7 @@ class Route:
     turns: Turns = field(default_factory=Turns)
     held: HeldBytes = field(default_factory=lambda: HeldBytes(_UNBOUNDED))
     """What all routes' exchanges hold of bodies."""
+    retry: RetryPolicy = CAREFUL
 
     def lender_for(self, size: int | None) -> Lender | None:
         """Give the lender for a body of so many bytes, None where it is too small to be divided."""

@@ -25,7 +25,7 @@ async def forward(
         end_to_end(request.headers),
         await forwarded_body(request, body),
     )
-    async with Attempts(route.upstream, asked, deadline) as attempt:
+    async with Attempts(route.upstream, asked, deadline, route.retry) as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 

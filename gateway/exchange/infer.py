@@ -56,7 +56,8 @@ async def infer(
         else:
             converted = await _convert(body, length, route, holding)
         upstream_request = _upstream_request(request, converted)
-        async with Attempts(route.upstream, upstream_request, deadline) as attempt:
+        attempts = Attempts(route.upstream, upstream_request, deadline, route.retry)
+        async with attempts as attempt:
             response = attempt.response
             if length == 0 and response.status != 200:
                 # The header may have been made from metadata that is no longer true.

@@ -15,7 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
-from gateway.exchange.attempts import Attempts, may_ask_another
+from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
 from gateway.exchange.dispatch import FAULT, error_body, in_time
@@ -168,6 +168,8 @@ class StraightExchange(Receiver, Watched):
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Answer the client."""
+        if self._is_unwanted(head.status):
+            return
         self._end(Outcome.ANSWERED)
         try:
             headers, data = self._answer(head, bytes(body))
@@ -178,6 +180,8 @@ class StraightExchange(Receiver, Watched):
 
     def begun(self, response: UpstreamResponse) -> None:
         """Have a task pass the answer on as it comes."""
+        if self._is_unwanted(response.status):
+            return
         spent = self._watch.remove(self)
         over = partial(self._end, Outcome.ANSWERED)
         self._client.go_on(partial(self._relay, response, spent), over)
@@ -185,10 +189,23 @@ class StraightExchange(Receiver, Watched):
     def failed(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
         self._end(Outcome.FAILED, str(error))
-        if may_ask_another(self._route.upstream, error, [self._loan.endpoint]):
+        if self._again.after_failure(error, self._loan.endpoint):
             self._client.go_on(self._ask_another, lambda: None)
         else:
             self._answer_failure(error)
+
+    def _is_unwanted(self, status: int) -> bool:
+        """Tell whether another endpoint is asked, as this one answered so; have a task do it."""
+        statuses = self._route.retry.statuses
+        if not statuses or not self._again.after_answer(status, self._loan.endpoint):
+            return False
+        self._end(Outcome.FAILED, f"it answered {status}")
+        self._client.go_on(self._ask_another, lambda: None)
+        return True
+
+    @property
+    def _again(self) -> Again:
+        return Again(self._route.upstream, self._route.retry, repeatable=True, tried=[])
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
@@ -256,7 +273,8 @@ class StraightExchange(Receiver, Watched):
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
-            async with Attempts(self._route.upstream, asked, deadline, tried) as attempt:
+            attempts = Attempts(self._route.upstream, asked, deadline, self._route.retry, tried)
+            async with attempts as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
         await in_time(run, answer, self._deadline())

@@ -1,6 +1,33 @@
-"""How many requests are sent again."""
+"""Which requests are sent again, and how many."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.errors import ErrorKind
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """What is sent again to another endpoint, beyond what cannot have had an effect."""
+
+    unanswered: bool = False
+    """A request that a server may have taken up: it closed without a byte of an answer."""
+    statuses: frozenset[int] = frozenset()
+    """A request that a server answered with one of these."""
+
+    def after(self, kind: ErrorKind, can_be_repeated: bool) -> bool:
+        """Tell whether a request that failed so may be sent again.
+
+        What no server has seen the whole of always may; the rest only if all of it is at hand.
+        """
+        if kind.value.retryable:
+            return True
+        return kind.value.unanswered and self.unanswered and can_be_repeated
+
+
+CAREFUL = RetryPolicy()
+"""Only what cannot have had an effect."""
 
 
 class RetryBudget:
@@ -13,14 +40,17 @@ class RetryBudget:
         self._share = share
         self._reserve = reserve
         self._left = float(reserve)
+        self._seen = 0
 
-    def request(self) -> None:
-        """Note a request that is sent for the first time."""
-        self._left = min(self._reserve, self._left + self._share)
+    def retry(self, sent: int) -> bool:
+        """Tell whether a request may be sent again, which is then counted.
 
-    def retry(self) -> bool:
-        """Tell whether a request may be sent again, which is then counted."""
+        ``sent`` counts all that was sent so far, retries included.
+        """
+        self._left = min(self._reserve, self._left + self._share * max(0, sent - self._seen))
+        self._seen = sent
         if self._left < 1:
             return False
         self._left -= 1
+        self._seen += 1  # the retry will be among what was sent
         return True

@@ -4,7 +4,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.quantities import (
+    Between,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 
 
 class Section(BaseModel):
@@ -35,6 +41,7 @@ def _file(value: object) -> object:
 
 
 File = Annotated[str, BeforeValidator(_file)]
+Percentage = Annotated[float, PlainValidator(parse_share, json_schema_input_type=float | str)]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
 JsonDepth = Annotated[int, count("1", "200")]

@@ -26,6 +26,8 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
+
 Number = TypeVar("Number", int, float)
 
 
@@ -85,3 +87,16 @@ def parse_duration(value: object) -> float:
             if factor := _DURATION_UNITS.get(unit or "s"):
                 return float(digits) * factor
     raise ValueError(f"expected a duration such as 30s, got {describe(value)}")
+
+
+def parse_share(value: object) -> float:
+    """Return a share of the whole, from 0 to 1, given as such or as ``5%``. Raises ValueError."""
+    share = None
+    match value:
+        case int() | float() if not isinstance(value, bool):
+            share = float(value)
+        case str() if found := _SHARE.fullmatch(value):
+            share = float(found[1]) / 100
+    if share is None or not 0 <= share <= 1:
+        raise ValueError(f"expected a share such as 5%, from 0% to 100%, got {describe(value)}")
+    return share

@@ -42,6 +42,7 @@ Kind = Literal[
 _Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=str | int)]
 _PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
+_Repeated = Literal["unanswered", 500, 502, 503, 504]
 _NonFinite = Literal["literal", "null", "string", "error"]
 
 
@@ -145,6 +146,12 @@ class Route(Section):
         default=None, description="Which model the server is asked for instead."
     )
     deny: tuple[Kind, ...] = Field(default=(), description="What is refused on this route.")
+    retry: tuple[_Repeated, ...] = Field(
+        default=(),
+        description="What is sent again to another server, beyond what cannot have had an effect:"
+        " what a server closes on without an answer (unanswered), and what it answers with one of"
+        " these statuses.",
+    )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
     ] = Field(

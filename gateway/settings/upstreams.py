@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
 from gateway.settings.addresses import parse_endpoint, parse_host
-from gateway.settings.fields import File, Section
+from gateway.settings.fields import File, Percentage, Section, count
 from gateway.settings.limits import Places
 
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
@@ -50,6 +50,17 @@ class UpstreamTls(Section):
     )
 
 
+class Retries(Section):
+    """Bound how many requests are sent again, so that retries do not multiply an outage."""
+
+    share: Percentage = Field(
+        default=0.5, description="How many there may be, of the requests to the upstream."
+    )
+    reserve: Annotated[int, count("0", "1000000")] = Field(
+        default=20, description="How many there may be at once when all was well before."
+    )
+
+
 class Upstream(Section):
     """Name a group of servers that answer alike."""
 
@@ -62,6 +73,9 @@ class Upstream(Section):
     )
     dialect: Annotated[Literal["triton"], BeforeValidator(_known_dialect)] = Field(
         default="triton", description="How the servers speak the protocol."
+    )
+    retries: Retries = Field(
+        default=Retries(), description="How many requests to these servers are sent again."
     )
     limits: Places = Field(
         default=Places(), description="How many requests may be at these servers at a time."

@@ -204,7 +204,8 @@ class ServerConnection(Connection):
             message = f"{self._url} closed a kept connection as it was used again"
             return CrossedError(ErrorKind.BAD_ANSWER, message)
         when = "before it answered" if self.body is None else "before the end of its answer"
-        return bad_answer(f"{self._url} closed the connection {when}")
+        kind = ErrorKind.UNANSWERED if self._silent else ErrorKind.BAD_ANSWER
+        return GatewayError(kind, f"{self._url} closed the connection {when}")
 
 
 class _Waiting(HeadReceiver):

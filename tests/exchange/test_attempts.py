@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from multidict import CIMultiDict
@@ -7,8 +9,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
-from gateway.routing.retry import RetryBudget
-from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
+from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
+from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
 from gateway.upstream.pool import Outcome
 from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, route_to
 from tests.servers.running_gateway import until
@@ -28,10 +30,16 @@ def _servers(log: Log, *turns: Turn) -> tuple[Upstream, list[ScriptedEndpoint]]:
     return route_to(*endpoints).upstream, endpoints
 
 
-async def _ask(upstream: Upstream, but: tuple[UpstreamEndpoint, ...] = ()) -> str:
+async def _ask(
+    upstream: Upstream,
+    but: tuple[UpstreamEndpoint, ...] = (),
+    policy: RetryPolicy = CAREFUL,
+    body: Body = REQUEST.body,
+) -> str:
     """Give who answered."""
+    request = replace(REQUEST, body=body)
     with Deadline(5, 5) as deadline:
-        async with Attempts(upstream, REQUEST, deadline, but) as attempt:
+        async with Attempts(upstream, request, deadline, policy, but) as attempt:
             assert sum(upstream.pool.outstanding) == 1
             assert await attempt.response.read() == b"yes"
             return attempt.url
@@ -64,6 +72,7 @@ async def test_where_none_can_be_reached_the_last_error_tells() -> None:
     "error",
     [
         _fault(ErrorKind.BAD_ANSWER),
+        _fault(ErrorKind.UNANSWERED),
         _fault(ErrorKind.SERVER_TIMEOUT),
         _fault(ErrorKind.BAD_REQUEST),
         ConnectionResetError(),
@@ -78,14 +87,47 @@ async def test_what_may_have_had_an_effect_is_not_sent_again(error: Exception) -
     assert upstream.pool.outstanding == [0, 0]
 
 
+MORE = RetryPolicy(unanswered=True, statuses=frozenset((503,)))
+
+
+@pytest.mark.parametrize(
+    "turn", [_fault(ErrorKind.UNANSWERED), ScriptedResponse(503, {}, [b"no"])], ids=str
+)
+async def test_a_policy_may_allow_more(turn: Turn) -> None:
+    upstream, endpoints = _servers(Log(), turn, OK)
+    assert await _ask(upstream, policy=MORE) == "http://1"
+    assert [each.bodies for each in endpoints] == [[b"body"]] * 2
+    assert [member.health.failures for member in upstream.pool.members] == [1, 0]
+    assert upstream.pool.outstanding == [0] * 2
+
+
+async def test_an_answer_is_passed_on_where_there_is_no_other_server() -> None:
+    upstream, endpoints = _servers(Log(), ScriptedResponse(503, {}, [b"yes"]))
+    assert await _ask(upstream, policy=MORE) == "http://0"
+    endpoints[0]._turns.append(ScriptedResponse(500, {}, [b"yes"]))
+    assert await _ask(upstream, policy=MORE) == "http://0"
+
+
+async def test_what_has_streamed_through_is_not_sent_again() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"body"
+
+    upstream, endpoints = _servers(Log(), _fault(ErrorKind.UNANSWERED), OK)
+    with pytest.raises(GatewayError):
+        await _ask(upstream, policy=MORE, body=body())
+    upstream, endpoints = _servers(Log(), ScriptedResponse(503, {}, [b"yes"]), OK)
+    assert await _ask(upstream, policy=MORE, body=body()) == "http://0"
+    assert endpoints[1].requests == []
+
+
 async def test_there_are_no_more_retries_than_the_budget_has() -> None:
     upstream, endpoints = _servers(Log(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
-        assert upstream.retries.retry()
+        assert upstream.retries.retry(0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
-    assert not upstream.retries.retry()
+    assert not upstream.retries.retry(upstream.pool.turn)
 
 
 async def test_one_alone_is_asked_once() -> None:
@@ -93,7 +135,7 @@ async def test_one_alone_is_asked_once() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
-    assert [upstream.retries.retry() for _ in range(20)] == [True] * 20
+    assert [upstream.retries.retry(0) for _ in range(20)] == [True] * 20
 
 
 async def test_those_that_were_tried_before_are_not_tried_again() -> None:
@@ -119,7 +161,7 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
     for _ in range(5):
         endpoints[0]._turns.append(OK)
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
-            async with Attempts(upstream, REQUEST, deadline, (endpoints[1],)):
+            async with Attempts(upstream, REQUEST, deadline, CAREFUL, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_ANSWER)
     assert upstream.pool.members[0].health.ejections == 1
 

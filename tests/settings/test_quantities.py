@@ -2,7 +2,13 @@ import math
 
 import pytest
 
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.quantities import (
+    Between,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 
 SIZES = [
     (0, 0),
@@ -94,3 +100,21 @@ def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: obje
 def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
     with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
         Between(parse_duration, "1ms", "1h")(number)
+
+
+@pytest.mark.parametrize(
+    ("written", "share"),
+    [("0%", 0.0), ("5%", 0.05), ("12.5 %", 0.125), ("100%", 1.0), (0.25, 0.25), (0, 0.0), (1, 1.0)],
+)
+def test_shares_are_of_the_whole(written: object, share: float) -> None:
+    parsed = parse_share(written)
+    assert parsed == share
+    assert isinstance(parsed, float)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "5", "%", "-5%", "101%", "5%%", 50, -0.1, 1.01, True, None, math.nan, ["5%"]]
+)
+def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a share such as 5%, from 0% to 100%, got "):
+        parse_share(written)

@@ -47,11 +47,14 @@ async def _read(connection: ServerConnection) -> bytes:
     return data
 
 
-async def _message(failing: asyncio.Future[ResponseHead] | ServerConnection) -> str:
+async def _message(
+    failing: asyncio.Future[ResponseHead] | ServerConnection,
+    kind: ErrorKind = ErrorKind.BAD_ANSWER,
+) -> str:
     """Give what an answer's head, or its body, fails with."""
     with pytest.raises(GatewayError) as caught:
         await (_read(failing) if isinstance(failing, ServerConnection) else failing)
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is kind
     return caught.value.message
 
 
@@ -219,7 +222,8 @@ async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
     if eof:
         connection.eof_received()
     connection.connection_lost(None if eof else ConnectionResetError())
-    assert await _message(head) == f"{URL} closed the connection before it answered"
+    kind = ErrorKind.BAD_ANSWER if data else ErrorKind.UNANSWERED
+    assert await _message(head, kind) == f"{URL} closed the connection before it answered"
     assert connection.closed
     assert not connection.reusable
 
@@ -228,7 +232,8 @@ async def test_closed_before_it_was_asked() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
     head = connection.expect("POST")
-    assert await _message(head) == f"{URL} closed the connection before it answered"
+    text = f"{URL} closed the connection before it answered"
+    assert await _message(head, ErrorKind.UNANSWERED) == text
 
 
 @pytest.mark.parametrize(
@@ -644,7 +649,8 @@ async def test_it_fails_once(fails: Callable[[ServerConnection], object], before
     assert receiver.calls == ["failed"]
     (error,) = receiver.errors
     assert isinstance(error, GatewayError)
-    assert error.kind is ErrorKind.BAD_ANSWER
+    silent = not before and fails in (FAILURES["closed"], FAILURES["reset"])
+    assert error.kind is (ErrorKind.UNANSWERED if silent else ErrorKind.BAD_ANSWER)
     assert URL in error.message
     assert seen == [False]
     assert "abort" in transport.calls
