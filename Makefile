@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench triton clean
+.PHONY: help demo test lint format schema bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ lint: .venv/.test-ready ## Check style and types
 format: .venv/.test-ready ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
+	@$(BIN)/tensorgate schema > config/schema.json
 
 bench: .venv/.test-ready .cache/triton/.ready ## Measure speed and memory in front of a real Triton
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
 from gateway.memory import keep_what_is_freed, settle
+from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
@@ -66,6 +68,12 @@ def check(config: Path) -> None:
         client_tls(settings)
         server_contexts(settings)
     click.echo(_summary(settings))
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of the settings, for editors."""
+    click.echo(json.dumps(settings_schema(), indent=2))
 
 
 @main.command()

@@ -31,7 +31,7 @@ def time(least: str, most: str) -> PlainValidator:
 
 def count(least: str, most: str) -> PlainValidator:
     """Return the check of a whole number."""
-    return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
+    return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int | str)
 
 
 def _file(value: object) -> object:
