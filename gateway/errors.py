@@ -26,6 +26,7 @@ class ErrorKind(Enum):
     BAD_REQUEST = Answer(400, 3)
     FORBIDDEN = Answer(403, 7)
     NOT_FOUND = Answer(404, 5)
+    NOT_ALLOWED = Answer(405, 12)
     NOT_ACCEPTABLE = Answer(406, 9)
     CLIENT_TIMEOUT = Answer(408, 4)
     TOO_LARGE = Answer(413, 8)
