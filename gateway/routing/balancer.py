@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 
 def least_outstanding(outstanding: Sequence[int], turn: int) -> int:
@@ -13,3 +14,23 @@ def least_outstanding(outstanding: Sequence[int], turn: int) -> int:
     count = len(outstanding)
     in_turn = (i % count for i in range(turn, turn + count))
     return min(in_turn, key=outstanding.__getitem__)
+
+
+def round_robin(count: int, turn: int) -> int:
+    """Give the index of the endpoint whose turn it is, of so many; ``turn`` counts up."""
+    return turn % count
+
+
+def by_hash(names: Sequence[str], key: str) -> int:
+    """Give the index of the endpoint to which a key belongs, by the endpoints' names.
+
+    A key stays with its endpoint for as long as that is among them. Where one leaves, only its own
+    keys move, evenly to the others; where one comes, it takes its share from all (rendezvous
+    hashing). The same in every process.
+    """
+    return max(range(len(names)), key=lambda i: _weight(names[i], key))
+
+
+def _weight(name: str, key: str) -> bytes:
+    # Neither of the two can hold the NUL between them.
+    return blake2b(f"{name}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()

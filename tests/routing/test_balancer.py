@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.balancer import least_outstanding
+from gateway.routing.balancer import by_hash, least_outstanding, round_robin
 
 BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
@@ -42,3 +42,44 @@ def test_all_that_are_equally_busy_get_their_turn(outstanding: list[int], turn: 
 def test_idle_endpoints_get_equal_shares(count: int, turn: int) -> None:
     chosen = [least_outstanding([0] * count, turn + i) for i in range(3 * count)]
     assert all(chosen.count(i) == 3 for i in range(count))
+
+
+@given(st.integers(1, 8), st.integers(0, 1000))
+def test_each_has_its_turn(count: int, turn: int) -> None:
+    chosen = [round_robin(count, turn + i) for i in range(2 * count)]
+    assert chosen[:count] == chosen[count:]
+    assert sorted(chosen[:count]) == list(range(count))
+
+
+NAMES = [f"http://10.0.0.{i}:8000" for i in range(8)]
+KEYS = [f"user-{i}" for i in range(2000)]
+
+
+def _owners(names: list[str]) -> dict[str, str]:
+    return {key: names[by_hash(names, key)] for key in KEYS}
+
+
+def test_keys_belong_to_endpoints_evenly() -> None:
+    owners = list(_owners(NAMES).values())
+    for name in NAMES:
+        assert 0.7 < owners.count(name) * len(NAMES) / len(KEYS) < 1.3
+
+
+def test_the_order_does_not_count() -> None:
+    assert _owners(NAMES) == _owners(NAMES[::-1])
+
+
+@pytest.mark.parametrize("left", range(len(NAMES)))
+def test_only_the_keys_of_one_that_leaves_move(left: int) -> None:
+    before = _owners(NAMES)
+    after = _owners(NAMES[:left] + NAMES[left + 1 :])
+    moved = {key for key in KEYS if before[key] != after[key]}
+    assert moved == {key for key in KEYS if before[key] == NAMES[left]}
+    # They are spread over all others.
+    assert {after[key] for key in moved} == set(NAMES) - {NAMES[left]}
+
+
+@given(st.text())
+def test_any_text_is_a_key(key: str) -> None:
+    assert by_hash(NAMES[:1], key) == 0
+    assert by_hash(NAMES, key) == by_hash(NAMES, key)
