@@ -20,7 +20,8 @@ class Attempts:
 
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried:
     each once, and no more than the upstream's budget allows. ``but`` are those that were tried
-    before. Raises GatewayError as the last of them does.
+    before; ``model`` is the one that the request names. Raises GatewayError as the last of the
+    endpoints does.
     """
 
     response: UpstreamResponse
@@ -32,15 +33,19 @@ class Attempts:
         request: UpstreamRequest,
         deadline: Deadline,
         but: tuple[UpstreamEndpoint, ...] = (),
+        model: str | None = None,
     ) -> None:
         self._upstream = upstream
         self._request = request
         self._deadline = deadline
         self._but = but
+        self._model = model
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
-        self._loan, self.response = await reaching(self._upstream, self._send, self._but)
+        self._loan, self.response = await reaching(
+            self._upstream, self._send, self._but, self._model
+        )
         self.url = self._loan.endpoint.url
         return self
 
@@ -52,7 +57,10 @@ class Attempts:
     ) -> None:
         """Let the endpoint go."""
         self.response.close()
-        self._loan.end(error)
+        if error is None:
+            self._loan.give_back(*self._loan.judge(self.response.status))
+        else:
+            self._loan.end(error)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         return await _send(endpoint, self._request, self._deadline)
@@ -62,29 +70,36 @@ async def reaching(
     upstream: Upstream,
     use: Callable[[UpstreamEndpoint], Awaitable[_T]],
     but: tuple[UpstreamEndpoint, ...] = (),
+    model: str | None = None,
 ) -> tuple[Loan, _T]:
-    """Use an endpoint that can be reached; give it, taken, and what came of it."""
+    """Use an endpoint that can be reached; give it, taken, and what came of it.
+
+    It has ``model``, as far as is known.
+    """
     upstream.retries.request()
     tried = list(but)
     while True:
-        loan = upstream.pool.endpoint(tried)
+        loan = upstream.pool.endpoint(tried, model)
         endpoint = loan.take()
         try:
             return loan, await use(endpoint)
         except BaseException as error:
             loan.end(error)
             tried.append(endpoint)
-            if not may_ask_another(upstream, error, tried):
+            if not may_ask_another(upstream, error, tried, model):
                 raise
 
 
 def may_ask_another(
-    upstream: Upstream, error: BaseException, tried: Sequence[UpstreamEndpoint]
+    upstream: Upstream,
+    error: BaseException,
+    tried: Sequence[UpstreamEndpoint],
+    model: str | None = None,
 ) -> bool:
     """Tell whether a request that failed so may go to an endpoint that was not tried yet."""
     if not (isinstance(error, GatewayError) and error.kind.value.retryable):
         return False
-    return bool(set(upstream.pool.endpoints) - set(tried)) and upstream.retries.retry()
+    return upstream.pool.has_another(tried, model) and upstream.retries.retry()
 
 
 async def _send(

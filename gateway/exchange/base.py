@@ -108,6 +108,8 @@ class Upstream:
     pool: Pool
     metadata: MetadataCache
     retries: RetryBudget = field(default_factory=RetryBudget)
+    required: bool = True
+    """Whether the gateway is ready only if this is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ async def infer(
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
     if encoded(request.headers):
         # What is inside cannot be seen; the server decodes it, or says that it cannot.
-        await forward(request, answer, route, deadline)
+        await forward(request, answer, route, deadline, model=asked.model)
         return
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
@@ -54,7 +54,7 @@ async def infer(
     else:
         converted = await _convert(body, length, route)
     upstream_request = _upstream_request(request, converted)
-    async with Attempts(route.upstream, upstream_request, deadline) as attempt:
+    async with Attempts(route.upstream, upstream_request, deadline, model=asked.model) as attempt:
         response = attempt.response
         if length == 0 and response.status != 200:
             # The header may have been made from metadata that is no longer true.
@@ -199,7 +199,7 @@ async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMeta
         deadline.wait_for_server(endpoint.url)
         return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
 
-    loan, model = await reaching(route.upstream, ask)
+    loan, model = await reaching(route.upstream, ask, model=asked.model)
     loan.give_back(Outcome.ANSWERED)
     return model
 

@@ -41,7 +41,7 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.pool import Loan, Outcome
+from gateway.upstream.pool import FIRST_ERROR, Loan, Outcome
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
@@ -61,6 +61,8 @@ class Plan:
     watch: Watch
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
+    model: str | None
+    """The one that they name."""
 
 
 class Straight:
@@ -86,13 +88,13 @@ class Straight:
         if length > min(LARGEST, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
-        target, kind = found.target, found.asked.kind
+        target, kind, model = found.target, found.asked.kind, found.asked.model
         if kind in UNTOUCHED:
             passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
-            return Plan(start, found.choice, watch, converts=False)
+            return Plan(start, found.choice, watch, converts=False, model=model)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -100,7 +102,7 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, _lines(with_body(headers, changed)))
-        return Plan(start, found.choice, watch, converts=True)
+        return Plan(start, found.choice, watch, converts=True, model=model)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
@@ -115,7 +117,10 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
-        loan = route.upstream.pool.endpoint()
+        try:
+            loan = route.upstream.pool.endpoint((), plan.model)
+        except GatewayError:
+            return None  # the ordinary way says that there is none
         exchange = StraightExchange(plan, route, headers, body, loan, client)
         sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         if sent is None:
@@ -159,7 +164,10 @@ class StraightExchange(Receiver, Watched):
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Answer the client."""
-        self._end(Outcome.ANSWERED)
+        if head.status < FIRST_ERROR:
+            self._end(Outcome.ANSWERED)
+        else:
+            self._end(*self._loan.judge(head.status))
         try:
             headers, data = self._answer(head, bytes(body))
         except Exception as error:
@@ -170,13 +178,13 @@ class StraightExchange(Receiver, Watched):
     def begun(self, response: UpstreamResponse) -> None:
         """Have a task pass the answer on as it comes."""
         spent = self._watch.remove(self)
-        over = partial(self._end, Outcome.ANSWERED)
+        over = partial(self._end, *self._loan.judge(response.status))
         self._client.go_on(partial(self._relay, response, spent), over)
 
     def failed(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
         self._end(Outcome.FAILED, str(error))
-        if may_ask_another(self._route.upstream, error, [self._loan.endpoint]):
+        if may_ask_another(self._route.upstream, error, [self._loan.endpoint], self._plan.model):
             self._client.go_on(self._ask_another, lambda: None)
         else:
             self._answer_failure(error)
@@ -246,7 +254,8 @@ class StraightExchange(Receiver, Watched):
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
-            async with Attempts(self._route.upstream, asked, deadline, tried) as attempt:
+            model = self._plan.model
+            async with Attempts(self._route.upstream, asked, deadline, tried, model) as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
         await in_time(run, answer, self._deadline())
