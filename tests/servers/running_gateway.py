@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
+from gateway.upstream.pool import Pool
 from tests.servers.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
@@ -33,6 +34,12 @@ class RunningGateway:
         pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
         return sum(sum(pool.outstanding) for pool in pools)
 
+    @property
+    def pool(self) -> Pool:
+        """Give the endpoints of the one upstream."""
+        (upstream,) = self.gateway.runtime.upstreams.values()
+        return upstream.pool
+
     def client(self) -> AbstractAsyncContextManager[RawClient]:
         """Open a connection to it."""
         return connect(self.url)
@@ -48,15 +55,16 @@ async def gateway_before(
     route: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
+    upstream: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers; ``limits``, ``route`` and ``tls`` as in its settings."""
+    """Run a gateway in front of servers; all else is as in its settings."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
             "tls": tls,
             "helper": helper,
-            "upstreams": {"servers": {"endpoints": list(urls)}},
+            "upstreams": {"servers": {"endpoints": list(urls), **(upstream or {})}},
             "routes": [{"upstream": "servers", **(route or {})}],
             "limits": {**LIMITS, **limits},
         }
@@ -73,11 +81,14 @@ async def client_of(
     route: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
+    upstream: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
     async with (
-        gateway_before(*urls, route=route, helper=helper, tls=tls, **limits) as gateway,
+        gateway_before(
+            *urls, route=route, helper=helper, tls=tls, upstream=upstream, **limits
+        ) as gateway,
         gateway.client() as client,
     ):
         yield client

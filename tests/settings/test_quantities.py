@@ -2,7 +2,14 @@ import math
 
 import pytest
 
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.quantities import (
+    Between,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
+    share_text,
+)
 
 SIZES = [
     (0, 0),
@@ -41,6 +48,23 @@ NOT_DURATIONS: list[object] = [
     *("9" * 5000, True, None, [], {}),
 ]
 NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
+
+SHARES = [("0%", 0.0), ("50%", 0.5), ("7 %", 0.07), ("33.3%", 0.333), ("100%", 1.0), ("150%", 1.5)]
+NOT_SHARES: list[object] = [
+    "",
+    "%",
+    "half",
+    "-1%",
+    ".5%",
+    "1e1%",
+    "٣%",
+    "50",
+    0.5,
+    1,
+    True,
+    None,
+    [],
+]
 
 
 @pytest.mark.parametrize(("written", "size"), SIZES)
@@ -94,3 +118,16 @@ def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: obje
 def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
     with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
         Between(parse_duration, "1ms", "1h")(number)
+
+
+@pytest.mark.parametrize(("written", "share"), SHARES)
+def test_shares_are_parts_of_a_whole(written: str, share: float) -> None:
+    assert parse_share(written) == pytest.approx(share)
+    assert parse_share(share_text(share)) == pytest.approx(share)
+    assert share_text(parse_share(written)) == written.replace(" ", "")
+
+
+@pytest.mark.parametrize("written", NOT_SHARES)
+def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a share such as 50%, got "):
+        parse_share(written)
