@@ -30,6 +30,7 @@ from gateway.settings.load import load
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.upstreams import Upstream
 from gateway.workers.parent import NoWorkerError, Parent
 from gateway.workers.post import Post
 
@@ -237,7 +238,8 @@ def _route(route: Route, settings: Settings) -> str:
         upstream = settings.upstreams[share.name]
         weight = f" × {share.weight}" if len(route.upstream) > 1 else ""
         endpoints = ", ".join(map(str, upstream.endpoints))
-        servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}")
+        care = _care(upstream)
+        servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}{care}")
     lines = [f"{_taken(route.match)} → {'; '.join(servers)}"]
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
@@ -245,6 +247,16 @@ def _route(route: Route, settings: Settings) -> str:
     if route.deny:
         lines.append(f"but not {', '.join(route.deny)}")
     return "; ".join(lines)
+
+
+def _care(upstream: Upstream) -> str:
+    """Tell what is done to know how the endpoints are, if anything is."""
+    done = [] if upstream.resolve is None else [f"looked up every {upstream.resolve:g} s"]
+    if upstream.health is not None:
+        done.append(f"probed every {upstream.health.every:g} s")
+    if upstream.discover is not None:
+        done.append(f"asked for their {upstream.discover}")
+    return f" ({', '.join(done)})" if done else ""
 
 
 def _tls(declared: ClientTls) -> str:

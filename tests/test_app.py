@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.app import upstreams as app_upstreams
 from gateway.app.gateway import Gateway
 from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
@@ -19,6 +20,7 @@ from gateway.settings.schema import Settings
 from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, request
+from tests.servers.names import NameService
 from tests.servers.raw_client import connect
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
@@ -328,6 +330,34 @@ async def test_files_of_tls_that_cannot_be_used(
         caplog.clear()
         async with Gateway(_settings(tls=tls)):
             assert caplog.messages == [f"tls.key: {warning}" for warning in warnings]
+
+
+@pytest.mark.parametrize("required", [True, False])
+async def test_an_upstream_that_is_required_or_not(required: bool) -> None:
+    upstreams = {"u": {"endpoints": [NOWHERE], "required": required}}
+    async with Gateway(_settings(upstreams=upstreams)) as gateway:
+        assert gateway.runtime.upstreams["u"].required is required
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = NameService()
+    names.ready.clear()
+    monkeypatch.setattr(app_upstreams, "addresses_of", names)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*free.getsockname())
+    upstreams = {"u": {"endpoints": ["http://triton:1"], "resolve": "1s", "health": {}}}
+    settings = _settings(address, upstreams=upstreams)
+    async with nothing_left():
+        start = asyncio.create_task(Gateway(settings).__aenter__())
+        await until(lambda: names.under_way)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert not names.under_way
+        names.ready.set()
+        async with Gateway(settings) as gateway:
+            assert gateway.addresses == [f"http://{address}"]
 
 
 async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:

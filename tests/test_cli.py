@@ -96,6 +96,26 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("care", "told"),
+    [
+        ("health: {}", "probed every 5 s"),
+        ("resolve: 500ms", "looked up every 0.5 s"),
+        (
+            "discover: models, health: {every: 1m}, resolve: 10s",
+            "looked up every 10 s, probed every 60 s, asked for their models",
+        ),
+    ],
+)
+async def test_check_tells_how_endpoints_are_looked_after(file: Path, care: str, told: str) -> None:
+    upstreams = f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}"
+    await asyncio.to_thread(file.write_text, upstreams)
+    _, out, _ = await run(SCRIPT, "check", str(file))
+    assert out.splitlines()[1] == (
+        f"every request → upstream u (triton): http://triton:8000 ({told})"
+    )
+
+
 async def test_check_fills_the_environment_in(file: Path) -> None:
     config = settings_in(file, "'http://${TEST_HOST}:1'")
     status, out, _ = await run(SCRIPT, "check", config, TEST_HOST="triton")

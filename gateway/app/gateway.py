@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -57,6 +57,7 @@ class Gateway:
         sockets = listen(settings.listen) if self._on_closed is None else []
         self._helper = HelperProcess() if wants_helper(settings) else None
         self.runtime = Runtime(settings, contexts, self._helper)
+        await self._start(sockets)
         access_log = AccessLog() if settings.log.access else None
         patience = Patience(settings.limits.head_time, settings.limits.keep_alive)
         self._listener = HttpListener(
@@ -68,6 +69,15 @@ class Gateway:
             self.addresses.append(shown(sock, tls is not None))
             await self._listener.listen(sock)
         return self
+
+    async def _start(self, sockets: Sequence[socket.socket]) -> None:
+        try:
+            await self.runtime.start()
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            await self.runtime.close()
+            raise
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 
@@ -21,6 +22,10 @@ class Runtime:
         self.upstreams = build_upstreams(settings, contexts)
         self.routes = build_routes(settings, self.upstreams, lender)
         self.straight = Straight(self.routes)
+
+    async def start(self) -> None:
+        """Begin to look after the servers; wait for the addresses of names, but not for long."""
+        await asyncio.gather(*(upstream.pool.start() for upstream in self.upstreams.values()))
 
     async def close(self) -> None:
         """Let go of all that is held, when no exchange is under way."""

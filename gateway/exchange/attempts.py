@@ -23,7 +23,8 @@ class Attempts:
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
     where it fails in other ways, if ``policy`` says so and all of the body is at hand. Each is
     tried once, and no more than the upstream's budget allows. ``but`` are those that were tried
-    before. Raises GatewayError as the last of them does, and 503 where too much is under way.
+    before; ``model`` is the one that the request names. Raises GatewayError as the last of the
+    endpoints does, and 503 where too much is under way.
     """
 
     response: UpstreamResponse
@@ -36,11 +37,13 @@ class Attempts:
         deadline: Deadline,
         policy: RetryPolicy = CAREFUL,
         but: tuple[UpstreamEndpoint, ...] = (),
+        model: str | None = None,
     ) -> None:
         self._upstream = upstream
         self._request = request
         self._deadline = deadline
-        self._again = Again(upstream, policy, can_be_repeated(request.body), list(but))
+        repeatable = can_be_repeated(request.body)
+        self._again = Again(upstream, policy, repeatable, list(but), model)
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
@@ -61,7 +64,10 @@ class Attempts:
     ) -> None:
         """Let the endpoint go."""
         self.response.close()
-        self._loan.end(error)
+        if error is None:
+            self._loan.give_back(*self._loan.judge(self.response.status))
+        else:
+            self._loan.end(error)
         leave(self._upstream.gates)
 
     async def _attempt(self) -> None:
@@ -80,7 +86,8 @@ class Attempts:
 class Again:
     """Tells whether a request may be sent to another endpoint, which counts it as a retry.
 
-    ``tried`` are those that it was sent to; ``repeatable`` tells whether all of it is at hand.
+    ``tried`` are those that it was sent to; ``repeatable`` tells whether all of it is at hand;
+    ``model`` is the one that it names.
     """
 
     def __init__(
@@ -89,8 +96,10 @@ class Again:
         policy: RetryPolicy,
         repeatable: bool,
         tried: list[UpstreamEndpoint],
+        model: str | None = None,
     ) -> None:
         self.upstream = upstream
+        self.model = model
         self.tried = tried
         self._policy = policy
         self._repeatable = repeatable
@@ -111,8 +120,8 @@ class Again:
 
     def _allowed(self) -> bool:
         """Tell whether there is another endpoint, and the budget allows to ask it."""
-        untried = set(self.upstream.pool.endpoints) - set(self.tried)
-        return bool(untried) and self.upstream.retries.retry(self.upstream.pool.turn)
+        pool = self.upstream.pool
+        return pool.has_another(self.tried, self.model) and self.upstream.retries.retry(pool.turn)
 
 
 def can_be_repeated(body: Body) -> bool:
@@ -121,15 +130,20 @@ def can_be_repeated(body: Body) -> bool:
 
 
 async def reaching(
-    upstream: Upstream, use: Callable[[UpstreamEndpoint], Awaitable[_T]]
+    upstream: Upstream,
+    use: Callable[[UpstreamEndpoint], Awaitable[_T]],
+    model: str | None = None,
 ) -> tuple[Loan, _T]:
-    """Use an endpoint that can be reached; give it, taken, and what came of it."""
-    return await _reach(Again(upstream, CAREFUL, True, []), use)
+    """Use an endpoint that can be reached; give it, taken, and what came of it.
+
+    It has ``model``, as far as is known.
+    """
+    return await _reach(Again(upstream, CAREFUL, True, [], model), use)
 
 
 async def _reach(again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]]) -> tuple[Loan, _T]:
     while True:
-        loan = again.upstream.pool.endpoint(again.tried)
+        loan = again.upstream.pool.endpoint(again.tried, again.model)
         endpoint = loan.take()
         try:
             return loan, await use(endpoint)

@@ -74,11 +74,12 @@ async def _dispatch(
         await server_metadata(request, answer, route, turns)
     elif asked.kind is EndpointKind.LOAD and asked.model is not None:
         try:
-            await forward(request, answer, route, turns)
+            await forward(request, answer, route, turns, model=asked.model)
         finally:
             route.upstream.metadata.drop(asked.model)
+            route.upstream.pool.ask_again()
     else:
-        await forward(request, answer, route, turns)
+        await forward(request, answer, route, turns, model=asked.model)
 
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:

@@ -16,8 +16,12 @@ async def forward(
     route: Route,
     deadline: Deadline,
     target: str | None = None,
+    model: str | None = None,
 ) -> None:
-    """Pass a request on as it is, and the answer back; ``target`` takes the place of its own."""
+    """Pass a request on as it is, and the answer back; ``target`` takes the place of its own.
+
+    ``model`` is the one that it names.
+    """
     body = ClientBody(request, route.limits.request_bytes, deadline)
     asked = UpstreamRequest(
         request.method,
@@ -25,7 +29,8 @@ async def forward(
         end_to_end(request.headers),
         await forwarded_body(request, body),
     )
-    async with Attempts(route.upstream, asked, deadline, route.retry) as attempt:
+    attempts = Attempts(route.upstream, asked, deadline, route.retry, model=model)
+    async with attempts as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 

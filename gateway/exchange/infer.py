@@ -46,7 +46,7 @@ async def infer(
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
     if encoded(request.headers):
         # What is inside cannot be seen; the server decodes it, or says that it cannot.
-        await forward(request, answer, route, deadline)
+        await forward(request, answer, route, deadline, model=asked.model)
         return
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
@@ -56,7 +56,9 @@ async def infer(
         else:
             converted = await _convert(body, length, route, holding)
         upstream_request = _upstream_request(request, converted)
-        attempts = Attempts(route.upstream, upstream_request, deadline, route.retry)
+        attempts = Attempts(
+            route.upstream, upstream_request, deadline, route.retry, model=asked.model
+        )
         async with attempts as attempt:
             response = attempt.response
             if length == 0 and response.status != 200:
@@ -208,7 +210,7 @@ async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMeta
         deadline.wait_for_server(endpoint.url)
         return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
 
-    loan, model = await reaching(route.upstream, ask)
+    loan, model = await reaching(route.upstream, ask, model=asked.model)
     loan.give_back(Outcome.ANSWERED)
     return model
 

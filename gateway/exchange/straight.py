@@ -42,7 +42,7 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.pool import Loan, Outcome
+from gateway.upstream.pool import FIRST_ERROR, Loan, Outcome
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
@@ -62,6 +62,8 @@ class Plan:
     watch: Watch
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
+    model: str | None
+    """The one that they name."""
 
 
 class Straight:
@@ -87,13 +89,13 @@ class Straight:
         if length > min(LARGEST, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
-        target, kind = found.target, found.asked.kind
+        target, kind, model = found.target, found.asked.kind, found.asked.model
         if kind in UNTOUCHED:
             passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
-            return Plan(start, found.choice, watch, converts=False)
+            return Plan(start, found.choice, watch, converts=False, model=model)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -101,7 +103,7 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, _lines(with_body(headers, changed)))
-        return Plan(start, found.choice, watch, converts=True)
+        return Plan(start, found.choice, watch, converts=True, model=model)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
@@ -119,11 +121,13 @@ class Straight:
         gates = route.upstream.gates
         if gates and not enter_at_once(gates):
             return None  # it may wait, as a task
-        loan = route.upstream.pool.endpoint()
-        exchange = StraightExchange(plan, route, headers, body, loan, client)
         sent = None
         try:
+            loan = route.upstream.pool.endpoint((), plan.model)
+            exchange = StraightExchange(plan, route, headers, body, loan, client)
             sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
+        except GatewayError:
+            return None  # the ordinary way says that there is none
         finally:
             if sent is None:
                 leave(gates)
@@ -170,7 +174,10 @@ class StraightExchange(Receiver, Watched):
         """Answer the client."""
         if self._is_unwanted(head.status):
             return
-        self._end(Outcome.ANSWERED)
+        if head.status < FIRST_ERROR:
+            self._end(Outcome.ANSWERED)
+        else:
+            self._end(*self._loan.judge(head.status))
         try:
             headers, data = self._answer(head, bytes(body))
         except Exception as error:
@@ -183,7 +190,7 @@ class StraightExchange(Receiver, Watched):
         if self._is_unwanted(response.status):
             return
         spent = self._watch.remove(self)
-        over = partial(self._end, Outcome.ANSWERED)
+        over = partial(self._end, *self._loan.judge(response.status))
         self._client.go_on(partial(self._relay, response, spent), over)
 
     def failed(self, error: Exception) -> None:
@@ -205,7 +212,7 @@ class StraightExchange(Receiver, Watched):
 
     @property
     def _again(self) -> Again:
-        return Again(self._route.upstream, self._route.retry, repeatable=True, tried=[])
+        return Again(self._route.upstream, self._route.retry, True, [], self._plan.model)
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
@@ -273,7 +280,9 @@ class StraightExchange(Receiver, Watched):
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
-            attempts = Attempts(self._route.upstream, asked, deadline, self._route.retry, tried)
+            attempts = Attempts(
+                self._route.upstream, asked, deadline, self._route.retry, tried, self._plan.model
+            )
             async with attempts as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 

@@ -30,4 +30,5 @@ async def trace_setting(
         )
     path = dialect.trace_path(asked.model, asked.version)
     query = request.target.partition("?")[1:]
-    await forward(request, answer, route, deadline, path + "".join(query))
+    target = path + "".join(query)
+    await forward(request, answer, route, deadline, target, model=asked.model)

@@ -1,6 +1,7 @@
 """Which endpoints are used: those that fail are left out for a while, and then tried again.
 
-Pure functions of what happened and the time, in seconds by any clock.
+Failures are those of exchanges, and of probes, which ask an endpoint how it is. Pure functions of
+what happened and the time, in seconds by any clock.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ class EjectionPolicy:
     """When an endpoint is ejected, and for how long."""
 
     failures: int = 5
-    """Failures in a row, from which on it is."""
+    """Failures in a row, from which on it is; 0 for never."""
     time: float = 10.0
     """Seconds for which it is ejected the first time; each time in a row they double."""
     longest: float = 300.0
     """Seconds at most."""
     most: float = 0.5
     """Share of an upstream's endpoints that may be ejected at a time."""
+    statuses: frozenset[int] = frozenset((502, 503, 504))
+    """Those of a server's own answers that are failures of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def succeeded(health: Health) -> Health:
 def failed(health: Health, others: Sequence[Health], now: float, policy: EjectionPolicy) -> Health:
     """Note that the endpoint failed; ``others`` are those of the same upstream."""
     failures = health.failures + 1
-    if health.on_trial or (not health.ejections and failures >= policy.failures):
+    if health.on_trial or (not health.ejections and 0 < policy.failures <= failures):
         ejected = 1 + sum(each.ejections > 0 for each in others)
         if ejected <= policy.most * (1 + len(others)):
             time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
@@ -69,3 +72,36 @@ def failed(health: Health, others: Sequence[Health], now: float, policy: Ejectio
 
 
 HEALTHY = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePolicy:
+    """When probes change what is thought of an endpoint."""
+
+    healthy: int = 1
+    """Good ones in a row that make an unhealthy endpoint healthy."""
+    unhealthy: int = 2
+    """Bad ones in a row that make a healthy endpoint unhealthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the probes of an endpoint say."""
+
+    healthy: bool | None = None
+    """None before the first of them."""
+    against: int = 0
+    """Those in a row, up to the last one, that say otherwise."""
+
+
+def probed(before: Probed, well: bool, policy: ProbePolicy) -> Probed:
+    """Note what a probe says; the first one decides alone, as nothing speaks against it."""
+    if before.healthy is None or before.healthy is well:
+        return Probed(well)
+    against = before.against + 1
+    if against >= (policy.healthy if well else policy.unhealthy):
+        return Probed(well)
+    return replace(before, against=against)
+
+
+UNKNOWN = Probed()

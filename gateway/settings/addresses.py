@@ -10,6 +10,7 @@ _AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*)):(?P<por
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _ALL_DIGITS = re.compile(r"[0-9.]+")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)")
+_PATH = re.compile(r"/[!-~]{0,1023}")
 _UNIX_PATH_BYTES = 107  # sun_path of Linux holds 108 with its closing NUL
 
 
@@ -72,6 +73,20 @@ def parse_endpoint(value: object) -> str:
     if found["rest"] not in ("", "/"):
         raise ValueError(f"expected no path or query after the port, got {describe(found['rest'])}")
     return f"{scheme}://{_server(scheme, found['authority'])}"
+
+
+def parse_path(value: object) -> str:
+    """Return what is asked of a server: a path, and a query if there is one. Raises ValueError."""
+    if isinstance(value, str) and _PATH.fullmatch(value) and "#" not in value:
+        return value
+    raise ValueError(f"expected a path such as /v2/health/ready, got {describe(value)}")
+
+
+def has_host_name(endpoint: str) -> bool:
+    """Tell whether an endpoint is named by its host, and not by an IP address or a socket."""
+    found = _URL.fullmatch(endpoint)
+    host = found["authority"].rpartition(":")[0] if found else ""
+    return bool(host) and not host.startswith("[") and not _ALL_DIGITS.fullmatch(host)
 
 
 def parse_host(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator
 
 from gateway.settings.quantities import (
     Between,
@@ -10,6 +10,7 @@ from gateway.settings.quantities import (
     parse_duration,
     parse_share,
     parse_size,
+    share_text,
 )
 
 
@@ -41,7 +42,11 @@ def _file(value: object) -> object:
 
 
 File = Annotated[str, BeforeValidator(_file)]
-Percentage = Annotated[float, PlainValidator(parse_share, json_schema_input_type=float | str)]
+Percentage = Annotated[
+    float,
+    PlainValidator(Between(parse_share, "0%", "100%"), json_schema_input_type=str),
+    PlainSerializer(share_text, return_type=str),
+]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
 JsonDepth = Annotated[int, count("1", "200")]

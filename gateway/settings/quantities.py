@@ -1,4 +1,4 @@
-"""Sizes and durations as operators write them: ``64MiB``, ``500ms``."""
+"""Sizes, durations and shares as operators write them: ``64MiB``, ``500ms``, ``50%``."""
 
 import re
 from collections.abc import Callable
@@ -24,9 +24,8 @@ _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Bounded digit counts keep int() and float() clear of their own limits.
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
+_SHARE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
-
-_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 
 Number = TypeVar("Number", int, float)
 
@@ -55,6 +54,18 @@ def parse_count(value: object) -> int:
         case str() if _COUNT.fullmatch(value):
             return int(value)
     raise ValueError(f"expected a whole number, got {describe(value)}")
+
+
+def parse_share(value: object) -> float:
+    """Return a part of a whole, from text such as ``50%``. Raises ValueError."""
+    if isinstance(value, str) and (found := _SHARE.fullmatch(value)):
+        return float(found[1]) / 100
+    raise ValueError(f"expected a share such as 50%, got {describe(value)}")
+
+
+def share_text(share: float) -> str:
+    """Write a part of a whole as ``parse_share`` reads it."""
+    return f"{share * 100:g}%"
 
 
 def parse_size(value: object) -> int:
@@ -87,16 +98,3 @@ def parse_duration(value: object) -> float:
             if factor := _DURATION_UNITS.get(unit or "s"):
                 return float(digits) * factor
     raise ValueError(f"expected a duration such as 30s, got {describe(value)}")
-
-
-def parse_share(value: object) -> float:
-    """Return a share of the whole, from 0 to 1, given as such or as ``5%``. Raises ValueError."""
-    share = None
-    match value:
-        case int() | float() if not isinstance(value, bool):
-            share = float(value)
-        case str() if found := _SHARE.fullmatch(value):
-            share = float(found[1]) / 100
-    if share is None or not 0 <= share <= 1:
-        raise ValueError(f"expected a share such as 5%, from 0% to 100%, got {describe(value)}")
-    return share

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.addresses import parse_endpoint, parse_host
-from gateway.settings.fields import File, Percentage, Section, count
+from gateway.settings.addresses import parse_endpoint, parse_host, parse_path
+from gateway.settings.fields import File, Percentage, Section, count, time
 from gateway.settings.limits import Places
 
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
@@ -18,6 +18,8 @@ def _known_dialect(value: object) -> object:
 
 
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
+_EjectionTime = Annotated[float, time("1ms", "24h")]
+_ProbeTime = Annotated[float, time("1ms", "1h")]
 
 
 class UpstreamTls(Section):
@@ -54,10 +56,53 @@ class Retries(Section):
     """Bound how many requests are sent again, so that retries do not multiply an outage."""
 
     share: Percentage = Field(
-        default=0.5, description="How many there may be, of the requests to the upstream."
+        default=0.5,
+        description="How many there may be, of the requests to the upstream.",
+        json_schema_extra={"default": "50%"},
     )
     reserve: Annotated[int, count("0", "1000000")] = Field(
         default=20, description="How many there may be at once when all was well before."
+    )
+
+
+class Ejection(Section):
+    """Say when endpoints that fail are left out, and for how long."""
+
+    failures: Annotated[int, count("0", "1000")] = Field(
+        default=5, description="After how many failures in a row; 0 is never."
+    )
+    time: _EjectionTime = Field(
+        default=10.0, description="For how long the first time; each time in a row it doubles."
+    )
+    longest: _EjectionTime = Field(default=300.0, description="For how long at most.")
+    most: Percentage = Field(
+        default=0.5,
+        description="How many of the upstream's endpoints at a time, as a share of all.",
+        json_schema_extra={"default": "50%"},
+    )
+    statuses: tuple[Annotated[int, count("400", "599")], ...] = Field(
+        default=(502, 503, 504),
+        description="The statuses of a server's own answers that are failures, too.",
+    )
+
+
+class Health(Section):
+    """Say how endpoints are asked whether they are well."""
+
+    path: Annotated[str, PlainValidator(parse_path, json_schema_input_type=str)] = Field(
+        default="/v2/health/ready", description="What is asked for; an answer of 2xx is a good one."
+    )
+    every: Annotated[float, time("10ms", "1h")] = Field(
+        default=5.0, description="How often each endpoint is asked."
+    )
+    time: _ProbeTime = Field(default=2.0, description="How long the answer may take.")
+    healthy: Annotated[int, count("1", "1000")] = Field(
+        default=1,
+        description="How many good answers in a row make an endpoint healthy that was not.",
+    )
+    unhealthy: Annotated[int, count("1", "1000")] = Field(
+        default=2,
+        description="How many bad answers in a row make an endpoint unhealthy that was healthy.",
     )
 
 
@@ -79,4 +124,24 @@ class Upstream(Section):
     )
     limits: Places = Field(
         default=Places(), description="How many requests may be at these servers at a time."
+    )
+    ejection: Ejection = Field(
+        default=Ejection(), description="When endpoints that fail are left out, and for how long."
+    )
+    health: Health | None = Field(
+        default=None,
+        description="How endpoints are asked whether they are well, if they are; {} is as above.",
+    )
+    resolve: Annotated[float, time("10ms", "24h")] | None = Field(
+        default=None,
+        description="How often host names are looked up, if each of their addresses is to be an"
+        " endpoint of its own.",
+    )
+    discover: Literal["models"] | None = Field(
+        default=None,
+        description="What endpoints are asked for that differ in it: models, if requests are to go"
+        " where their model is ready.",
+    )
+    required: StrictBool = Field(
+        default=True, description="Whether the gateway is ready only if this upstream is."
     )

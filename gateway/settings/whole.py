@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from gateway.settings.addresses import has_host_name
 from gateway.settings.routes import Kind, Match
 from gateway.settings.words import KeyPath, among, describe
 
@@ -33,7 +34,7 @@ def faults(value: Any) -> Iterator[Fault]:
         return
     yield from _misnamed(upstreams)
     for name, upstream in upstreams.items():
-        for path, message in _mistaken_tls(upstream):
+        for path, message in (*_mistaken_tls(upstream), *_without_names(upstream)):
             yield ("upstreams", name, *path), message
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
@@ -69,6 +70,15 @@ def _mistaken_tls(upstream: object) -> Iterator[Fault]:
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
             yield ("tls", name), f"required, as there is a {other}"
+
+
+def _without_names(upstream: object) -> Iterator[Fault]:
+    endpoints = _value(upstream, "endpoints")
+    if _value(upstream, "resolve") is None or not isinstance(endpoints, list | tuple):
+        return
+    texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
+    if texts and not any(map(has_host_name, texts)):
+        yield ("resolve",), "no endpoint has a host name that could be looked up"
 
 
 def _is_without_tls(endpoint: object) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -28,16 +29,21 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class TcpServer:
-    """Name a server by host and port; ``tls`` where it is spoken to over TLS."""
+    """Name a server by host and port; ``tls`` where it is spoken to over TLS.
+
+    ``address`` is the one of the host's that is meant, if not any of them is.
+    """
 
     host: str
     port: int
     tls: Tls | None = None
+    address: str | None = None
 
     @property
     def url(self) -> str:
-        """Give ``http://host:port`` or ``https://host:port``."""
-        return f"{'http' if self.tls is None else 'https'}://{self.authority}"
+        """Give ``http://host:port`` or ``https://host:port``, followed by the address if given."""
+        url = f"{'http' if self.tls is None else 'https'}://{self.authority}"
+        return url if self.address is None else f"{url} ({self.address})"
 
     @property
     def authority(self) -> str:
@@ -45,10 +51,20 @@ class TcpServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    @property
+    def has_name(self) -> bool:
+        """Tell whether the host is a name, of which the addresses can be looked up."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return True
+        return False
+
     async def connect(self) -> socket.socket:
         """Connect to the first of the host's addresses that answers. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        host = self.host if self.address is None else self.address
+        found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         return await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS)
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.endpoints import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
+from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.document import ask
 
 _LARGEST_DOCUMENT = 4 * 1024 * 1024
 
@@ -148,13 +148,5 @@ def _max_batch_size(config: bytes) -> int:
 
 
 async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
-    response = await endpoint.send(UpstreamRequest("GET", path, CIMultiDict()))
-    try:
-        body = bytearray()
-        while chunk := await response.read():
-            body += chunk
-            if len(body) > _LARGEST_DOCUMENT:
-                raise bad_answer(f"{endpoint.url}{path} is larger than {_LARGEST_DOCUMENT} bytes")
-    finally:
-        response.close()
-    return response.status, response.headers.get("Content-Type", "application/json"), bytes(body)
+    document = await ask(endpoint, "GET", path, _LARGEST_DOCUMENT)
+    return document.status, document.content_type, document.body

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.routing import health
 from gateway.routing.balancer import least_outstanding
-from gateway.routing.health import HEALTHY, EjectionPolicy, Health
+from gateway.routing.health import HEALTHY, EjectionPolicy
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.keeper import Keeper
+from gateway.upstream.member import Member, MemberState
+
+FIRST_ERROR = 400
+"""The first status that may tell against an endpoint."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -26,20 +30,10 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """An endpoint of a pool, and how it does."""
-
-    endpoint: UpstreamEndpoint
-    outstanding: int = 0
-    """Exchanges under way."""
-    health: Health = HEALTHY
-
-
 class Pool:
     """Lends endpoints to exchanges: of those that do not fail, the least busy one first.
 
-    ``clock`` gives seconds.
+    ``clock`` gives seconds. ``keeper`` looks after the endpoints from ``start`` to ``close``.
     """
 
     def __init__(
@@ -47,37 +41,84 @@ class Pool:
         endpoints: Sequence[UpstreamEndpoint],
         ejection: EjectionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keeper: Keeper | None = None,
     ) -> None:
-        self.members = tuple(Member(endpoint) for endpoint in endpoints)
-        self.endpoints = tuple(endpoints)
-        self.has_one = len(self.members) == 1
-        """There is no other to turn to, so that it does not matter how it does."""
         self.turn = 0
         """Endpoints lent so far."""
         self._ejection = ejection or EjectionPolicy()
         self._clock = clock
+        self._keeper = keeper or Keeper()
+        self._leaving: list[Member] = []
+        self._lend(tuple(Member(endpoint) for endpoint in endpoints))
+
+    def _lend(self, members: tuple[Member, ...]) -> None:
+        self.members = members
+        self.endpoints = tuple(member.endpoint for member in members)
+        self.has_one = len(members) == 1
+        """There is no other to turn to, so that it does not matter how it does."""
+        if self.has_one:
+            # Nothing is noted of it from now on, not even how its trial ends.
+            members[0].health = HEALTHY
+        self._find_up()
+
+    def _find_up(self) -> None:
+        up = tuple(member for member in self.members if member.is_up)
+        # Where no probe succeeds, an exchange still may: better tried in vain than refused unasked.
+        self._up = up or self.members
 
     @property
     def outstanding(self) -> list[int]:
         """Give the exchanges under way at each endpoint."""
         return [member.outstanding for member in self.members]
 
-    def endpoint(self, but: Collection[UpstreamEndpoint] = ()) -> Loan:
+    @property
+    def is_usable(self) -> bool | None:
+        """Tell whether an endpoint is healthy by its probes; None where none are made."""
+        if self._keeper.prober is None:
+            return None
+        return any(member.probed.healthy for member in self.members)
+
+    def endpoint(self, but: Collection[UpstreamEndpoint] = (), model: str | None = None) -> Loan:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
 
-        One that is none of ``but`` is preferred to one that does not fail.
+        It has ``model`` ready, if any is known to. One that is none of ``but`` is preferred to one
+        that does not fail. Raises GatewayError (503) where no endpoint is known.
         """
         if self.has_one:
             return Loan(self, self.members[0])
-        others = [member for member in self.members if member.endpoint not in but]
+        fitting = self._fitting(model)
+        if not fitting:
+            raise self._nobody()
+        others = [each for each in fitting if each.endpoint not in but] if but else fitting
         now = self._clock()
         usable = [member for member in others if member.health.is_usable(now)]
-        allowed = usable or others or self.members
+        allowed = usable or others or fitting
         index = least_outstanding([member.outstanding for member in allowed], self.turn)
         return Loan(self, allowed[index])
 
+    def has_another(self, but: Collection[UpstreamEndpoint], model: str | None = None) -> bool:
+        """Tell whether an exchange may go to an endpoint that is none of these."""
+        return any(member.endpoint not in but for member in self._fitting(model))
+
+    def _fitting(self, model: str | None) -> Sequence[Member]:
+        """Give the members that an exchange for a model may go to."""
+        if model is None or self._keeper.discovery is None:
+            return self._up
+        having = [each for each in self.members if each.models is not None and model in each.models]
+        if not having:
+            having = [member for member in self.members if member.models is None]
+        return [member for member in having if member.is_up] or having or self._up
+
+    def _nobody(self) -> GatewayError:
+        resolver = self._keeper.resolver
+        return GatewayError(
+            ErrorKind.UNREACHABLE, resolver.fault if resolver else "the upstream has no endpoint"
+        )
+
     def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
+        if member.leaving:
+            return
         before = member.health
         url = member.endpoint.url
         if outcome is Outcome.ANSWERED:
@@ -100,10 +141,46 @@ class Pool:
             _log.warning("%s is used again", url)
         member.health = after
 
+    def judge(self, status: int) -> tuple[Outcome, str]:
+        """Tell what the status of an answer says of its endpoint, and why that failed."""
+        if status < FIRST_ERROR or status not in self._ejection.statuses:
+            return Outcome.ANSWERED, ""
+        return Outcome.FAILED, f"it answered {status}"
+
+    def snapshot(self) -> tuple[MemberState, ...]:
+        """Tell how all endpoints do: first those that are lent, then those that leave."""
+        now = self._clock()
+        leaving = (member for member in self._leaving if member.outstanding)
+        return tuple(member.state(now) for member in (*self.members, *leaving))
+
+    async def start(self) -> None:
+        """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
+        self._keeper.take_in(self.members, self._find_up)
+        await self._keeper.look_up(self.use)
+
+    def use(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
+        """Lend these from now on; exchanges at others finish, and then their connections close."""
+        before = {member.endpoint: member for member in self.members}
+        members = tuple(before.get(each) or Member(each) for each in endpoints)
+        new = set(members).difference(self.members)
+        gone = set(self.members).difference(members)
+        for member in gone:
+            member.leaving = True
+        self._leaving = [member for member in (*self._leaving, *gone) if member.outstanding]
+        self._lend(members)
+        self._keeper.let_go(gone)
+        self._keeper.take_in(new, self._find_up)
+
+    def ask_again(self) -> None:
+        """Have the endpoints asked for their models, which may have changed, at once."""
+        if self._keeper.discovery is not None:
+            self._keeper.discovery.ask_again()
+
     async def close(self) -> None:
-        """Close the connections that no exchange uses."""
-        for endpoint in self.endpoints:
-            await endpoint.close()
+        """Look after the endpoints no more, and close the connections that no exchange uses."""
+        await self._keeper.close()
+        for member in (*self.members, *self._leaving):
+            await member.endpoint.close()
 
 
 class Loan:
@@ -128,6 +205,10 @@ class Loan:
         self._member.outstanding -= 1
         if not self._pool.has_one:
             self._pool.note(self._member, outcome, why)
+
+    def judge(self, status: int) -> tuple[Outcome, str]:
+        """Tell what the status of an answer says of the endpoint, and why that failed."""
+        return self._pool.judge(status)
 
     def end(self, error: BaseException | None) -> None:
         """Give it back; the error, or that there was none, tells how it did."""

@@ -11,6 +11,8 @@ from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Outcome
 from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, route_to
 from tests.servers.running_gateway import until
@@ -164,6 +166,30 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
             async with Attempts(upstream, REQUEST, deadline, CAREFUL, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_ANSWER)
     assert upstream.pool.members[0].health.ejections == 1
+
+
+@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) -> None:
+    upstream, endpoints = _servers(Log(), *[ScriptedResponse(status)] * 2)
+    endpoints[0]._turns *= 5
+    for _ in range(5):
+        with Deadline(5, 5) as deadline:
+            async with Attempts(upstream, REQUEST, deadline, CAREFUL, (endpoints[1],)) as attempt:
+                assert attempt.response.status == status
+    assert upstream.pool.members[0].health.ejections == ejections
+
+
+async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
+    """The server there would answer that there is no such model."""
+    error = _fault(ErrorKind.UNREACHABLE, "nobody there")
+    endpoints = [ScriptedEndpoint(Log(), turn, url="http://x") for turn in (error, error, OK)]
+    upstream = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60))).upstream
+    for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
+        member.models = frozenset(models)
+    with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
+        async with Attempts(upstream, REQUEST, deadline, model="m"):
+            pass
+    assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 
 
 async def test_anything_can_be_asked_of_an_endpoint() -> None:

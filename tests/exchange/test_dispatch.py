@@ -8,6 +8,8 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 from gateway.exchange.base import Route
 from gateway.exchange.dispatch import answer_error, error_body, exchange
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.keeper import Keeper
 from tests.servers.doubles import (
     LIMITS,
     URL,
@@ -20,7 +22,7 @@ from tests.servers.doubles import (
     only,
     route_to,
 )
-from tests.servers.tensors import INFER, LENGTH, json_request, metadata
+from tests.servers.tensors import INFER, LENGTH, binary_header, json_request, metadata
 
 METADATA = ScriptedResponse(200, {}, [metadata(-1)])
 NO_CONFIG = ScriptedResponse(404)
@@ -183,6 +185,54 @@ async def test_load_of_another_model_forgets_nothing() -> None:
     await _exchange(route, "POST", "/v2/repository/models/m2/load")
     assert await _raw(route) == 200
     assert len(endpoint.requests) == 5
+
+
+BINARY = {LENGTH: str(len(binary_header(8)))}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "headers"),
+    [
+        ("GET", "/v2/models/m", b"", {}),
+        ("GET", "/v2/models/m/versions/1/ready", b"", {}),
+        ("POST", "/v2/models/m/generate", b"{}", {}),
+        ("GET", "/v2/models/m/trace", b"", {}),
+        ("POST", "/v2/repository/models/m/unload", b"", {}),
+        ("POST", INFER, json_request(), {}),
+        ("POST", INFER, binary_header(8) + bytes(8), BINARY),
+        ("POST", INFER, bytes(4), {LENGTH: "0"}),
+        ("POST", INFER, b"zipped", {"Content-Encoding": "gzip"}),
+    ],
+)
+async def test_what_names_a_model_goes_where_it_is(
+    method: str, target: str, body: bytes, headers: dict[str, str]
+) -> None:
+    answers = [METADATA, NO_CONFIG] if headers.get(LENGTH) == "0" else []
+    endpoints = [ScriptedEndpoint(Log(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)]
+    route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
+    for member, model in zip(route.upstream.pool.members, "nmo", strict=True):
+        member.models = frozenset(model)
+    steps = (body,) if body else ()
+    for _ in range(3):
+        answer, _ = await _exchange(route, method, target, *steps, headers=headers)
+        assert answer.status == 200
+    assert not endpoints[0].requests
+    assert not endpoints[2].requests
+
+
+@pytest.mark.parametrize("turn", [OK, ScriptedResponse(400), bad_answer("fell over")])
+async def test_load_and_unload_make_models_asked_for(turn: ScriptedResponse | GatewayError) -> None:
+    asked: list[str] = []
+
+    class Noting(Discovery):
+        def ask_again(self) -> None:
+            asked.append("again")
+
+    route = route_to(ScriptedEndpoint(Log(), turn, OK), keeper=Keeper(discovery=Noting(60)))
+    await _exchange(route, "POST", "/v2/repository/models/m/load")
+    assert asked == ["again"]
+    await _exchange(route, "GET", "/v2/models/m")
+    assert asked == ["again"]
 
 
 async def test_answer_error() -> None:

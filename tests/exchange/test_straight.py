@@ -18,6 +18,8 @@ from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.keeper import Keeper
 from tests.servers.at_once import Asked, ReadyEndpoint, ScriptedClient, Told, head_of
 from tests.servers.clock import Clock
 from tests.servers.doubles import (
@@ -443,6 +445,59 @@ async def test_the_least_busy_endpoint_is_asked() -> None:
     for _ in range(2):
         assert straight.begin(plan, b"", ScriptedClient()) is not None
     assert route.upstream.pool.outstanding in ([3, 2], [2, 3])
+    straight.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"), [("POST", INFER, JSON), ("GET", "/v2/models/m", b"")]
+)
+async def test_a_model_is_asked_for_where_it_is(method: str, target: str, body: bytes) -> None:
+    endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
+    route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
+    for member, model in zip(route.upstream.pool.members, "nmo", strict=True):
+        member.models = frozenset(model)
+    straight = Straight(only(route))
+    headers = {"Content-Length": str(len(body))} if body else {}
+    plan = straight.plan(method, target, _headers(headers), len(body))
+    assert plan is not None
+    for _ in range(4):
+        assert straight.begin(plan, body, ScriptedClient()) is not None
+    assert [len(each.asked) for each in endpoints] == [0, 4, 0]
+    straight.close()
+
+
+async def test_where_no_endpoint_is_known_the_ordinary_way_says_so() -> None:
+    route = route_to(ReadyEndpoint())
+    straight = Straight(only(route))
+    plan = straight.plan("GET", "/v2/x", _headers({}), 0)
+    assert plan is not None
+    route.upstream.pool.use([])
+    assert straight.begin(plan, b"", ScriptedClient()) is None
+    await route.upstream.pool.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+async def test_the_status_of_an_answer_is_told_of_its_endpoint(
+    status: int, ejections: int, begun: bool
+) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = route_to(bad, good)
+    straight = Straight(only(route))
+    plan = straight.plan("GET", "/v2/x", _headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert straight.begin(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            if begun:
+                asked.receiver.begun(ScriptedResponse(status if bad.asked else 200, {}, [b"x"]))
+                await client.begin_task(ScriptedAnswer(Log()))
+            else:
+                asked.receiver.whole(head_of(status if bad.asked else 200), b"")
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.health.ejections for each in route.upstream.pool.members] == [ejections, 0]
     straight.close()
 
 

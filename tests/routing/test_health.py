@@ -6,10 +6,14 @@ from hypothesis import strategies as st
 
 from gateway.routing.health import (
     HEALTHY,
+    UNKNOWN,
     EjectionPolicy,
     Health,
+    Probed,
+    ProbePolicy,
     failed,
     left,
+    probed,
     succeeded,
     taken,
 )
@@ -44,6 +48,25 @@ ON_TRIAL = replace(EJECTED, on_trial=True)
 )
 def test_failures(before: Health, others: list[Health], after: Health) -> None:
     assert failed(before, others, 100, POLICY) == after
+
+
+def test_nobody_is_ejected_where_that_is_off() -> None:
+    policy = replace(POLICY, failures=0)
+    health = HEALTHY
+    for _ in range(1000):
+        health = failed(health, [HEALTHY], 100, policy)
+    assert health == Health(1000)
+    assert health.is_usable(100)
+
+
+@pytest.mark.parametrize(("most", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+def test_how_many_may_be_ejected(most: float, ejected: int) -> None:
+    policy = replace(POLICY, most=most)
+    states = [Health(2)] * 4
+    for index, state in enumerate(states):
+        others = states[:index] + states[index + 1 :]
+        states[index] = failed(state, others, 100, policy)
+    assert sum(state.ejections for state in states) == ejected
 
 
 @pytest.mark.parametrize(
@@ -85,3 +108,39 @@ def test_some_can_always_be_used(count: int, happenings: list[tuple[int, bool]])
         states[index] = succeeded(state) if well else failed(state, others, now, POLICY)
         ejected = sum(state.ejections > 0 for state in states)
         assert ejected <= count / 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "probes", "states"),
+    [
+        # The first one decides alone.
+        (ProbePolicy(3, 3), "+", "+"),
+        (ProbePolicy(3, 3), "-", "-"),
+        (ProbePolicy(1, 2), "+-+-+--+", "++++++-+"),
+        (ProbePolicy(1, 1), "+-+--+", "+-+--+"),
+        # What speaks for it ends the row of those against.
+        (ProbePolicy(2, 3), "+--+---+-++", "++++++----+"),
+        (ProbePolicy(3, 1), "-++-+++", "------+"),
+        (ProbePolicy(3, 1), "-++++-", "---++-"),
+    ],
+)
+def test_probes(policy: ProbePolicy, probes: str, states: str) -> None:
+    state, seen = UNKNOWN, ""
+    assert state.healthy is None
+    for probe in probes:
+        state = probed(state, probe == "+", policy)
+        seen += "+" if state.healthy else "-"
+    assert seen == states
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.lists(st.booleans(), max_size=50))
+def test_probes_change_a_state_by_a_row_of_the_same(
+    healthy: int, unhealthy: int, probes: list[bool]
+) -> None:
+    state = UNKNOWN
+    for index, well in enumerate(probes):
+        before, state = state, probed(state, well, ProbePolicy(healthy, unhealthy))
+        if before.healthy not in (None, state.healthy):
+            needed = healthy if state.healthy else unhealthy
+            assert probes[: index + 1][-needed:] == [state.healthy] * needed
+            assert state == Probed(state.healthy)

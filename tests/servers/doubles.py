@@ -16,6 +16,7 @@ from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.dialects import TRITON
 from gateway.routing.matcher import Match
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.keeper import Keeper
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
 
@@ -200,10 +201,11 @@ def route_to(
     limits: Limits = LIMITS,
     policies: JsonPolicies | None = None,
     metadata: MetadataCache | None = None,
+    keeper: Keeper | None = None,
 ) -> Route:
     """Make a route to servers that speak as Triton does."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream("servers", TRITON, Pool(endpoints), cache)
+    upstream = Upstream("servers", TRITON, Pool(endpoints, keeper=keeper), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
 
 

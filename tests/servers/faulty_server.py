@@ -13,6 +13,9 @@ from typing import Self
 from tests.servers.http_text import Head, answer, read_body, read_head
 from tests.servers.peer import Peer
 
+_TURNS = 10
+"""Of the event loop, in which a connection that was just accepted comes to its script."""
+
 _LEFT = (asyncio.IncompleteReadError, ConnectionError)
 
 
@@ -93,21 +96,34 @@ class FaultyServer:
     """Plays the first script on its first connection, and so on; the last on all that follow.
 
     A connection is closed where its script ends. A script that fails makes the test fail. It
-    listens on a port of its own, over TLS where ``ssl`` is given, or on the Unix socket ``path``.
+    listens on a port of its own, if none is given, over TLS where ``ssl`` is given, or on the Unix
+    socket ``path``.
     """
 
     def __init__(
-        self, *scripts: Script, ssl: ssl.SSLContext | None = None, path: str | None = None
+        self,
+        *scripts: Script,
+        ssl: ssl.SSLContext | None = None,
+        path: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._scripts = scripts or (always(answer()),)
         self._ssl = ssl
         self._path = path
+        self._host = host
+        self._port = port
         self._tasks: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._changed = asyncio.Condition()
         self.connections: list[Connection] = []
         self.url = ""
         """Its address as http://host:port, https://host:port or unix:/path."""
+
+    @property
+    def port(self) -> int:
+        """Give the port that it listens on."""
+        return int(self.url.rpartition(":")[2])
 
     @property
     def requests(self) -> list[Received]:
@@ -128,7 +144,7 @@ class FaultyServer:
         # How long a client that was told of the end, and does not answer, is waited for.
         patience = {"ssl_shutdown_timeout": 5} if self._ssl else {}
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, ssl=self._ssl, **patience
+            self._serve, self._host, self._port, ssl=self._ssl, **patience
         )
         scheme = "https" if self._ssl else "http"
         self.url = "{}://{}:{}".format(scheme, *self._server.sockets[0].getsockname())
@@ -141,6 +157,8 @@ class FaultyServer:
         traceback: TracebackType | None,
     ) -> None:
         self._server.close()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -148,18 +166,18 @@ class FaultyServer:
         if self._fault is not None:
             raise self._fault
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer)
         script = self._scripts[min(len(self.connections), len(self._scripts) - 1)]
         task = asyncio.create_task(self._play(script, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        async with self._changed:
-            self.connections.append(connection)
-            self._changed.notify_all()
+        self.connections.append(connection)
 
     async def _play(self, script: Script, connection: Connection) -> None:
         try:
+            async with self._changed:
+                self._changed.notify_all()
             await script(connection)
         except _LEFT:
             connection.left.set()

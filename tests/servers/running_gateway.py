@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
+from gateway.upstream.pool import Pool
 from tests.servers.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
@@ -32,6 +33,12 @@ class RunningGateway:
         """Give the number of exchanges that hold an endpoint."""
         pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
         return sum(sum(pool.outstanding) for pool in pools)
+
+    @property
+    def pool(self) -> Pool:
+        """Give the endpoints of the one upstream."""
+        (upstream,) = self.gateway.runtime.upstreams.values()
+        return upstream.pool
 
     def client(self) -> AbstractAsyncContextManager[RawClient]:
         """Open a connection to it."""

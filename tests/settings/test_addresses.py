@@ -4,9 +4,11 @@ from gateway.settings.addresses import (
     Address,
     TcpAddress,
     UnixAddress,
+    has_host_name,
     parse_address,
     parse_endpoint,
     parse_host,
+    parse_path,
 )
 
 ADDRESSES = [
@@ -131,3 +133,32 @@ def test_what_is_no_endpoint(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_endpoint(written)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("written", ["/", "/v2/health/ready", "/a?b=c&d", "/%20", "/" + "a" * 1023])
+def test_a_path(written: str) -> None:
+    assert parse_path(written) == written
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "v2", "http://h/", "/two words", "/a\nb", "/a#b", "/é", "/" + "a" * 1024, 7, None, ["/"]],
+)
+def test_what_is_no_path(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a path such as /v2/health/ready, got "):
+        parse_path(written)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "has_name"),
+    [
+        ("http://triton:8000", True),
+        ("https://4.example:1", True),
+        ("http://10.0.0.1:8000", False),
+        ("http://[::1]:8000", False),
+        ("unix:/triton:8000", False),
+        ("what?", False),
+    ],
+)
+def test_which_endpoints_have_a_host_name(endpoint: str, has_name: bool) -> None:
+    assert has_host_name(endpoint) is has_name

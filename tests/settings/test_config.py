@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from gateway.settings.addresses import TcpAddress
 from gateway.settings.load import load
 from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.upstreams import Health
 from gateway.settings.words import KeyPath
 from gateway.settings.yaml_source import read_source
 
@@ -22,8 +23,8 @@ REFERENCE = CONFIG / "reference.yaml"
 # Where the reference file goes on below a field that holds several items.
 ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,), "upstream": (0,)}
 
-# A section's name right behind the mark, and what stands below it.
-COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:$|  \S.*)", re.MULTILINE)
+# A name right behind the mark, alone or with a value, and what stands below it.
+COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:(?: \S+)?$|  \S.*)", re.MULTILINE)
 
 
 def models(field: FieldInfo) -> list[type[BaseModel]]:
@@ -52,20 +53,23 @@ def test_the_reference_shows_the_defaults_of_a_routes_limits() -> None:
         assert value == getattr(shown.limits, name)
 
 
-def with_tls() -> str:
-    """The reference file with the sections of TLS, which cannot have defaults, put in."""
+def with_all() -> str:
+    """The reference file with what is left out by default put in."""
     return COMMENTED_OUT.sub(lambda found: found[0].replace("#", "", 1), REFERENCE.read_text())
 
 
-def test_the_sections_of_tls_can_be_put_in(file: Path) -> None:
-    file.write_text(with_tls().replace("[http://127.0.0.1:8000]", "[https://127.0.0.1:8000]"))
+def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
+    file.write_text(with_all().replace("[http://127.0.0.1:8000]", "[https://localhost:8000]"))
     settings = load(file, {})
     assert settings.tls is not None
-    assert settings.upstreams["triton"].tls is not None
+    upstream = settings.upstreams["triton"]
+    assert upstream.tls is not None
+    assert upstream.health == Health()
+    assert (upstream.resolve, upstream.discover) == (10.0, "models")
 
 
 def test_the_reference_shows_every_setting() -> None:
-    shown = read_source(with_tls(), {}).places
+    shown = read_source(with_all(), {}).places
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
     assert [path for path in paths if path not in shown] == []

@@ -13,7 +13,7 @@ from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
 from gateway.settings.schema import ClientTls, Log, Settings
-from gateway.settings.upstreams import Upstream
+from gateway.settings.upstreams import Ejection, Health, Upstream
 
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 
@@ -135,6 +135,39 @@ routes:
         Route(match=Match(model="[a-c]?"), upstream=(Share(name="green", weight=1),)),
         _to("blue"),
     )
+
+
+def test_everything_can_be_said_of_an_upstream(file: Path) -> None:
+    file.write_text(
+        """
+upstreams:
+  u:
+    endpoints: [http://triton:8000, http://10.0.0.1:8000]
+    ejection: {failures: 0, time: 1s, longest: 1h, most: 12.5%, statuses: [500]}
+    health: {path: '/ready?x', every: 1m, time: 100ms, healthy: 3, unhealthy: 4}
+    resolve: 30
+    discover: models
+    required: false
+"""
+    )
+    upstream = load(file, {}).upstreams["u"]
+    assert upstream.ejection.most == 0.125
+    ejection = {"failures": 0, "time": 1, "longest": 3600, "most": "12.5%", "statuses": [500]}
+    assert upstream == Upstream(
+        endpoints=("http://triton:8000", "http://10.0.0.1:8000"),
+        ejection=Ejection.model_validate(ejection),
+        health=Health(path="/ready?x", every=60.0, time=0.1, healthy=3, unhealthy=4),
+        resolve=30.0,
+        discover="models",
+        required=False,
+    )
+
+
+def test_probes_need_no_more_than_their_name(file: Path) -> None:
+    file.write_text("upstreams: {u: {endpoints: ['http://u:1'], health: {}, ejection: {}}}")
+    upstream = load(file, {}).upstreams["u"]
+    assert upstream.health == Health()
+    assert upstream == Upstream(endpoints=("http://u:1",), health=Health())
 
 
 def _to(upstream: str, **more: Any) -> Route:
@@ -330,8 +363,10 @@ def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
 
 
 def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
+    care = "ejection: {most: 7%}, health: {}, resolve: 1s, discover: models"
+    upstreams = f"upstreams: {{triton: {{endpoints: ['http://triton:8000'], {care}}}}}\n"
     route = "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {json_depth: 9}}"
-    file.write_text(f"{ONE_UPSTREAM}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")
+    file.write_text(f"{upstreams}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")
     settings = load(file, {})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 

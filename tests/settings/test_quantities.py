@@ -8,6 +8,7 @@ from gateway.settings.quantities import (
     parse_duration,
     parse_share,
     parse_size,
+    share_text,
 )
 
 SIZES = [
@@ -47,6 +48,23 @@ NOT_DURATIONS: list[object] = [
     *("9" * 5000, True, None, [], {}),
 ]
 NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
+
+SHARES = [("0%", 0.0), ("50%", 0.5), ("7 %", 0.07), ("33.3%", 0.333), ("100%", 1.0), ("150%", 1.5)]
+NOT_SHARES: list[object] = [
+    "",
+    "%",
+    "half",
+    "-1%",
+    ".5%",
+    "1e1%",
+    "٣%",
+    "50",
+    0.5,
+    1,
+    True,
+    None,
+    [],
+]
 
 
 @pytest.mark.parametrize(("written", "size"), SIZES)
@@ -102,19 +120,14 @@ def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
         Between(parse_duration, "1ms", "1h")(number)
 
 
-@pytest.mark.parametrize(
-    ("written", "share"),
-    [("0%", 0.0), ("5%", 0.05), ("12.5 %", 0.125), ("100%", 1.0), (0.25, 0.25), (0, 0.0), (1, 1.0)],
-)
-def test_shares_are_of_the_whole(written: object, share: float) -> None:
-    parsed = parse_share(written)
-    assert parsed == share
-    assert isinstance(parsed, float)
+@pytest.mark.parametrize(("written", "share"), SHARES)
+def test_shares_are_parts_of_a_whole(written: str, share: float) -> None:
+    assert parse_share(written) == pytest.approx(share)
+    assert parse_share(share_text(share)) == pytest.approx(share)
+    assert share_text(parse_share(written)) == written.replace(" ", "")
 
 
-@pytest.mark.parametrize(
-    "written", ["", "5", "%", "-5%", "101%", "5%%", 50, -0.1, 1.01, True, None, math.nan, ["5%"]]
-)
+@pytest.mark.parametrize("written", NOT_SHARES)
 def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected a share such as 5%, from 0% to 100%, got "):
+    with pytest.raises(ValueError, match=r"^expected a share such as 50%, got "):
         parse_share(written)

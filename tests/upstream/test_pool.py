@@ -3,9 +3,14 @@ from contextlib import suppress
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.routing.health import EjectionPolicy
+from gateway.routing.health import HEALTHY, EjectionPolicy, Probed, ProbePolicy
+from gateway.upstream.discovery import Discovery, EveryModel
+from gateway.upstream.keeper import Keeper
+from gateway.upstream.member import MemberState
 from gateway.upstream.pool import Outcome, Pool
+from gateway.upstream.probe import Prober
 from tests.servers.doubles import Log, ScriptedEndpoint
+from tests.servers.running_gateway import nothing_left
 
 
 def _pool(count: int) -> Pool:
@@ -150,10 +155,238 @@ def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
     assert pool.endpoint([one, two]).endpoint in (one, two)
 
 
-def _used(pool: Pool) -> str:
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (200, Outcome.ANSWERED),
+        (302, Outcome.ANSWERED),
+        (404, Outcome.ANSWERED),
+        (429, Outcome.FAILED),
+        (500, Outcome.ANSWERED),
+        (503, Outcome.FAILED),
+    ],
+)
+def test_what_a_status_tells(status: int, outcome: Outcome) -> None:
+    pool = Pool([], EjectionPolicy(statuses=frozenset((429, 503))))
+    reason = f"it answered {status}" if outcome is Outcome.FAILED else ""
+    assert pool.judge(status) == (outcome, reason)
+
+
+def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
+    pool = _pool(1)
+    failures = [status for status in range(600) if pool.judge(status)[0] is Outcome.FAILED]
+    assert failures == [502, 503, 504]
+
+
+# ---------------------------------------------------------------------------------- probes, models
+
+PROBER = Prober("/", 1, 1, ProbePolicy())
+
+
+def _probed(states: str) -> Pool:
+    """Make a pool whose probes say good (+), bad (-) or nothing yet (?)."""
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{i}") for i in range(len(states))]
+    pool = Pool(endpoints, keeper=Keeper(PROBER))
+    for member, state in zip(pool.members, states, strict=True):
+        if state != "?":
+            member.probed = Probed(state == "+")
+    pool._find_up()
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("states", "used", "usable"),
+    [
+        ("+++", "012", True),
+        ("+-?", "02", True),
+        ("-?-", "1", False),
+        ("---", "012", False),
+        ("???", "012", False),
+        ("-", "0", False),
+        ("?", "0", False),
+        ("+", "0", True),
+    ],
+)
+def test_probes_tell_which_are_used(states: str, used: str, usable: bool) -> None:
+    pool = _probed(states)
+    assert set(_used(pool)) == set(used)
+    assert pool.is_usable is usable
+    assert len(pool.endpoints) == len(states)
+
+
+def test_without_probes_nothing_is_said_of_the_whole() -> None:
+    assert _pool(2).is_usable is None
+
+
+def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
+    pool = _probed("+-+-")
+    for number in (0, 2):
+        _failing(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    assert [member.health.ejections for member in pool.members] == [1, 0, 1, 0]
+    assert pool.endpoint().endpoint.url[-1] in "02"
+    # Once all that are healthy were tried, there is no other.
+    assert pool.has_another([pool.endpoints[0]])
+    assert not pool.has_another([pool.endpoints[0], pool.endpoints[2]])
+
+
+def _with_models(*models: str) -> Pool:
+    """Make a pool of endpoints that have these models, a letter each; any for *, unknown for ?."""
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{i}") for i in range(len(models))]
+    pool = Pool(endpoints, keeper=Keeper(discovery=Discovery(1)))
+    for member, names in zip(pool.members, models, strict=True):
+        if names != "?":
+            member.models = EveryModel() if names == "*" else frozenset(names)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("models", "wanted", "used"),
+    [
+        (("ab", "b", ""), "a", "0"),
+        (("ab", "b", ""), "b", "01"),
+        (("ab", "b", ""), "c", "012"),
+        (("ab", "b", ""), None, "012"),
+        (("a", "?", "b"), "a", "0"),
+        (("a", "?", "b"), "c", "1"),
+        (("a", "*", "b"), "a", "01"),
+        (("a", "*", "b"), "c", "1"),
+        (("?", "?", "?"), "a", "012"),
+        (("",), "a", "0"),
+    ],
+)
+async def test_models_tell_which_are_used(
+    models: tuple[str, ...], wanted: str | None, used: str
+) -> None:
+    assert set(_used(_with_models(*models), wanted)) == set(used)
+
+
+async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy() -> None:
+    """From elsewhere, the client would be told that there is no such model."""
+    pool = _with_models("a", "a", "b")
+    _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    assert set(_used(pool, "a")) == {"1"}
+    pool.members[1].probed = Probed(healthy=False)
+    pool._find_up()
+    assert pool.endpoint(model="a").endpoint is pool.endpoints[0]
+    assert pool.endpoint().endpoint is pool.endpoints[2]
+    pool.members[0].probed = Probed(healthy=False)
+    pool._find_up()
+    assert pool.endpoint(model="a").endpoint is pool.endpoints[1]
+
+
+def test_without_discovery_a_model_makes_no_difference() -> None:
+    pool = _pool(2)
+    pool.members[0].models = frozenset("a")
+    assert set(_used(pool, "a")) == set("01")
+    pool.ask_again()
+
+
+# ---------------------------------------------------------------------------------- other members
+
+
+async def test_endpoints_come_and_go() -> None:
+    pool = _pool(2)
+    zero, one = pool.endpoints
+    kept = pool.members[1]
+    two = ScriptedEndpoint(Log(), url="http://2")
+    async with nothing_left():
+        pool.use([one, two])
+        assert pool.endpoints == (one, two)
+        assert pool.members[0] is kept
+        assert set(_used(pool)) == set("12")
+        pool.use([two])
+        assert pool.has_one
+        assert _used(pool) == "2" * 8
+        pool.use([zero, two])
+        assert not pool.has_one
+        assert set(_used(pool)) == set("02")
+        await pool.close()
+
+
+async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None:
+    log = Log()
+    pool = Pool([ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(Log(), url="http://1")])
+    zero, one = pool.endpoints
+    loan = pool.endpoint([one])
+    loan.take()
+    async with nothing_left():
+        pool.use([one])
+    assert log == ["server is left"]
+    assert [(state.url, state.leaving) for state in pool.snapshot()] == [
+        ("http://1", False),
+        ("http://0", True),
+    ]
+    assert pool.outstanding == [0]
+    loan.give_back(Outcome.FAILED, "it is gone")
+    assert [state.url for state in pool.snapshot()] == ["http://1"]
+    assert zero not in pool.endpoints
+
+
+async def test_a_failure_of_one_that_left_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    pool = _pool(3)
+    _, one, two = pool.endpoints
+    loans = [pool.endpoint([one, two]) for _ in range(5)]
+    for loan in loans:
+        loan.take()
+    pool.use([one, two])
+    for loan in loans:
+        loan.give_back(Outcome.FAILED, "it is gone")
+    assert [state.failures for state in pool.snapshot()] == [0, 0]
+    assert not caplog.records
+    await pool.close()
+
+
+async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> None:
+    clock = _Times()
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(2)]
+    pool = Pool(endpoints, clock=clock)
+    zero, one = endpoints
+    _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    clock.now = 10
+    on_trial = pool.endpoint([one])
+    on_trial.take()
+    pool.use([zero])
+    on_trial.give_back(Outcome.UNKNOWN)
+    pool.use([zero, one])
+    assert pool.members[0].health == HEALTHY
+    assert set(_used(pool)) == set("01")
+    await pool.close()
+
+
+async def test_where_there_is_no_endpoint() -> None:
+    pool = _pool(2)
+    pool.use([])
+    with pytest.raises(GatewayError) as caught:
+        pool.endpoint()
+    assert caught.value.kind is ErrorKind.UNREACHABLE
+    assert not pool.has_another([])
+    await pool.close()
+
+
+async def test_a_snapshot_tells_how_all_do() -> None:
+    clock = _Times()
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(2)]
+    keeper = Keeper(PROBER, Discovery(1))
+    pool = Pool(endpoints, EjectionPolicy(time=10), clock, keeper)
+    _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    clock.now = 4
+    pool.members[0].probed = Probed(healthy=False)
+    pool.members[0].reason = "GET / answered 503"
+    pool.members[1].models = frozenset("ba")
+    with pool.endpoint():
+        states = pool.snapshot()
+    assert states == (
+        MemberState("http://0", 0, 5, 1, 6.0, False, "GET / answered 503", None, False),
+        MemberState("http://1", 1, 0, 0, 0.0, None, "", ("a", "b"), False),
+    )
+    clock.now = 11
+    assert pool.snapshot()[0].ejected_for == 0.0
+
+
+def _used(pool: Pool, model: str | None = None) -> str:
     """Give the endpoints that answer the next exchanges."""
     urls = []
     for _ in range(8):
-        with pool.endpoint() as endpoint:
+        with pool.endpoint(model=model) as endpoint:
             urls.append(endpoint.url[-1])
     return "".join(urls)

@@ -1,0 +1,105 @@
+"""Endpoints are asked which models they have ready, every so often."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Container
+
+import orjson
+
+from gateway.errors import GatewayError, bad_answer
+from gateway.routing.pauses import pauses
+from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.document import ask
+from gateway.upstream.member import Attendant, Member
+
+_INDEX = "/v2/repository/index"
+_LARGEST_INDEX = 4 * 1024 * 1024
+
+_TIME = 5.0
+"""Seconds within which the index must be there."""
+
+# It is not served, or not to everybody; what is meant to pass, as 429 and 503 are, is not here.
+_NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
+
+_log = logging.getLogger("tensorgate.upstream")
+
+
+class EveryModel(Container[str]):
+    """What an endpoint has that does not say what it has."""
+
+    def __contains__(self, model: object) -> bool:
+        """Say yes."""
+        return True
+
+
+class Discovery(Attendant):
+    """Asks for the repository index every so many seconds, and when it may have changed.
+
+    ``random`` gives numbers in [0, 1).
+    """
+
+    def __init__(self, every: float, random: Callable[[], float] = random.random) -> None:
+        self._every = every
+        self._random = random
+        self._changes = 0
+        self._change = asyncio.Event()
+
+    def ask_again(self) -> None:
+        """Ask all endpoints at once: a model was loaded or unloaded."""
+        self._changes += 1
+        self._change.set()
+        self._change.clear()
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        """Keep up with an endpoint's models until cancelled."""
+        told = ""
+        for pause in pauses(self._every, self._random()):
+            changes = self._changes
+            fault = await _learn(member)
+            if fault and fault != told:
+                _log.warning("%s", fault)
+            told = fault
+            if changes == self._changes:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._change.wait()
+
+
+async def _learn(member: Member) -> str:
+    """Ask an endpoint for its models; give what is wrong with the answer, nothing if it is fine."""
+    url = member.endpoint.url
+    try:
+        async with asyncio.timeout(_TIME):
+            member.models = await ready_models(member.endpoint)
+    except TimeoutError:
+        return f"{url} does not say which models it has: no answer within {_TIME:g} s"
+    except GatewayError as error:
+        return f"{url} does not say which models it has: {error.message}"
+    if isinstance(member.models, EveryModel):
+        return f"{url} serves no repository index: any model may be there"
+    return ""
+
+
+async def ready_models(endpoint: UpstreamEndpoint) -> Container[str]:
+    """Ask a server which models are ready there; every one, if it does not serve the index.
+
+    Raises GatewayError (502, 503) where there is no answer that makes sense.
+    """
+    answer = await ask(endpoint, "POST", _INDEX, _LARGEST_INDEX, b'{"ready":true}')
+    if answer.status in _NOT_SERVED:
+        return EveryModel()
+    if answer.status != 200:
+        raise bad_answer(f"{endpoint.url}{_INDEX} answered {answer.status}")
+    try:
+        match orjson.loads(answer.body):
+            case list(entries):
+                # There are servers that list all, whatever they are asked.
+                ready = (each for each in entries if each.get("state", "READY") == "READY")
+                return frozenset(str(each["name"]) for each in ready)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise bad_answer(f"{endpoint.url}{_INDEX} is no index of models")

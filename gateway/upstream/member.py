@@ -1,0 +1,80 @@
+"""An endpoint of a pool, and all that is known of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from gateway.routing.health import HEALTHY, UNKNOWN, Health, Probed
+from gateway.upstream.base import UpstreamEndpoint
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An endpoint of a pool, and how it does."""
+
+    endpoint: UpstreamEndpoint
+    outstanding: int = 0
+    """Exchanges under way."""
+    health: Health = HEALTHY
+    """By its exchanges."""
+    probed: Probed = UNKNOWN
+    reason: str = ""
+    """What the last probe met with."""
+    models: Container[str] | None = None
+    """Those that it has ready; None where that is not known."""
+    leaving: bool = False
+    """It is given to no more exchanges; those under way finish."""
+
+    @property
+    def is_up(self) -> bool:
+        """Tell whether its probes, as far as there are any, have nothing against it."""
+        return self.probed.healthy is not False
+
+    def state(self, now: float) -> MemberState:
+        """Tell how it does."""
+        ejected = max(0.0, self.health.until - now) if self.health.ejections else 0.0
+        models = tuple(sorted(self.models)) if isinstance(self.models, frozenset) else None
+        return MemberState(
+            self.endpoint.url,
+            self.outstanding,
+            self.health.failures,
+            self.health.ejections,
+            ejected,
+            self.probed.healthy,
+            self.reason,
+            models,
+            self.leaving,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """How an endpoint does, for those who look at it from outside."""
+
+    url: str
+    outstanding: int
+    """Exchanges under way."""
+    failures: int
+    """Of its exchanges, in a row."""
+    ejections: int
+    """In a row; 0 for an endpoint in use."""
+    ejected_for: float
+    """Seconds for which it is still left out; 0 where it is not, or may be tried again."""
+    healthy: bool | None
+    """By its probes; None where there are none, or before the first of them."""
+    reason: str
+    """What the last probe met with."""
+    models: tuple[str, ...] | None
+    """Those that it has ready; None where it is not asked, or does not tell."""
+    leaving: bool
+    """It is given to no more exchanges; those under way finish."""
+
+
+class Attendant(ABC):
+    """Looks after the members of a pool, one by one."""
+
+    @abstractmethod
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        """Look after a member until cancelled; ``changed`` is called when it is up, or not."""

@@ -1,0 +1,68 @@
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from gateway.routing.health import ProbePolicy
+from gateway.upstream.keeper import Keeper
+from gateway.upstream.member import Member
+from gateway.upstream.probe import Prober
+from tests.servers.doubles import Log, ScriptedEndpoint
+from tests.servers.running_gateway import nothing_left, until
+
+
+class _Attending(Prober):
+    """Notes who is attended."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        super().__init__("/", 1, 1, ProbePolicy())
+        self.attended: list[Member] = []
+        self._fault = fault
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        self.attended.append(member)
+        try:
+            if self._fault is not None:
+                raise self._fault
+            await asyncio.Event().wait()
+        finally:
+            self.attended.remove(member)
+
+
+def _members(count: int) -> list[Member]:
+    return [Member(ScriptedEndpoint(Log(), url=f"http://{number}")) for number in range(count)]
+
+
+async def test_each_member_is_attended_until_it_is_let_go() -> None:
+    prober = _Attending()
+    keeper = Keeper(prober)
+    one, two, three = _members(3)
+    async with nothing_left():
+        keeper.take_in([one, two], lambda: None)
+        await until(lambda: prober.attended == [one, two])
+        keeper.let_go([one])
+        keeper.take_in([three], lambda: None)
+        await until(lambda: prober.attended == [two, three])
+        await keeper.close()
+        assert not prober.attended
+
+
+async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = Keeper(_Attending(ZeroDivisionError()))
+    async with nothing_left():
+        keeper.take_in(_members(1), lambda: None)
+        await until(lambda: caplog.records)
+        await keeper.close()
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info is not None) == (logging.ERROR, True)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
+    keeper = Keeper()
+    tasks = asyncio.all_tasks()
+    keeper.take_in(_members(3), lambda: None)
+    await keeper.look_up(lambda endpoints: None)
+    assert asyncio.all_tasks() == tasks
+    await keeper.close()
