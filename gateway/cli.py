@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ import uvloop
 
 from gateway import __version__
 from gateway.app.gateway import Gateway
-from gateway.app.listen import ListenError, listen, shown
-from gateway.app.tls import UpstreamTlsError, client_tls, server_contexts
+from gateway.app.listen import ListenError, Listening, listen, shown, sockets_of
+from gateway.app.material import gather, warn
+from gateway.app.tls import UpstreamTlsError
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
@@ -63,8 +63,8 @@ def check(config: Path) -> None:
     """Say what is wrong with a settings file, or what it would serve."""
     settings = _load(config)
     with _plain_errors():
-        client_tls(settings)
-        server_contexts(settings)
+        gather(settings)
+        warn(settings)
     click.echo(_summary(settings))
 
 
@@ -132,15 +132,16 @@ async def _serve(settings: Settings) -> None:
 def _serve_with(workers: int, settings: Settings) -> None:
     """Serve with several processes, which this one starts and watches."""
     # The workers have these too: one comes up even if the files have become unusable since.
-    tls, contexts = client_tls(settings), server_contexts(settings)
-    sockets = listen(settings.listen)
+    material = gather(settings)
+    warn(settings)
+    listening = listen(settings.listen)
     settle()
     parent = Parent(
-        sockets,
+        sockets_of(listening),
         workers,
-        lambda post: _run(_work(Gateway(settings, post.has_closed, tls, contexts), post)),
+        lambda post: _run(_work(Gateway(settings, post.has_closed, material), post)),
         settings.limits.drain_time,
-        _Events(settings, sockets),
+        _Events(settings, listening),
     )
     _say_stopped(parent.run())
 
@@ -158,9 +159,9 @@ async def _work(gateway: Gateway, post: Post) -> None:
 class _Events:
     """Logs what a single process would."""
 
-    def __init__(self, settings: Settings, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, settings: Settings, listening: Sequence[Listening]) -> None:
         self._settings = settings
-        self._addresses = [shown(sock, settings.tls is not None) for sock in sockets]
+        self._addresses = shown(listening, settings.tls is not None)
 
     def begun(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))

@@ -124,6 +124,11 @@ class Straight:
         exchange.under_way(sent)
         return exchange
 
+    @property
+    def under_way(self) -> int:
+        """Give how many exchanges wait for a server; those that a task ends are not counted."""
+        return sum(watch.watched for watch in self._watches.values())
+
     def close(self) -> None:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():

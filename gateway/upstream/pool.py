@@ -100,6 +100,13 @@ class Pool:
             _log.warning("%s is used again", url)
         member.health = after
 
+    def take_over(self, before: Pool) -> None:
+        """Know of endpoints what a pool that this one replaces knows of those at the same URLs."""
+        known = {member.endpoint.url: member.health for member in before.members}
+        for member in self.members:
+            # Exchanges that are under way there, as the one of a trial, tell that pool alone.
+            member.health = health.left(known.get(member.endpoint.url, HEALTHY))
+
     async def close(self) -> None:
         """Close the connections that no exchange uses."""
         for endpoint in self.endpoints:

@@ -23,7 +23,7 @@ from tests.servers.raw_client import connect
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
 
-CONFIG = Path(__file__).parents[1] / "config"
+CONFIG = Path(__file__).parents[2] / "config"
 NOWHERE = "http://127.0.0.1:1"
 
 
