@@ -28,7 +28,7 @@ ALLOWED = {
     "exchange": {"upstream", "routing", "codec", "protocol", "observe", "errors"},
     "listener": {"accept_queue", "exchange", "http1", "certificates", "files", "observe", "errors"},
     "observe": {"errors"},
-    "settings": set[str](),
+    "settings": {"files"},
     "demo": set[str](),
     "app": {
         "certificates",
@@ -46,7 +46,7 @@ ALLOWED = {
         "errors",
     },
     "helper": {"codec", "protocol", "memory"},
-    "workers": set[str](),
+    "workers": {"accept_queue", "files"},
     "memory": set[str](),
     "cli": {"app", "memory", "settings", "demo", "workers"},
     "__main__": {"cli"},
