@@ -7,20 +7,27 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
 
 from gateway import __version__
+from gateway.app.follow import Follower, Leader
 from gateway.app.gateway import Gateway
-from gateway.app.listen import ListenError, listen, shown
+from gateway.app.journal import say_listening
+from gateway.app.listen import ListenError
+from gateway.app.material import gather, warn
 from gateway.app.processes import worker_count
-from gateway.app.tls import UpstreamTlsError, client_tls, server_contexts
+from gateway.app.reload import Reloader
+from gateway.app.revision import Revision
+from gateway.app.source import Source
+from gateway.app.tls import UpstreamTlsError
 from gateway.demo.curl import curl_lines
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, run_show
@@ -49,25 +56,27 @@ def main() -> None:
 )
 def serve(config: Path) -> None:
     """Serve until SIGTERM or Ctrl-C, then let what is running finish."""
-    settings = _load(config)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody to hear it
+    source = Source(config, os.environ)
+    settings = _load(source.read)
     workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
     keep_what_is_freed()
     with _plain_errors():
         if workers == 1:
-            _run(_serve(settings))
+            _run(_serve(settings, source))
         else:
-            _serve_with(workers, settings)
+            _serve_with(workers, settings, source)
 
 
 @main.command()
 @click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
 def check(config: Path) -> None:
     """Say what is wrong with a settings file, or what it would serve."""
-    settings = _load(config)
+    settings = _load(partial(load, config, os.environ))
     with _plain_errors():
-        client_tls(settings)
-        server_contexts(settings)
+        gather(settings)
+        warn(settings)
     click.echo(_summary(settings))
 
 
@@ -93,9 +102,9 @@ def demo(once: bool, port: int) -> None:
         _run(_demo(once, port))
 
 
-def _load(path: Path) -> Settings:
+def _load(read: Callable[[], Settings]) -> Settings:
     try:
-        return load(path, os.environ)
+        return read()
     except SettingsError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
@@ -107,6 +116,10 @@ def _start_logging(level: str, many: bool = False) -> None:
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s"
     )
+
+
+def _set_level(settings: Settings) -> None:
+    logging.getLogger().setLevel(settings.log.level.upper())
 
 
 @contextmanager
@@ -123,29 +136,31 @@ def _run(main: Coroutine[None, None, None]) -> None:
         runner.run(main)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, source: Source) -> None:
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
-    async with Gateway(settings) as gateway:
-        _say_begun(gateway.addresses)
-        settle()
-        await stop.wait()
-        _say_stopping(settings)
+    revision = Revision(time.time(), str(source.file))
+    async with Gateway(settings, revision=revision) as gateway:
+        async with Reloader(gateway, source, _set_level) as reloader:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.wish)
+            say_listening(gateway.addresses)
+            settle()
+            await stop.wait()
+        _say_stopping(gateway.settings)
     _say_stopped(gateway.dropped)
 
 
-def _serve_with(workers: int, settings: Settings) -> None:
+def _serve_with(workers: int, settings: Settings, source: Source) -> None:
     """Serve with several processes, which this one starts and watches."""
-    # The workers have these too: one comes up even if the files have become unusable since.
-    tls, contexts = client_tls(settings), server_contexts(settings)
-    sockets = listen(settings.listen)
+    leader = Leader(settings, source, _set_level)
     settle()
     parent = Parent(
-        sockets,
+        leader.sockets,
         workers,
-        lambda post: _run(_work(Gateway(settings, post.has_closed, tls, contexts), post)),
+        lambda post: _run(_work(leader.gateway(post.has_closed), post)),
         settings.limits.drain_time,
-        _Events(settings, sockets),
+        _Events(leader),
+        leader,
     )
     _say_stopped(parent.run())
 
@@ -153,31 +168,25 @@ def _serve_with(workers: int, settings: Settings) -> None:
 async def _work(gateway: Gateway, post: Post) -> None:
     """Serve the connections that the parent accepts."""
     _on_stop_signal(post.leave)
-    async with gateway:
+    async with gateway, Follower(gateway, _set_level) as follower:
         settle()
         post.is_up()
-        await post.deliver(gateway.take)
+        await post.deliver(gateway.take, follower.take)
     post.has_dropped(gateway.dropped)
 
 
 class _Events:
     """Logs what a single process would."""
 
-    def __init__(self, settings: Settings, sockets: Sequence[socket.socket]) -> None:
-        self._settings = settings
-        self._addresses = [shown(sock, settings.tls is not None) for sock in sockets]
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
 
     def begun(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
-        _say_begun(self._addresses)
+        say_listening(self._leader.addresses)
 
     def stopping(self) -> None:
-        _say_stopping(self._settings)
-
-
-def _say_begun(addresses: Sequence[str]) -> None:
-    for address in addresses:
-        _log.info("listening on %s", address)
+        _say_stopping(self._leader.settings)
 
 
 def _say_stopping(settings: Settings) -> None:

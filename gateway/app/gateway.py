@@ -1,20 +1,24 @@
-"""The composition root: settings → a running gateway."""
+"""The composition root: settings → a running gateway, and others in their place."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from gateway.app.listen import listen, shown
+from gateway.app.changes import as_far_as_possible, changes
+from gateway.app.limits import shared_limits
+from gateway.app.listen import Listening, close, listen, shown, sockets_of, without
+from gateway.app.material import Material, gather, warn
 from gateway.app.processes import wants_helper
-from gateway.app.runtime import Runtime
-from gateway.app.tls import client_tls, server_contexts
+from gateway.app.revision import Revision
+from gateway.app.routes import build_routes
+from gateway.app.runtime import RetiredRuntimes, Runtime
+from gateway.app.upstreams import HeldUpstream, held_upstreams, of_held
 from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.exchange.dispatch import exchange
 from gateway.helper.process import HelperProcess
 from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
@@ -27,61 +31,122 @@ class Gateway:
     """A gateway that serves while its context is open; leaving it drains.
 
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
-    connections with ``take``, and calls that function for each that is over. ``tls`` is what
-    ``client_tls`` gave for these settings, and ``contexts`` what ``server_contexts`` did, if they
-    were asked already. Raises ListenError on entering, where an address cannot be had, and
-    UpstreamTlsError.
+    connections with ``take``, and calls that function for each that is over. ``material`` is what
+    ``gather`` gave for these settings, if it was asked already. Raises ListenError on entering,
+    where an address cannot be had, and UpstreamTlsError.
     """
 
     def __init__(
         self,
         settings: Settings,
         on_closed: Callable[[], None] | None = None,
-        tls: ServerTls | None = None,
-        contexts: Mapping[str, ssl.SSLContext] | None = None,
+        material: Material | None = None,
+        revision: Revision | None = None,
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
-        self._tls = tls
-        self._contexts = contexts
+        self._given = material
+        self._helper: HelperProcess | None = None
+        self._listening: tuple[Listening, ...] = ()
         self._watch: asyncio.Task[None] | None = None
+        self._retired = RetiredRuntimes()
+        self.revision = revision or Revision(time.time())
+        """Which settings are in use; whoever reloads keeps it."""
         self.addresses: list[str] = []
         """Where clients reach it: URLs, or unix:/path."""
         self.dropped = 0
         """Exchanges that took longer than the drain time allows."""
 
+    @property
+    def settings(self) -> Settings:
+        """Give the settings in use."""
+        return self._settings
+
     async def __aenter__(self) -> Self:
         settings = self._settings
-        tls = self._tls or client_tls(settings)
-        contexts = server_contexts(settings) if self._contexts is None else self._contexts
-        sockets = listen(settings.listen) if self._on_closed is None else []
+        material = self._given
+        if material is None:
+            material = gather(settings)
+            warn(settings)
+        self._material = material
+        self._listening = self._listen(settings)
         self._helper = HelperProcess() if wants_helper(settings) else None
-        self.runtime = Runtime(settings, contexts, self._helper)
-        await self._start(sockets)
-        access_log = AccessLog() if settings.log.access else None
-        patience = Patience(settings.limits.head_time, settings.limits.keep_alive)
-        self._listener = HttpListener(
-            self._exchange, access_log, self._on_closed, self.runtime.straight, tls, patience
-        )
-        if tls is not None:
-            self._watch = asyncio.create_task(tls.watch())
-        for sock in sockets:
-            self.addresses.append(shown(sock, tls is not None))
-            await self._listener.listen(sock)
-        return self
-
-    async def _start(self, sockets: Sequence[socket.socket]) -> None:
+        self._shared = shared_limits(settings)
+        held = held_upstreams(material.recipes, {})
         try:
-            await self.runtime.start()
+            await _start(held)
         except BaseException:
-            for sock in sockets:
-                sock.close()
-            await self.runtime.close()
+            close(self._listening)
+            await _give_up(held)
             raise
+        routes = build_routes(settings, of_held(held), self._shared, self._helper)
+        self.runtime = Runtime(held, routes)
+        self._listener = HttpListener(
+            self._exchange,
+            _access_log(settings),
+            self._on_closed,
+            self.runtime.straight,
+            material.tls,
+            _patience(settings),
+        )
+        self._watch_files_of(material.tls)
+        await self._serve_on(self._listening)
+        return self
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         self._listener.take(connection)
+
+    async def reload(self, settings: Settings) -> str:
+        """Go on with other settings, but for the number of workers; tell what has changed.
+
+        Exchanges under way end as they began. Raises ListenError and UpstreamTlsError, and has
+        changed nothing then. There is one such call at a time.
+        """
+        settings = as_far_as_possible(settings, self._settings)
+        before = self._material
+        material = await asyncio.to_thread(gather, settings, before)
+        helper = (self._helper or HelperProcess()) if wants_helper(settings) else None
+        shared = shared_limits(settings, self._shared)
+        held = held_upstreams(material.recipes, self.runtime.held)
+        try:
+            await _start(held)
+            routes = await asyncio.to_thread(build_routes, settings, of_held(held), shared, helper)
+            listening = self._listen(settings)
+        except BaseException:
+            await _give_up(held)
+            raise
+        self._shared = shared
+        await self._swap(material, listening, Runtime(held, routes), helper)
+        return changes(material, before)
+
+    async def _swap(
+        self,
+        material: Material,
+        listening: tuple[Listening, ...],
+        runtime: Runtime,
+        helper: HelperProcess | None,
+    ) -> None:
+        """Begin with the new before anything else happens; then end the old."""
+        opened = without(listening, self._listening)
+        for sock in sockets_of(without(self._listening, listening)):
+            self._listener.stop_listening(sock)
+        self._settings, self._listening = material.settings, listening
+        if material.tls is not self._material.tls:
+            self._watch_files_of(material.tls)
+        self._material = material
+        self._listener.use(
+            runtime.straight,
+            _access_log(material.settings),
+            material.tls,
+            _patience(material.settings),
+        )
+        self._retired.add(self.runtime)
+        self.runtime = runtime
+        old_helper, self._helper = self._helper, helper
+        await self._serve_on(opened)
+        if old_helper is not None and old_helper is not helper:
+            await old_helper.close()  # what it has not done is done here
 
     async def __aexit__(
         self,
@@ -90,11 +155,44 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
+        close(self._listening)
         if self._watch is not None:
             self._watch.cancel()
+        await self._retired.close()
         await self.runtime.close()
         if self._helper is not None:
             await self._helper.close()
 
+    def _listen(self, settings: Settings) -> tuple[Listening, ...]:
+        return listen(settings.listen, self._listening) if self._on_closed is None else ()
+
+    async def _serve_on(self, opened: Iterable[Listening]) -> None:
+        self.addresses = shown(self._listening, self._settings.tls is not None)
+        for sock in sockets_of(opened):
+            await self._listener.listen(sock)
+
+    def _watch_files_of(self, tls: ServerTls | None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = None if tls is None else asyncio.create_task(tls.watch())
+
     async def _exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
-        await exchange(request, answer, self.runtime.routes)
+        await self.runtime.exchange(request, answer)
+
+
+def _access_log(settings: Settings) -> AccessLog | None:
+    return AccessLog() if settings.log.access else None
+
+
+def _patience(settings: Settings) -> Patience:
+    return Patience(settings.limits.head_time, settings.limits.keep_alive)
+
+
+async def _start(held: Mapping[str, HeldUpstream]) -> None:
+    """Have all upstreams looked after, those that are not yet."""
+    await asyncio.gather(*(each.start() for each in held.values()))
+
+
+async def _give_up(held: Mapping[str, HeldUpstream]) -> None:
+    for each in held.values():
+        await each.close_unless_held()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
 from gateway.settings.addresses import Address, UnixAddress
@@ -13,30 +14,69 @@ class ListenError(Exception):
     """An address that cannot be listened on, or a file needed for that; the message names it."""
 
 
-def listen(addresses: Sequence[Address]) -> list[socket.socket]:
-    """Listen on all addresses, or on none. Raises ListenError."""
-    sockets: list[socket.socket] = []
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """An address, and the sockets that listen there."""
+
+    address: Address
+    sockets: tuple[socket.socket, ...]
+
+
+def listen(addresses: Sequence[Address], before: Iterable[Listening] = ()) -> tuple[Listening, ...]:
+    """Listen on all addresses, or on none that is new. Raises ListenError.
+
+    Those that are listened on before stay as they are, and those not wanted any more open.
+    """
+    left = list(before)
+    listening: list[Listening] = []
+    opened: list[Listening] = []
     try:
         for address in addresses:
-            sockets += _listen_on(address)
+            kept = next((each for each in left if each.address == address), None)
+            if kept is None:
+                kept = Listening(address, _listen_on(address))
+                opened.append(kept)
+            else:
+                left.remove(kept)
+            listening.append(kept)
     except ListenError:
-        for sock in sockets:
-            sock.close()
+        close(opened)
         raise
-    return sockets
+    return tuple(listening)
 
 
-def _listen_on(address: Address) -> list[socket.socket]:
+def close(listening: Iterable[Listening]) -> None:
+    """Listen no more; what a server has closed already stays so."""
+    for sock in sockets_of(listening):
+        sock.close()
+
+
+def sockets_of(listening: Iterable[Listening]) -> list[socket.socket]:
+    """Give all sockets, in order."""
+    return [sock for each in listening for sock in each.sockets]
+
+
+def without(listening: Iterable[Listening], others: Iterable[Listening]) -> list[Listening]:
+    """Give those that are not among others."""
+    others = tuple(others)
+    return [each for each in listening if not any(each is other for other in others)]
+
+
+def _listen_on(address: Address) -> tuple[socket.socket, ...]:
     try:
         if isinstance(address, UnixAddress):
-            return [unix_socket(address.path)]
-        return tcp_sockets(address.host, address.port)
+            return (unix_socket(address.path),)
+        return tuple(tcp_sockets(address.host, address.port))
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-def shown(sock: socket.socket, is_tls: bool = False) -> str:
-    """Tell where clients reach a listening socket: a URL, or unix:/path."""
+def shown(listening: Iterable[Listening], is_tls: bool) -> list[str]:
+    """Tell where clients reach listening sockets: URLs, or unix:/path."""
+    return [_shown(sock, is_tls) for sock in sockets_of(listening)]
+
+
+def _shown(sock: socket.socket, is_tls: bool) -> str:
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return f"unix:{name}"

@@ -18,10 +18,10 @@ def wants_helper(settings: Settings) -> bool:
     return settings.workers != "auto" and usable_cores() > settings.workers
 
 
-def part_of(number: int, settings: Settings) -> int:
-    """Give a process its part of what all of them may have together, at least 1.
+def part_of(number: int, workers: int) -> int:
+    """Give one of so many processes its part of what they may have together, at least 1.
 
     Connections are dealt evenly to processes, and one has one request at a time: so the parts are
     equal, and need not be kept in step.
     """
-    return max(1, number // worker_count(settings))
+    return max(1, number // workers)

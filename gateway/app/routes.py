@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gateway.app.processes import part_of
+from gateway.app.limits import SharedLimits
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
-from gateway.exchange.held import HeldBytes
+from gateway.exchange.gate import Gate
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
 from gateway.protocol.endpoints import KINDS, EndpointKind
@@ -21,11 +21,13 @@ from gateway.settings.schema import Settings
 
 
 def build_routes(
-    settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None
+    settings: Settings,
+    upstreams: Mapping[str, Upstream],
+    shared: SharedLimits,
+    lender: Lender | None,
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
     turns = Turns()  # one for all: there is one event loop
-    held = HeldBytes(part_of(settings.limits.held_bytes, settings))
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
@@ -36,7 +38,16 @@ def build_routes(
             Rule(
                 _match(declared.match),
                 tuple(
-                    Route(upstreams[share.name], policies, limits, lender, turns, held, retry)
+                    Route(
+                        upstreams[share.name],
+                        policies,
+                        limits,
+                        lender,
+                        turns,
+                        shared.held,
+                        retry,
+                        _gates(shared, upstreams[share.name]),
+                    )
                     for share in declared.upstream
                 ),
                 tuple(share.weight for share in declared.upstream),
@@ -46,6 +57,10 @@ def build_routes(
             )
         )
     return Routes(rules)
+
+
+def _gates(shared: SharedLimits, upstream: Upstream) -> tuple[Gate, ...]:
+    return tuple(gate for gate in (shared.gate, upstream.gate) if gate is not None)
 
 
 def _match(declared: MatchSettings) -> Match:

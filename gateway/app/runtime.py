@@ -3,33 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 
-from gateway.app.routes import build_routes
-from gateway.app.upstreams import build_upstreams
-from gateway.codec.loans import Lender
+from gateway.app.upstreams import HeldUpstream, of_held
+from gateway.exchange.base import ClientAnswer, ClientRequest, Upstream
+from gateway.exchange.dispatch import exchange
+from gateway.exchange.routes import Routes
 from gateway.exchange.straight import Straight
-from gateway.settings.schema import Settings
+
+_LOOK = 0.1
+"""Seconds between two looks whether the exchanges of a runtime are over: nobody tells."""
 
 
 class Runtime:
-    """Holds the upstreams and the routes to them."""
+    """Holds upstreams, which it may share with other runtimes, and the routes to them."""
 
-    def __init__(
-        self, settings: Settings, contexts: Mapping[str, ssl.SSLContext], lender: Lender | None
-    ) -> None:
-        self.upstreams = build_upstreams(settings, contexts)
-        self.routes = build_routes(settings, self.upstreams, lender)
-        self.straight = Straight(self.routes)
+    def __init__(self, held: Mapping[str, HeldUpstream], routes: Routes) -> None:
+        self.held = held
+        for each in held.values():
+            each.hold()
+        self.routes = routes
+        self.straight = Straight(routes)
+        self._exchanges = 0
 
-    async def start(self) -> None:
-        """Begin to look after the servers; wait for the addresses of names, but not for long."""
-        await asyncio.gather(*(upstream.pool.start() for upstream in self.upstreams.values()))
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """Give the upstreams by name."""
+        return of_held(self.held)
+
+    @property
+    def in_use(self) -> bool:
+        """Tell whether exchanges need it that began on it."""
+        under_way = self._exchanges or self.straight.under_way
+        return bool(under_way) or any(held.in_use_by_last for held in self.held.values())
+
+    async def exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
+        """Answer a request."""
+        self._exchanges += 1
+        try:
+            await exchange(request, answer, self.routes)
+        finally:
+            self._exchanges -= 1
 
     async def close(self) -> None:
-        """Let go of all that is held, when no exchange is under way."""
+        """Let go of all that no other runtime has, when no exchange is under way."""
         self.straight.close()
-        for upstream in self.upstreams.values():
-            await upstream.metadata.close()
-            await upstream.pool.close()
+        for held in self.held.values():
+            await held.release()
+
+
+class RetiredRuntimes:
+    """Closes runtimes that others have replaced, each when its exchanges are over."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, runtime: Runtime) -> None:
+        """Take a runtime, on which no exchange begins any more."""
+        task = asyncio.create_task(_retire(runtime))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Close them all, whatever is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _retire(runtime: Runtime) -> None:
+    try:
+        while runtime.in_use:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(_LOOK)
+    finally:
+        await runtime.close()

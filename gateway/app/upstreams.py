@@ -4,93 +4,115 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from gateway.app.processes import part_of
+from gateway.app.limits import gate_of
+from gateway.app.pools import build_pool
 from gateway.exchange.base import Upstream
-from gateway.exchange.gate import Gate
 from gateway.protocol.dialects import DIALECTS
-from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.routing.retry import RetryBudget
-from gateway.settings.limits import Places
-from gateway.settings.schema import Settings
-from gateway.settings.upstreams import Ejection, Health
 from gateway.settings.upstreams import Upstream as UpstreamSettings
-from gateway.upstream.address import ServerAddress, server_at
-from gateway.upstream.discovery import Discovery
-from gateway.upstream.http import HttpEndpoint
-from gateway.upstream.keeper import Keeper
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
-from gateway.upstream.probe import Prober
-from gateway.upstream.resolver import Resolver, addresses_of
-
-_DISCOVER_EVERY = 10.0
-"""Seconds between two questions for an endpoint's models."""
 
 
-def build_upstreams(
-    settings: Settings, contexts: Mapping[str, ssl.SSLContext]
-) -> dict[str, Upstream]:
-    """Make the upstreams, by name; ``contexts`` are those for TLS."""
-    limits = settings.limits
-    common = _gates("the gateway", limits, settings)
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Tell all that an upstream is made of: what is made of equal recipes does the same.
+
+    Times are in seconds. ``certificates`` tells what the files of its TLS hold, of which
+    ``context`` is made; there is none without TLS.
+    """
+
+    name: str
+    declared: UpstreamSettings
+    connect_time: float
+    idle_time: float
+    metadata_time: float
+    metadata_models: int
+    workers: int = 1
+    certificates: tuple[bytes | None, ...] = ()
+    context: ssl.SSLContext | None = field(default=None, compare=False)
+
+
+class HeldUpstream:
+    """An upstream that several runtimes may have: all but the newest are on their way out.
+
+    ``before`` is the pool of the one that it replaces.
+    """
+
+    def __init__(self, recipe: Recipe, upstream: Upstream, before: Pool | None = None) -> None:
+        self.recipe = recipe
+        self.upstream = upstream
+        self._before = before
+        self._started = False
+        self._holders = 0
+
+    async def start(self) -> None:
+        """Have its servers looked after, if they are not yet; see ``Pool.start``."""
+        if self._started:
+            return
+        self._started = True
+        await self.upstream.pool.start()
+        if self._before is not None:
+            self.upstream.pool.take_over(self._before)
+            self._before = None
+
+    def hold(self) -> None:
+        """Count a runtime that has it."""
+        self._holders += 1
+
+    @property
+    def in_use_by_last(self) -> bool:
+        """Tell whether exchanges are under way there, and just one runtime is left that has it."""
+        return self._holders == 1 and any(self.upstream.pool.outstanding)
+
+    async def release(self) -> None:
+        """Count a runtime no more; the last one closes it."""
+        self._holders -= 1
+        await self.close_unless_held()
+
+    async def close_unless_held(self) -> None:
+        """Close what no runtime has."""
+        if not self._holders:
+            await self.upstream.metadata.close()
+            await self.upstream.pool.close()
+
+
+def held_upstreams(
+    recipes: Iterable[Recipe], before: Mapping[str, HeldUpstream]
+) -> dict[str, HeldUpstream]:
+    """Make the upstreams, by name.
+
+    One that is made as before is the one from before, with its connections and all that it knows.
+    Of one that has changed, the endpoints that are still there keep their health.
+    """
+    return {recipe.name: _held(recipe, before.get(recipe.name)) for recipe in recipes}
+
+
+def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
+    """Give the upstreams themselves."""
+    return {name: each.upstream for name, each in held.items()}
+
+
+def _held(recipe: Recipe, before: HeldUpstream | None) -> HeldUpstream:
+    if before is not None and before.recipe == recipe:
+        return before
+    pool = None if before is None else before.upstream.pool
+    return HeldUpstream(recipe, _build(recipe), pool)
+
+
+def _build(recipe: Recipe) -> Upstream:
+    declared = recipe.declared
     clock = asyncio.get_running_loop().time
-
-    def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, limits.connect_time)
-
-    return {
-        name: Upstream(
-            name,
-            DIALECTS[declared.dialect],
-            _pool(declared, contexts.get(name), connect),
-            MetadataCache(limits.metadata_time, limits.metadata_models, limits.idle_time, clock),
-            RetryBudget(declared.retries.share, declared.retries.reserve),
-            gates=common + _gates(f"upstream '{name}'", declared.limits, settings),
-            required=declared.required,
-        )
-        for name, declared in settings.upstreams.items()
-    }
-
-
-def _pool(
-    declared: UpstreamSettings,
-    context: ssl.SSLContext | None,
-    connect: Callable[[ServerAddress], HttpEndpoint],
-) -> Pool:
-    server_name = declared.tls.server_name if declared.tls is not None else None
-    servers = [server_at(url, context, server_name) for url in declared.endpoints]
-    resolver = None
-    if declared.resolve is not None:
-        resolver = Resolver(servers, declared.resolve, connect, addresses_of)
-    keeper = Keeper(
-        None if declared.health is None else _prober(declared.health),
-        None if declared.discover is None else Discovery(_DISCOVER_EVERY),
-        resolver,
+    gate = gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers)
+    return Upstream(
+        recipe.name,
+        DIALECTS[declared.dialect],
+        build_pool(declared, recipe.context, recipe.connect_time),
+        MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
+        RetryBudget(declared.retries.share, declared.retries.reserve),
+        gate,
+        declared.required,
     )
-    endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
-    return Pool(endpoints, _ejection(declared.ejection), keeper=keeper)
-
-
-def _ejection(declared: Ejection) -> EjectionPolicy:
-    return EjectionPolicy(
-        declared.failures,
-        declared.time,
-        declared.longest,
-        declared.most,
-        frozenset(declared.statuses),
-    )
-
-
-def _prober(declared: Health) -> Prober:
-    policy = ProbePolicy(declared.healthy, declared.unhealthy)
-    return Prober(declared.path, declared.every, declared.time, policy)
-
-
-def _gates(place: str, declared: Places, settings: Settings) -> tuple[Gate, ...]:
-    if declared.requests == "unlimited":
-        return ()
-    most = part_of(declared.requests, settings)
-    waiting = part_of(declared.waiting, settings) if declared.waiting else 0
-    return (Gate(place, most, waiting, declared.wait_time),)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gateway.errors import GatewayError
-from gateway.exchange.base import Upstream
+from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
 from gateway.routing.retry import CAREFUL, RetryPolicy
@@ -18,10 +18,10 @@ _T = TypeVar("_T")
 
 
 class Attempts:
-    """Gives a request to an endpoint of the upstream, and the answer while its context is open.
+    """Gives a request to an endpoint of a route, and the answer while its context is open.
 
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
-    where it fails in other ways, if ``policy`` says so and all of the body is at hand. Each is
+    where it fails in other ways, if the route says so and all of the body is at hand. Each is
     tried once, and no more than the upstream's budget allows. ``but`` are those that were tried
     before; ``model`` is the one that the request names. Raises GatewayError as the last of the
     endpoints does, and 503 where too much is under way.
@@ -32,26 +32,25 @@ class Attempts:
 
     def __init__(
         self,
-        upstream: Upstream,
+        route: Route,
         request: UpstreamRequest,
         deadline: Deadline,
-        policy: RetryPolicy = CAREFUL,
         but: tuple[UpstreamEndpoint, ...] = (),
         model: str | None = None,
     ) -> None:
-        self._upstream = upstream
+        self._gates = route.gates
         self._request = request
         self._deadline = deadline
         repeatable = can_be_repeated(request.body)
-        self._again = Again(upstream, policy, repeatable, list(but), model)
+        self._again = Again(route.upstream, route.retry, repeatable, list(but), model)
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
-        await enter(self._upstream.gates, self._deadline)
+        await enter(self._gates, self._deadline)
         try:
             await self._attempt()
         except BaseException:
-            leave(self._upstream.gates)
+            leave(self._gates)
             raise
         self.url = self._loan.endpoint.url
         return self
@@ -68,7 +67,7 @@ class Attempts:
             self._loan.give_back(*self._loan.judge(self.response.status))
         else:
             self._loan.end(error)
-        leave(self._upstream.gates)
+        leave(self._gates)
 
     async def _attempt(self) -> None:
         """Send the request until there is an answer for the client."""

@@ -118,7 +118,7 @@ class Upstream:
     pool: Pool
     metadata: MetadataCache
     retries: RetryBudget = field(default_factory=RetryBudget)
-    gates: tuple[Gate, ...] = ()
+    gate: Gate | None = None
     """Where an exchange has a place for as long as it is at a server."""
     required: bool = True
     """Whether the gateway is ready only if this is."""
@@ -137,6 +137,8 @@ class Route:
     held: HeldBytes = field(default_factory=lambda: HeldBytes(_UNBOUNDED))
     """What all routes' exchanges hold of bodies."""
     retry: RetryPolicy = CAREFUL
+    gates: tuple[Gate, ...] = ()
+    """Where an exchange has places for as long as it is at a server: its upstream's among them."""
 
     def lender_for(self, size: int | None) -> Lender | None:
         """Give the lender for a body of so many bytes, None where it is too small to be divided."""

@@ -29,8 +29,7 @@ async def forward(
         end_to_end(request.headers),
         await forwarded_body(request, body),
     )
-    attempts = Attempts(route.upstream, asked, deadline, route.retry, model=model)
-    async with attempts as attempt:
+    async with Attempts(route, asked, deadline, model=model) as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 

@@ -56,10 +56,7 @@ async def infer(
         else:
             converted = await _convert(body, length, route, holding)
         upstream_request = _upstream_request(request, converted)
-        attempts = Attempts(
-            route.upstream, upstream_request, deadline, route.retry, model=asked.model
-        )
-        async with attempts as attempt:
+        async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
             response = attempt.response
             if length == 0 and response.status != 200:
                 # The header may have been made from metadata that is no longer true.

@@ -26,7 +26,7 @@ async def server_metadata(
     for name in ("Accept-Encoding", "Content-Length"):
         headers.popall(name, None)
     asked = UpstreamRequest(request.method, request.target, headers)
-    async with Attempts(route.upstream, asked, deadline, route.retry) as attempt:
+    async with Attempts(route, asked, deadline) as attempt:
         response, url = attempt.response, attempt.url
         if response.status != 200:
             await forward_answer(response, answer, url, deadline)

@@ -118,7 +118,7 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
-        gates = route.upstream.gates
+        gates = route.gates
         if gates and not enter_at_once(gates):
             return None  # it may wait, as a task
         sent = None
@@ -136,6 +136,11 @@ class Straight:
         plan.choice.take()
         exchange.under_way(sent)
         return exchange
+
+    @property
+    def under_way(self) -> int:
+        """Give how many exchanges wait for a server; those that a task ends are not counted."""
+        return sum(watch.watched for watch in self._watches.values())
 
     def close(self) -> None:
         """Let go of what is left, when no exchange is."""
@@ -233,7 +238,7 @@ class StraightExchange(Receiver, Watched):
             self._watch.remove(self)
             sent.close()
             self._loan.give_back(outcome, why)
-            leave(self._route.upstream.gates)
+            leave(self._route.gates)
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
@@ -280,10 +285,8 @@ class StraightExchange(Receiver, Watched):
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
-            attempts = Attempts(
-                self._route.upstream, asked, deadline, self._route.retry, tried, self._plan.model
-            )
-            async with attempts as attempt:
+            model = self._plan.model
+            async with Attempts(self._route, asked, deadline, tried, model) as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
         await in_time(run, answer, self._deadline())

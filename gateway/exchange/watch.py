@@ -27,6 +27,11 @@ class Watch:
         self._due: dict[Watched, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def watched(self) -> int:
+        """Give how many there are."""
+        return len(self._due)
+
     def add(self, watched: Watched) -> None:
         """Begin to count its time."""
         due = self._due[watched] = self._loop.time() + self._time

@@ -45,8 +45,9 @@ if __name__ == "__main__":
     keep_what_is_freed()
     shared = Slots(int(sys.argv[2]))
     os.close(int(sys.argv[2]))
-    # A Ctrl-C is meant for the gateway, which closes when it is done.
+    # A Ctrl-C is meant for the gateway, which closes when it is done; so is a wish for a reload.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Where writing fails, the gateway is gone.
     with socket.socket(fileno=int(sys.argv[1])) as end, suppress(ConnectionError):
         serve(end, shared)

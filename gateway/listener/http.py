@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache
 
+from gateway.accept_queue import last_connections
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
@@ -61,7 +62,7 @@ class HttpListener(Owner):
         self._shaking: set[TlsTransport] = set()
         self._loop = asyncio.get_running_loop()
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._servers: list[asyncio.Server] = []
+        self._listening: list[tuple[socket.socket, asyncio.Server]] = []
         self._connections: set[ClientConnection] = set()
         self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
         self._all_over = asyncio.Event()
@@ -72,30 +73,55 @@ class HttpListener(Owner):
         """Accept connections on a bound socket; this owns it from now on."""
         is_unix = sock.family == socket.AF_UNIX
         create = self._loop.create_unix_server if is_unix else self._loop.create_server
-        server = await create(lambda: self._accepted(is_unix), sock=sock, backlog=_BACKLOG)
-        self._servers.append(server)
+        server = await create(
+            lambda: self._accepted(is_unix, self._tls), sock=sock, backlog=_BACKLOG
+        )
+        self._listening.append((sock, server))
 
     @property
     def _pause(self) -> float:
         """Give the seconds between two looks for connections on which nothing happens."""
         return min(_SWEEP, self.patience.head_time / 2, self.patience.keep_alive / 2)
 
-    def _accepted(self, is_unix: bool) -> ClientConnection | TlsTransport:
+    def stop_listening(self, sock: socket.socket) -> None:
+        """Accept nothing more on a socket, and close it; whoever has connected is served."""
+        for connection in last_connections(sock):
+            self.take(connection)
+        for each, server in tuple(self._listening):
+            if each is sock:
+                self._listening.remove((each, server))
+                server.close()
+
+    def use(
+        self,
+        straight: Straight,
+        access_log: AccessLog | None,
+        tls: ServerTls | None,
+        patience: Patience,
+    ) -> None:
+        """Make the exchanges and the connections that begin from now on with others than before."""
+        self._straight = straight
+        self._plan.cache_clear()
+        self._access_log = access_log
+        self._tls = tls
+        self.patience = patience
+
+    def _accepted(self, is_unix: bool, tls: ServerTls | None) -> ClientConnection | TlsTransport:
         connection = ClientConnection(self)
-        if self._tls is None or is_unix:
+        if tls is None or is_unix:
             return connection
-        return TlsTransport(self._tls.context, connection, self._shaking, self._on_closed)
+        return TlsTransport(tls.context, connection, self._shaking, self._on_closed)
 
     def take(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns its socket from now on."""
-        adoption = self._loop.create_task(self._adopt(sock))
+        adoption = self._loop.create_task(self._adopt(sock, self._tls))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
-    async def _adopt(self, sock: socket.socket) -> None:
+    async def _adopt(self, sock: socket.socket, tls: ServerTls | None) -> None:
         is_unix = sock.family == socket.AF_UNIX
         try:
-            await self._loop.connect_accepted_socket(lambda: self._accepted(is_unix), sock)
+            await self._loop.connect_accepted_socket(lambda: self._accepted(is_unix, tls), sock)
         except OSError:  # the client is gone
             sock.close()
             if self._on_closed is not None:
@@ -112,7 +138,7 @@ class HttpListener(Owner):
         until = self._loop.time() + patience
         if self._sweep is not None:
             self._sweep.cancel()
-        for server in self._servers:
+        for _, server in self._listening:
             server.close()
         for shaking in tuple(self._shaking):
             shaking.abort()

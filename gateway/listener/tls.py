@@ -16,9 +16,7 @@ import stat
 from dataclasses import dataclass
 
 from gateway.certificates import CertificateFileError, show, trust
-
-LOOK = 2.0
-"""Seconds between two looks at the files; what is new is loaded when it looks the same twice."""
+from gateway.files import LOOK, FileWatch
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -46,7 +44,7 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._loaded = self._seen = _identities(files)
+        self._watch = FileWatch(_named(files))
         self._told = ""
         self.context = server_context(files)
 
@@ -57,19 +55,15 @@ class ServerTls:
             await asyncio.sleep(LOOK)
 
     def look(self) -> None:
-        """Renew the context if the files have changed, and not since the last look.
-
-        Files that are written in place are seen half written, and of two files one changes first.
-        """
-        before, self._seen = self._seen, _identities(self._files)
-        if self._seen == self._loaded or self._seen != before:
+        """Renew the context if the files have changed, and not since the last look."""
+        if not self._watch.changed():
             return
         try:
             self.context = server_context(self._files)
         except TlsFileError as error:
             self._tell(f"{error}; new connections go on with the certificate from before")
         else:
-            self._loaded = self._seen
+            self._watch.use()
             self._told = ""
             _log.info("the certificate in %s is in use from now on", self._files.certificate)
 
@@ -108,18 +102,6 @@ def readable_by_others(file: str) -> bool:
         return False
 
 
-_Identity = tuple[int, int, int, int] | None
-
-
-def _identities(files: TlsFiles) -> tuple[_Identity, ...]:
+def _named(files: TlsFiles) -> tuple[str, ...]:
     named = (files.certificate, files.key, files.client_ca)
-    return tuple(_identity(file) for file in named if file is not None)
-
-
-def _identity(file: str) -> _Identity:
-    """Give what tells a file from the one before it, at the end of symbolic links too."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return tuple(file for file in named if file is not None)

@@ -111,6 +111,11 @@ class Settings(Section):
         "numbers of large JSON bodies, started when the first of those comes; auto is where there "
         "are more cores than workers.",
     )
+    watch: StrictBool = Field(
+        default=True,
+        description="Whether this file, and those of certificates for servers, are looked at every"
+        " few seconds, and used when they have changed; SIGHUP has them read in any case.",
+    )
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
     )

@@ -176,6 +176,19 @@ class Pool:
         if self._keeper.discovery is not None:
             self._keeper.discovery.ask_again()
 
+    def take_over(self, before: Pool) -> None:
+        """Know of endpoints what a pool that this one replaces knows of those at the same URLs."""
+        known = {member.endpoint.url: member for member in before.members}
+        for member in self.members:
+            if (same := known.get(member.endpoint.url)) is not None:
+                # Exchanges that are under way there, as the one of a trial, tell that pool alone.
+                member.health = health.left(same.health)
+                if self._keeper.prober is not None:
+                    member.probed, member.reason = same.probed, same.reason
+                if self._keeper.discovery is not None:
+                    member.models = same.models
+        self._lend(self.members)
+
     async def close(self) -> None:
         """Look after the endpoints no more, and close the connections that no exchange uses."""
         await self._keeper.close()

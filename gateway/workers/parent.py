@@ -20,30 +20,27 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-from gateway.workers.post import Post
+from gateway.accept_queue import last_connections
+from gateway.workers.fork import Work, fork
+from gateway.workers.orders import OrderDesk, Orders, Superior
 from gateway.workers.seat import Seat, Worker, how_it_ended
+from gateway.workers.signals import STOPS, Signals
 
 _LAST_MOMENT = 5.0
 """Seconds that a worker has beyond its time to drain."""
 _FULL_PAUSE, _FAULT_PAUSE = 0.01, 1.0
 """Seconds until the next try, where nobody took a connection or where it could not be accepted."""
 
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 _NEVER = float("inf")
 
 _log = logging.getLogger("tensorgate.workers")
-
-Work = Callable[[Post], None]
-"""What a worker does; it ends when its post says that no more connections come."""
 
 
 class NoWorkerError(Exception):
@@ -63,7 +60,8 @@ class Events(Protocol):
 class Parent:
     """Has so many workers serve what comes on listening sockets, which it owns.
 
-    ``patience`` is the time in seconds in which workers drain.
+    ``patience`` is the time in seconds in which workers drain. What ``superior`` orders, if there
+    is one, changes that, and what the workers do.
     """
 
     def __init__(
@@ -73,6 +71,7 @@ class Parent:
         work: Work,
         patience: float,
         events: Events,
+        superior: Superior | None = None,
     ) -> None:
         self._sockets = sockets
         self._work = work
@@ -82,7 +81,8 @@ class Parent:
         self._seats = [Seat(closed[i : i + 1]) for i in range(workers)]
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._ear, self._mouth = socket.socketpair()
+        self._desk = None if superior is None else OrderDesk(superior, self._selector)
+        self._signals = Signals()
         self._accepting = False
         self._unplaced: deque[socket.socket] = deque()
         self._retry_at = _NEVER
@@ -98,7 +98,8 @@ class Parent:
         """
         for sock in self._sockets:
             sock.setblocking(False)
-        with self._ear, self._mouth, self._hearing_signals():
+        self._selector.register(self._signals, selectors.EVENT_READ, self._hear_signals)
+        with self._signals.hearing():
             for seat in self._seats:
                 self._start(seat)
             while self._workers or not self._stopping:
@@ -130,6 +131,8 @@ class Parent:
         due = [self._kill_at, self._retry_at]
         if self._begun and not self._stopping:
             due += [seat.due for seat in self._seats if seat.worker is None]
+            if self._desk is not None:
+                due.append(self._desk.due)
         first = min(due)
         return None if first == _NEVER else max(0.0, first - time.monotonic())
 
@@ -145,33 +148,26 @@ class Parent:
             for seat in self._seats:
                 if seat.worker is None and now >= seat.due:
                     self._start(seat)
+            if self._desk is not None:
+                self._desk.go_on(self._workers, self._execute)
 
     # Signals
 
-    @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ, self._hear_signals)
-        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, lambda *_: None) for number in _STOPS}
-        # Where it is ignored, as some leave it, there is no status to be had of a child.
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(-1)
-
     def _hear_signals(self) -> None:
-        if set(self._ear.recv(64)) & set(_STOPS) and not self._stopping:
+        heard = self._signals.heard()
+        if signal.SIGHUP in heard and self._desk is not None:
+            self._desk.wish()
+        if heard & set(STOPS) and not self._stopping:
             self._stop()
 
     def _stop(self) -> None:
         """Accept nothing more; each worker sees the end of its channel, and drains."""
         self._stopping = True
         self._accept_if_possible()
+        if self._desk is not None:
+            self._desk.close()
+            for sock in self._desk.sockets:
+                sock.close()
         for sock in self._sockets:
             sock.close()
         self._drop_unplaced()
@@ -179,6 +175,22 @@ class Parent:
             worker.stop()
         self._kill_at = time.monotonic() + self._patience + _LAST_MOMENT
         self._events.stopping()
+
+    def _execute(self, orders: Orders) -> None:
+        """Accept from other sockets from now on; whoever has connected before is served."""
+        before, self._sockets = self._sockets, orders.sockets
+        self._patience = orders.patience
+        for sock in before:
+            if self._accepting:
+                self._selector.unregister(sock)
+            if sock not in self._sockets:
+                self._unplaced.extend(last_connections(sock))
+                sock.close()
+        self._accepting = False  # until the next turn
+        for sock in self._sockets:
+            sock.setblocking(False)
+        if self._retry_at == _NEVER:
+            self._place()
 
     # Connections
 
@@ -236,54 +248,25 @@ class Parent:
     def _start(self, seat: Seat) -> None:
         now = time.monotonic()
         try:
-            seat.worker = self._fork(seat.closed, now)
+            seat.closed[0] = 0
+            pid, channel = fork(self._work, seat.closed, self._leave)
+            seat.worker = Worker(pid, channel, now)
         except OSError as error:
             pause = seat.vacate(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, pause)
             return
-        channel = seat.worker.channel
         self._selector.register(channel, selectors.EVENT_READ, partial(self._listen_to, seat))
 
-    def _fork(self, closed: memoryview, now: float) -> Worker:
-        closed[0] = 0
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        # Until the child has left the handlers, a signal to it would be told to the parent.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                ours.close()
-                self._become_worker(Post(theirs, closed), before)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        return Worker(pid, ours, now)
-
-    def _become_worker(self, post: Post, mask: set[signal.Signals | int]) -> NoReturn:
-        """Leave all that is the parent's, and work; nothing else of the parent's code is run."""
-        status = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in _STOPS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs = [self._ear, self._mouth, *self._sockets, *self._unplaced]
-            for worker in self._workers:
-                theirs += [worker.channel, *worker.on_the_way]
-            for sock in theirs:
+    def _leave(self) -> None:
+        """Close, in a child, what is the parent's."""
+        self._signals.leave()
+        for sock in (*self._sockets, *self._unplaced):
+            sock.close()
+        for worker in self._workers:
+            for sock in (worker.channel, *worker.on_the_way):
                 sock.close()
-            self._work(post)
-            status = 0
-        except BaseException:
-            _log.exception("a worker failed")
-        finally:
-            with suppress(Exception):
-                sys.stderr.flush()
-            os._exit(status)
+        if self._desk is not None:
+            self._desk.leave()
 
     def _listen_to(self, seat: Seat) -> None:
         assert seat.worker is not None
@@ -316,6 +299,6 @@ class Parent:
             then = f"in {pause:g} s" if pause else "at once"
             ended = how_it_ended(code)
             _log.error("worker %d %s; another one starts %s", worker.pid, ended, then)
-        elif code and -code not in _STOPS:
+        elif code and -code not in STOPS:
             # As for those: they can come before a worker handles them, and after it has finished.
             _log.error("worker %d %s", worker.pid, how_it_ended(code))

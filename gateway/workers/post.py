@@ -1,4 +1,4 @@
-"""What a worker has of its parent: the connections that come, and a few words back.
+"""What a worker has of its parent: connections and letters that come, and a few words back.
 
 One Unix socket holds both. It also tells each side of the other's end, whatever brought that about,
 as a process' sockets close with it.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-CONNECTION, STOP = b"+", b"."
-"""What comes from the parent: a connection, or word that there are no more."""
+from gateway.workers.letters import Letter
+
+CONNECTION, LETTER, STOP = b"+", b"=", b"."
+"""What comes from the parent: a connection, a letter, or word that there is no more."""
 UP, TAKEN = b".", b"+"
 """What a worker says once it serves, and of each connection that it has; at its end, a number."""
 
 _log = logging.getLogger("tensorgate.workers")
 
 Take = Callable[[socket.socket], None]
+Read = Callable[[Letter], None]
 
 
 class Post:
@@ -50,15 +54,15 @@ class Post:
         self._ending = True
         self._channel.shutdown(socket.SHUT_RD)
 
-    async def deliver(self, take: Take) -> None:
-        """Give each connection that comes to ``take``, until no more can come."""
+    async def deliver(self, take: Take, read: Read) -> None:
+        """Give each connection that comes to ``take``, each letter to ``read``, until the end."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         self._channel.setblocking(False)
         number = self._channel.fileno()
 
         def receive() -> None:
-            if not self._receive(take):
+            if not self._receive(take, read):
                 loop.remove_reader(number)
                 over.set_result(None)
 
@@ -67,24 +71,37 @@ class Post:
         if not self._ending:
             _log.error("the parent is gone: stopping")
 
-    def _receive(self, take: Take) -> bool:
+    def _receive(self, take: Take, read: Read) -> bool:
         """Take what has come; false where nothing can come any more."""
         try:
-            data, numbers, _, _ = socket.recv_fds(self._channel, 1, 1)
+            data, numbers, _, _ = socket.recv_fds(self._channel, 1, 2)
         except BlockingIOError:
             return True
         except ConnectionError:
             return False
         if data == STOP:
             self._ending = True
+        elif data == LETTER:
+            self._read(numbers, read)
         elif data:
-            self._say(TAKEN)
+            self._take(numbers, take)
+        return bool(data)
+
+    def _take(self, numbers: Sequence[int], take: Take) -> None:
+        self._say(TAKEN)
         if numbers:
             take(socket.socket(fileno=numbers[0]))
-        elif data == CONNECTION:
+        else:
             self.has_closed()
             _log.error("a connection was lost: too many open files")
-        return bool(data)
+
+    def _read(self, numbers: Sequence[int], read: Read) -> None:
+        if len(numbers) == 2:
+            read(Letter(*numbers))
+            return
+        _log.error("a letter of the parent was lost: too many open files")
+        for number in numbers:
+            os.close(number)
 
     def _say(self, words: bytes) -> None:
         with suppress(OSError):  # the parent is gone, which is noticed elsewhere

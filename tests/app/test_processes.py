@@ -39,4 +39,4 @@ def test_a_helper_where_cores_are_left(workers: int | str, helper: str, wanted: 
     [(100, 1, 100), (100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
 )
 def test_each_process_has_an_equal_part(number: int, workers: int | str, part: int) -> None:
-    assert part_of(number, _settings(workers=workers)) == part
+    assert part_of(number, worker_count(_settings(workers=workers))) == part

@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.attempts import Attempts, reaching
-from gateway.exchange.base import Upstream
+from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
@@ -32,6 +32,10 @@ def _servers(log: Log, *turns: Turn) -> tuple[Upstream, list[ScriptedEndpoint]]:
     return route_to(*endpoints).upstream, endpoints
 
 
+def _to(upstream: Upstream, policy: RetryPolicy = CAREFUL) -> Route:
+    return replace(route_to(), upstream=upstream, retry=policy)
+
+
 async def _ask(
     upstream: Upstream,
     but: tuple[UpstreamEndpoint, ...] = (),
@@ -41,7 +45,7 @@ async def _ask(
     """Give who answered."""
     request = replace(REQUEST, body=body)
     with Deadline(5, 5) as deadline:
-        async with Attempts(upstream, request, deadline, policy, but) as attempt:
+        async with Attempts(_to(upstream, policy), request, deadline, but) as attempt:
             assert sum(upstream.pool.outstanding) == 1
             assert await attempt.response.read() == b"yes"
             return attempt.url
@@ -163,7 +167,7 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
     for _ in range(5):
         endpoints[0]._turns.append(OK)
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
-            async with Attempts(upstream, REQUEST, deadline, CAREFUL, (endpoints[1],)):
+            async with Attempts(_to(upstream), REQUEST, deadline, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_ANSWER)
     assert upstream.pool.members[0].health.ejections == 1
 
@@ -174,7 +178,7 @@ async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) ->
     endpoints[0]._turns *= 5
     for _ in range(5):
         with Deadline(5, 5) as deadline:
-            async with Attempts(upstream, REQUEST, deadline, CAREFUL, (endpoints[1],)) as attempt:
+            async with Attempts(_to(upstream), REQUEST, deadline, (endpoints[1],)) as attempt:
                 assert attempt.response.status == status
     assert upstream.pool.members[0].health.ejections == ejections
 
@@ -187,7 +191,7 @@ async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
         member.models = frozenset(models)
     with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
-        async with Attempts(upstream, REQUEST, deadline, model="m"):
+        async with Attempts(_to(upstream), REQUEST, deadline, model="m"):
             pass
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 

@@ -146,6 +146,33 @@ def test_one_alone_is_never_left_out() -> None:
     assert _used(pool) == "0" * 8
 
 
+def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    before, after = _pool(3), _pool(4)
+    _failing(before, 1, error, times=5)
+    _failing(before, 2, error, times=3)
+    after.take_over(before)
+    assert [member.health for member in after.members[:3]] == [
+        member.health for member in before.members
+    ]
+    _failing(after, 2, error, times=2)
+    assert set(_used(after)) == set("03")
+    assert before.members[2].health.failures == 3
+
+
+def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None:
+    clock = _Times()
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(3)]
+    before, after = Pool(endpoints, clock=clock), Pool(endpoints, clock=clock)
+    _failing(before, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    clock.now = 1000
+    on_trial = before.endpoint(endpoints[1:])
+    on_trial.take()
+    after.take_over(before)
+    assert set(_used(after)) == set("012")  # with a trial of its own
+    on_trial.give_back(Outcome.UNKNOWN)
+
+
 def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
     pool = _pool(2)
     _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)

@@ -1,11 +1,13 @@
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from gateway.workers.post import CONNECTION, STOP, TAKEN, Post
+from gateway.workers.letters import Letter
+from gateway.workers.post import CONNECTION, LETTER, STOP, TAKEN, Post
 from tests.servers.running_gateway import until
 
 PATIENCE = 5
@@ -19,6 +21,7 @@ class _Channel:
         self.closed = memoryview(bytearray(8)).cast("Q")
         self.post = Post(worker, self.closed)
         self.taken: list[socket.socket] = []
+        self.read: list[Letter] = []
 
     def give(self) -> None:
         with socket.socket() as connection:
@@ -26,7 +29,7 @@ class _Channel:
 
     async def deliver(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.post.deliver(self.taken.append)
+            await self.post.deliver(self.taken.append, self.read.append)
 
 
 @pytest.fixture
@@ -93,6 +96,32 @@ async def test_a_connection_that_cannot_be_had_counts_as_closed(
     assert channel.closed[0] == 1
     assert len(channel.taken) == 1
     assert caplog.messages == ["a connection was lost: too many open files"]
+
+
+async def test_letters_are_read_in_their_turn(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer, reply = os.pipe()
+    memory = os.memfd_create("letter")
+    os.write(memory, b"content")
+    channel.give()
+    socket.send_fds(channel.parent, [LETTER], [memory, reply])
+    channel.parent.send(LETTER)  # which is how the kernel leaves it, without numbers to spare
+    channel.give()
+    channel.parent.send(STOP)
+    channel.parent.shutdown(socket.SHUT_WR)
+    os.close(memory)
+    os.close(reply)
+    await channel.deliver()
+    assert channel.parent.recv(64) == TAKEN * 2
+    (letter,) = channel.read
+    with letter:
+        assert letter.content == b"content"
+        letter.answer("why not")
+    assert os.read(answer, 64) == b"why not"
+    assert os.read(answer, 64) == b""
+    os.close(answer)
+    assert caplog.messages == ["a letter of the parent was lost: too many open files"]
 
 
 def test_what_it_says(channel: _Channel) -> None:

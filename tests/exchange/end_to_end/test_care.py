@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app import upstreams
+from gateway.app import pools
 from gateway.demo.server import DemoServer
 from gateway.upstream import keeper
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
@@ -106,7 +106,7 @@ RESOLVE: dict[str, Any] = {"resolve": "10ms"}
 def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
     """The gateway's name service."""
     service = NameService(triton=["127.0.0.1"])
-    monkeypatch.setattr(upstreams, "addresses_of", service)
+    monkeypatch.setattr(pools, "addresses_of", service)
     return service
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.exchange.gate import Gate
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient, Reply
@@ -38,13 +39,16 @@ async def _ask(client: RawClient, first: int) -> Reply:
     return await client.reply()
 
 
+def _gates(gateway: RunningGateway) -> tuple[Gate, ...]:
+    return gateway.gateway.runtime.routes.rules[0].routes[0].gates
+
+
 def _inside(gateway: RunningGateway) -> list[int]:
-    gates = gateway.gateway.runtime.upstreams["servers"].gates
-    return [gate.inside for gate in gates]
+    return [gate.inside for gate in _gates(gateway)]
 
 
 def _waiting(gateway: RunningGateway) -> int:
-    return sum(gate.waiting for gate in gateway.gateway.runtime.upstreams["servers"].gates)
+    return sum(gate.waiting for gate in _gates(gateway))
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)

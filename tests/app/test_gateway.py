@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app import upstreams as app_upstreams
+from gateway.app import pools as app_pools
 from gateway.app.gateway import Gateway
 from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
@@ -25,7 +25,7 @@ from tests.servers.raw_client import connect
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
 
-CONFIG = Path(__file__).parents[1] / "config"
+CONFIG = Path(__file__).parents[2] / "config"
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -342,7 +342,7 @@ async def test_an_upstream_that_is_required_or_not(required: bool) -> None:
 async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = NameService()
     names.ready.clear()
-    monkeypatch.setattr(app_upstreams, "addresses_of", names)
+    monkeypatch.setattr(app_pools, "addresses_of", names)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "{}:{}".format(*free.getsockname())

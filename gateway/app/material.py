@@ -1,0 +1,78 @@
+"""What a gateway is made of: the settings, and what they name, loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from gateway.app.processes import worker_count
+from gateway.app.tls import (
+    client_files,
+    client_tls,
+    server_context,
+    server_files,
+    warnings,
+)
+from gateway.app.upstreams import Recipe
+from gateway.files import digest
+from gateway.listener.tls import ServerTls
+from gateway.settings.schema import Settings
+
+_log = logging.getLogger("tensorgate")
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Hold settings, TLS with clients if it is spoken, and what each upstream is made of."""
+
+    settings: Settings
+    tls: ServerTls | None
+    recipes: tuple[Recipe, ...]
+
+
+def gather(settings: Settings, before: Material | None = None) -> Material:
+    """Load what settings name; it takes a while. Raises ListenError and UpstreamTlsError.
+
+    TLS with clients that is declared as ``before`` is the one from before, which renews itself.
+    """
+    if before is not None and settings.tls == before.settings.tls:
+        tls = before.tls
+    else:
+        tls = None if settings.tls is None else client_tls(settings.tls)
+    return Material(settings, tls, tuple(_recipe(settings, name) for name in settings.upstreams))
+
+
+def files_named(settings: Settings) -> tuple[str, ...]:
+    """Name the files that are loaded with settings, and not renewed by themselves."""
+    upstreams = settings.upstreams.values()
+    return tuple(file for upstream in upstreams for file in server_files(upstream))
+
+
+def every_file_named(settings: Settings) -> tuple[str, ...]:
+    """Name the files that are loaded with settings."""
+    return (*files_named(settings), *client_files(settings.tls))
+
+
+def warn(settings: Settings, before: Settings | None = None) -> None:
+    """Log what is allowed, and unwise, if it was not so ``before``."""
+    told = set() if before is None else set(warnings(before))
+    for warning in warnings(settings):
+        if warning not in told:
+            _log.warning("%s", warning)
+
+
+def _recipe(settings: Settings, name: str) -> Recipe:
+    declared, limits = settings.upstreams[name], settings.limits
+    # The digests come first: files that change between the two are loaded again next time.
+    certificates = tuple(map(digest, server_files(declared)))
+    return Recipe(
+        name,
+        declared,
+        limits.connect_time,
+        limits.idle_time,
+        limits.metadata_time,
+        limits.metadata_models,
+        worker_count(settings),
+        certificates,
+        server_context(name, declared),
+    )

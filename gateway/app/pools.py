@@ -1,0 +1,56 @@
+"""The settings of an upstream → the pool of its endpoints."""
+
+from __future__ import annotations
+
+import ssl
+
+from gateway.routing.health import EjectionPolicy, ProbePolicy
+from gateway.settings.upstreams import Ejection, Health
+from gateway.settings.upstreams import Upstream as UpstreamSettings
+from gateway.upstream.address import ServerAddress, server_at
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.http import HttpEndpoint
+from gateway.upstream.keeper import Keeper
+from gateway.upstream.pool import Pool
+from gateway.upstream.probe import Prober
+from gateway.upstream.resolver import Resolver, addresses_of
+
+_DISCOVER_EVERY = 10.0
+"""Seconds between two questions for an endpoint's models."""
+
+
+def build_pool(
+    declared: UpstreamSettings, context: ssl.SSLContext | None, connect_time: float
+) -> Pool:
+    """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds."""
+
+    def connect(address: ServerAddress) -> HttpEndpoint:
+        return HttpEndpoint(address, connect_time)
+
+    server_name = declared.tls.server_name if declared.tls is not None else None
+    servers = [server_at(url, context, server_name) for url in declared.endpoints]
+    resolver = None
+    if declared.resolve is not None:
+        resolver = Resolver(servers, declared.resolve, connect, addresses_of)
+    keeper = Keeper(
+        None if declared.health is None else _prober(declared.health),
+        None if declared.discover is None else Discovery(_DISCOVER_EVERY),
+        resolver,
+    )
+    endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
+    return Pool(endpoints, _ejection(declared.ejection), keeper=keeper)
+
+
+def _ejection(declared: Ejection) -> EjectionPolicy:
+    return EjectionPolicy(
+        declared.failures,
+        declared.time,
+        declared.longest,
+        declared.most,
+        frozenset(declared.statuses),
+    )
+
+
+def _prober(declared: Health) -> Prober:
+    policy = ProbePolicy(declared.healthy, declared.unhealthy)
+    return Prober(declared.path, declared.every, declared.time, policy)

@@ -1,0 +1,93 @@
+"""Newer settings for a gateway that is a process by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from gateway.app.gateway import Gateway
+from gateway.app.journal import Journal, say_listening
+from gateway.app.listen import ListenError
+from gateway.app.source import Source, why_not
+from gateway.app.tls import UpstreamTlsError
+from gateway.files import LOOK
+from gateway.settings.problems import SettingsError
+from gateway.settings.schema import Settings
+
+UNUSABLE = (SettingsError, ListenError, UpstreamTlsError)
+"""What settings that cannot be used raise."""
+FAULT = "the gateway failed; its log says why"
+
+_log = logging.getLogger("tensorgate")
+
+InUse = Callable[[Settings], None]
+"""What is called with settings when they are in use."""
+
+
+class Reloader:
+    """Has a gateway go on with newer settings, while its context is open.
+
+    That is when the files have changed, unless the settings say ``watch: false``, and whenever it
+    is wished. One reload comes after the other; what is wished during one leads to one more.
+    """
+
+    def __init__(self, gateway: Gateway, source: Source, in_use: InUse) -> None:
+        self._gateway = gateway
+        self._source = source
+        self._in_use = in_use
+        self._journal = Journal(gateway.revision)
+        self._wished = asyncio.Event()
+
+    def wish(self) -> None:
+        """Have the settings read again, whether the files have changed or not."""
+        self._wished.set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._wished.wait()
+            wished = self._wished.is_set()
+            self._wished.clear()
+            if wished or self._changed():
+                await self._reload(wished)
+                self._gateway.revision = self._journal.revision
+
+    def _changed(self) -> bool:
+        failed = self._gateway.revision.last_failure is not None
+        return self._gateway.settings.watch and self._source.changed(failed)
+
+    async def _reload(self, wished: bool) -> None:
+        gateway = self._gateway
+        before, addresses = gateway.settings, gateway.addresses
+        try:
+            settings = await asyncio.to_thread(self._source.read)
+            changes = await gateway.reload(settings)
+        except UNUSABLE as error:
+            self._journal.failed(why_not(error, self._source.file), wished)
+        except Exception:
+            # A fault of our own: never a silent one, and never one that ends all reloads.
+            _log.exception("a reload failed")
+            self._journal.failed(f"{self._source.file}: {FAULT}", wished)
+        else:
+            self._in_use(gateway.settings)
+            self._journal.reloaded()
+            self._journal.say_reloaded(changes, settings, before)
+            say_listening(gateway.addresses, addresses)

@@ -1,0 +1,176 @@
+"""A parent's and a worker's side of new settings, in one process."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.app.follow import Follower, Leader
+from gateway.app.gateway import Gateway
+from gateway.app.source import Source
+from gateway.settings.schema import Settings
+from gateway.workers.letters import Letter
+from gateway.workers.orders import Orders
+from tests.servers.running_gateway import until
+
+
+class _Family:
+    """A leader, and what its sockets are for nobody to use."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.write("http://127.0.0.1:1")
+        source = Source(file, {})
+        self.levels: list[str] = []
+        self.leader = Leader(source.read(), source, self.note)
+        self.sockets = list(self.leader.sockets)
+
+    def note(self, settings: Settings) -> None:
+        self.levels.append(settings.log.level)
+
+    def write(self, url: str, more: str = "", end: str = "") -> None:
+        upstreams = f"{{u: {{endpoints: ['{url}']{more}}}}}"
+        self.file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nupstreams: {upstreams}\n{end}")
+
+    def look(self) -> Orders:
+        orders = self.leader.look(wished=True)
+        assert orders is not None
+        return orders
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[_Family]:
+    """A family that has its settings of a file."""
+    family = _Family(tmp_path / "gateway.yaml")
+    yield family
+    for sock in family.leader.sockets:
+        sock.close()
+
+
+async def _answer(follower: Follower, orders: Orders) -> bytes:
+    """Have a letter read, and give the answer."""
+    memory = os.memfd_create("letter")
+    os.write(memory, orders.letter)
+    answer, reply = os.pipe()
+    os.set_blocking(answer, False)
+    follower.take(Letter(memory, reply))
+    told = b""
+
+    def is_told() -> bool:
+        nonlocal told
+        try:
+            told = os.read(answer, 4096)
+        except BlockingIOError:
+            return False
+        return True
+
+    await until(is_told)
+    os.close(answer)
+    return told
+
+
+async def test_workers_follow(family: _Family, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate")
+    levels: list[str] = []
+    async with (
+        family.leader.gateway(lambda: None) as gateway,
+        Follower(gateway, lambda settings: levels.append(settings.log.level)) as follower,
+    ):
+        assert (gateway.revision.number, gateway.revision.file) == (1, str(family.file))
+        family.write("http://127.0.0.1:2")
+        orders = family.look()
+        assert orders.sockets == family.sockets
+        assert family.levels == []
+        assert await _answer(follower, orders) == b"+"
+        family.leader.carried_out({})
+        assert caplog.messages == [f"settings reloaded from {family.file}: upstreams ~u"]
+        assert gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:2",)
+        assert (gateway.revision.number, gateway.revision.reloads) == (2, 1)
+        assert levels == family.levels == ["info"]
+        family.leader.carried_out({})
+        assert len(caplog.messages) == 1
+
+
+async def test_workers_know_of_a_file_that_cannot_be_used(
+    family: _Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        family.leader.gateway(lambda: None) as gateway,
+        Follower(gateway, family.note) as follower,
+    ):
+        family.write("ftp://x")
+        assert await _answer(follower, family.look()) == b"+"
+        family.leader.carried_out({})
+        (message,) = caplog.messages
+        assert message.startswith(f"settings not reloaded: {family.file}:3: upstreams.u.endpoints")
+        revision = gateway.revision
+        assert revision.last_failure is not None
+        assert revision.last_failure in message
+        assert (revision.number, revision.failures) == (1, 1)
+        assert family.levels == []
+
+
+async def test_a_worker_that_cannot_goes_on_and_is_told_again(
+    family: _Family, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = tmp_path / "ca.pem"
+    os.symlink("/etc/ssl/certs/ca-certificates.crt", certificates)
+    ca = f", tls: {{ca: {certificates}}}"
+    async with (
+        family.leader.gateway(lambda: None) as gateway,
+        Follower(gateway, family.note) as follower,
+    ):
+        family.write("https://127.0.0.1:2", ca)
+        orders = family.look()
+        certificates.rename(tmp_path / "elsewhere")  # between the parent's look and the worker's
+        told = (await _answer(follower, orders)).decode()
+        assert told.startswith(f"upstreams.u.tls.ca: cannot read {certificates}: No such file")
+        family.leader.carried_out({7: told, 8: told, 9: "no luck"})
+        assert caplog.messages == [
+            f"workers 7, 8: still on the settings from before: {told}",
+            "worker 9: still on the settings from before: no luck",
+        ]
+        assert gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
+        assert gateway.revision.last_failure == told
+        (tmp_path / "elsewhere").rename(certificates)
+        assert await _answer(follower, family.look()) == b"+"
+        assert gateway.settings.upstreams["u"].endpoints == ("https://127.0.0.1:2",)
+        assert gateway.revision.number == 3
+
+
+async def test_a_fault_of_its_own_ends_neither(
+    family: _Family, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    async with (
+        family.leader.gateway(lambda: None) as gateway,
+        Follower(gateway, family.note) as follower,
+    ):
+        orders = family.look()
+        with monkeypatch.context() as patch:
+            patch.setattr(Gateway, "reload", fail)
+            assert await _answer(follower, orders) == b"the gateway failed; its log says why"
+        assert await _answer(follower, orders) == b"+"
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.app.follow.gather", fail)
+            assert await _answer(follower, family.look()) == b"+"
+        assert caplog.text.count("RuntimeError: no luck") == 2
+        assert (
+            gateway.revision.last_failure == f"{family.file}: the gateway failed; its log says why"
+        )
+
+
+async def test_what_it_looks_at(family: _Family) -> None:
+    leader = family.leader
+    assert [leader.look(wished=False) for _ in range(3)] == [None, None, None]
+    family.write("http://127.0.0.1:33")
+    assert leader.look(wished=False) is None
+    assert leader.look(wished=False) is not None
+    family.write("http://127.0.0.1:444", end="watch: false\n")
+    assert [leader.look(wished=False) is None for _ in range(3)] == [True, False, True]
+    family.write("http://127.0.0.1:5555")
+    assert [leader.look(wished=False) for _ in range(3)] == [None, None, None]

@@ -1,0 +1,446 @@
+"""A gateway that goes on with other settings, while clients are connected."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.app.listen import ListenError
+from gateway.app.tls import UpstreamTlsError
+from gateway.settings.schema import Settings
+from tests.servers.certificates import ca_file, certificate_files, server_certificate
+from tests.servers.faulty_server import Connection, FaultyServer, always, hang
+from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.raw_client import connect
+from tests.servers.running_gateway import LIMITS, nothing_left, until
+from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def _settings(*urls: str, **more: Any) -> Settings:
+    limits = {**LIMITS, **more.pop("limits", {})}
+    return Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "helper": "never",
+            "upstreams": {"u": {"endpoints": list(urls) or [NOWHERE]}},
+            "limits": limits,
+            **more,
+        }
+    )
+
+
+@asynccontextmanager
+async def _gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, str]]:
+    async with nothing_left(), Gateway(settings) as gateway:
+        yield gateway, gateway.addresses[0]
+
+
+class _Streaming:
+    """The script of a server whose answer goes on when it may."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
+        await connection.send(chunk(b"one "))
+        await self.go_on.wait()
+        await connection.send(chunk(b"two"), chunk(b""))
+        await connection.wait_until_left()
+
+
+class _Held:
+    """The script of a server that answers when it may."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await self.go_on.wait()
+            await connection.send(answer(b"held"))
+
+
+def _names(name: str) -> FaultyServer:
+    return FaultyServer(always(answer(name.encode())))
+
+
+async def test_the_next_request_on_a_connection_goes_where_the_new_settings_say() -> None:
+    async with (
+        _names("one") as one,
+        _names("two") as two,
+        _gateway(_settings(one.url)) as (
+            gateway,
+            url,
+        ),
+    ):
+        async with connect(url) as client:
+            for server, name in ((one, b"one"), (two, b"two"), (one, b"one")):
+                await gateway.reload(_settings(server.url))
+                for _ in range(3):  # from the second one on, without a task
+                    assert (await client.call("GET", "/v2/x")).body == name
+        assert len(two.requests) == 3
+
+
+async def test_an_upstream_that_has_not_changed_stays_with_all_it_has() -> None:
+    async def models(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            if target.endswith("/infer"):
+                await connection.send(binary_answer(bytes(8)))
+            else:
+                config = target.endswith("config")
+                await connection.send(answer(b'{"max_batch_size": 0}' if config else metadata(-1)))
+
+    async with FaultyServer(models) as server, _gateway(_settings(server.url)) as (gateway, url):
+        async with connect(url) as client:
+            assert (await client.ask(infer_raw(bytes(8)))).status == 200
+            upstream = gateway.runtime.upstreams["u"]
+            told = await gateway.reload(
+                _settings(server.url, routes=[{"upstream": "u", "nonfinite": "null"}])
+            )
+            assert told == "routes changed"
+            assert gateway.runtime.upstreams["u"] is upstream
+            assert (await client.ask(infer_raw(bytes(8)))).status == 200
+        assert len(server.connections) == 1
+        targets = [received.head.target for received in server.requests]
+        assert targets.count("/v2/models/m") == 1
+
+
+async def test_health_outlives_a_change_of_the_upstream() -> None:
+    async with FaultyServer() as gone:
+        dead = gone.url
+    async with (
+        _names("alive") as alive,
+        _names("new") as new,
+        _gateway(_settings(dead, alive.url)) as (gateway, url),
+        connect(url) as client,
+    ):
+        for _ in range(12):
+            assert (await client.call("GET", "/v2/x")).body == b"alive"
+        before = gateway.runtime.upstreams["u"].pool.members[0].health
+        assert before.ejections == 1
+        assert await gateway.reload(_settings(new.url, dead)) == "upstreams ~u"
+        assert gateway.runtime.upstreams["u"].pool.members[1].health == before
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/x")).body == b"new"
+
+
+async def test_an_answer_that_has_begun_is_finished_by_the_old_server() -> None:
+    script = _Streaming()
+    async with (
+        FaultyServer(script) as old,
+        _names("new") as new,
+        _gateway(_settings(old.url)) as (
+            gateway,
+            url,
+        ),
+    ):
+        runtime = gateway.runtime
+        async with connect(url) as busy, connect(url) as idle:
+            await busy.send(request("GET", "/v2/x"))
+            await busy.head()
+            assert await busy.chunk() == b"one "
+            assert await gateway.reload(_settings(new.url)) == "upstreams ~u"
+            assert (await idle.call("GET", "/v2/x")).body == b"new"
+            assert runtime.in_use
+            script.go_on.set()
+            assert await busy.whole_body() == b"two"
+            await until(lambda: not runtime.in_use)
+            async with asyncio.timeout(5):
+                await old.connections[0].left.wait()
+            assert (await busy.call("GET", "/v2/x")).body == b"new"
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["task", "straight"])
+async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) -> None:
+    held = _Held()
+    async with (
+        FaultyServer(held) as old,
+        _names("new") as new,
+        _gateway(_settings(old.url)) as (
+            gateway,
+            url,
+        ),
+    ):
+        runtime = gateway.runtime
+        async with connect(url) as client:
+            if warm:
+                held.go_on.set()
+                await client.call("GET", "/v2/x")
+                held.go_on.clear()
+            await client.send(request("GET", "/v2/x"))
+            await until(lambda: len(old.requests) == 1 + warm)
+            assert bool(runtime.straight.under_way) is warm
+            await gateway.reload(_settings(new.url))
+            assert runtime.in_use
+            held.go_on.set()
+            assert (await client.reply()).body == b"held"
+            await until(lambda: not runtime.in_use)
+            assert (await client.call("GET", "/v2/x")).body == b"new"
+
+
+async def test_times_of_an_exchange_are_those_it_began_with() -> None:
+    held = _Held()
+    limits = {"total_time": 0.3}
+    async with (
+        FaultyServer(held) as old,
+        _gateway(_settings(old.url, limits=limits)) as (
+            gateway,
+            url,
+        ),
+        connect(url) as client,
+    ):
+        held.go_on.set()
+        await client.call("GET", "/v2/x")
+        held.go_on.clear()
+        await client.send(request("GET", "/v2/x"))
+        await until(lambda: gateway.runtime.straight.under_way)
+        assert await gateway.reload(_settings(old.url)) == "limits changed"
+        reply = await client.reply()
+        assert reply.status == 504
+        assert "0.3 s" in reply.error
+        held.go_on.set()
+
+
+async def test_what_is_under_way_at_the_end_ends_on_old_and_new() -> None:
+    async with nothing_left(), FaultyServer(hang) as one, FaultyServer(hang) as two:
+        settings = [_settings(each.url, limits={"drain_time": 0.05}) for each in (one, two)]
+        async with Gateway(settings[0]) as gateway:
+            url = gateway.addresses[0]
+            clients = []
+            for server, next_settings in ((one, settings[1]), (two, settings[0])):
+                client = await (context := connect(url)).__aenter__()
+                clients.append((client, context))
+                await client.send(infer_json())
+                await server.connection()
+                await gateway.reload(next_settings)
+        assert gateway.dropped == 2
+        for server in (one, two):
+            async with asyncio.timeout(5):
+                await server.connections[0].left.wait()
+        for _, context in clients:
+            await context.__aexit__(None, None, None)
+
+
+async def test_what_is_replaced_is_let_go() -> None:
+    async with (
+        _names("x") as server,
+        _gateway(_settings(server.url)) as (gateway, url),
+        connect(url) as client,
+    ):
+        runtimes = []
+        for number in range(10):
+            assert (await client.call("GET", "/v2/x")).status == 200
+            runtimes.append(weakref.ref(gateway.runtime))
+            limits = {"connect_time": 1 + number % 2}
+            await gateway.reload(_settings(server.url, limits=limits))
+
+        def left() -> int:
+            gc.collect()
+            return sum(runtime() is not None for runtime in runtimes)
+
+        await until(lambda: not left())
+        assert not gateway._retired._tasks
+
+
+def _append(file: str, text: str) -> None:
+    with open(file, "a") as opened:
+        opened.write(text)
+
+
+def _free() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "{}:{}".format(*free.getsockname())
+
+
+async def test_addresses_come_and_go(tmp_path: Path) -> None:
+    unix = f"unix:{tmp_path / 's'}"
+    first, second = _free(), _free()
+    async with (
+        _names("x") as server,
+        _gateway(_settings(server.url, listen=[first, unix])) as (gateway, url),
+    ):
+        sockets = {each.address: each.sockets for each in gateway._listening}
+        async with connect(url) as on_first:
+            await gateway.reload(_settings(server.url, listen=[unix, second]))
+            assert gateway.addresses == [unix, f"http://{second}"]
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(url):
+                    pass
+            assert gateway._listening[0].sockets == sockets[gateway._listening[0].address]
+            for address in gateway.addresses:
+                async with connect(address) as client:
+                    assert (await client.call("GET", "/v2/x")).status == 200
+            assert (await on_first.call("GET", "/v2/x")).status == 200
+            await gateway.reload(_settings(server.url, listen=[first, unix]))
+            async with connect(url) as client:
+                assert (await client.call("GET", "/v2/x")).status == 200
+            assert (await on_first.call("GET", "/v2/x")).status == 200
+
+
+async def test_who_waits_at_an_address_that_goes_is_served() -> None:
+    """A client counts as connected before anybody has accepted it."""
+    first, second = _free(), _free()
+    async with _names("x") as server, _gateway(_settings(server.url, listen=first)) as (gateway, _):
+        with socket.create_connection(first.split(":")) as waiting:  # type: ignore[arg-type]
+            waiting.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
+            listening = gateway._listening
+            gateway._listener.stop_listening(listening[0].sockets[0])
+            waiting.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=waiting)
+            async with asyncio.timeout(5):
+                assert b"200 OK" in await reader.read()
+            writer.close()
+            gateway._listening = ()
+            await gateway.reload(_settings(server.url, listen=second))
+
+
+async def test_an_address_that_cannot_be_had_leaves_all_as_it_was() -> None:
+    free = _free()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = "{}:{}".format(*taken.getsockname())
+        async with _names("one") as one, _gateway(_settings(one.url)) as (gateway, url):
+            before = gateway.settings, gateway.runtime, gateway.addresses
+            with pytest.raises(ListenError, match="Address already in use"):
+                await gateway.reload(_settings(listen=[free, address]))
+            assert (gateway.settings, gateway.runtime, gateway.addresses) == before
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(f"http://{free}"):
+                    pass
+            async with connect(url) as client:
+                assert (await client.call("GET", "/v2/x")).body == b"one"
+            gc.collect()
+
+
+async def test_files_that_cannot_be_used_leave_all_as_it_was(tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
+    servers = {"u": {"endpoints": ["https://127.0.0.1:1"], "tls": {"ca": none}}}
+    async with _names("one") as one, _gateway(_settings(one.url)) as (gateway, url):
+        with pytest.raises(UpstreamTlsError, match=r"upstreams\.u\.tls\.ca: cannot read"):
+            await gateway.reload(_settings(upstreams=servers, listen=_free()))
+        with pytest.raises(ListenError, match=r"tls\.certificate: cannot read"):
+            await gateway.reload(_settings(tls={"certificate": none, "key": none}))
+        assert gateway.addresses == [url]
+        async with connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+
+
+async def test_a_fault_while_building_leaves_all_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    async with _names("one") as one, _gateway(_settings(one.url)) as (gateway, url):
+        free = _free()
+        monkeypatch.setattr("gateway.app.gateway.build_routes", fail)
+        with pytest.raises(RuntimeError):
+            await gateway.reload(_settings(listen=free))
+        with pytest.raises(ConnectionRefusedError):
+            async with connect(f"http://{free}"):
+                pass
+        async with connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+        gc.collect()
+
+
+async def test_tls_comes_and_goes_on_an_address_that_stays(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    os.chmod(key, 0o600)
+    tls = {"certificate": certificate, "key": key}
+    listen = _free()
+    async with (
+        _names("x") as server,
+        _gateway(_settings(server.url, listen=listen)) as (gateway, url),
+        connect(url) as plain,
+    ):
+        await gateway.reload(_settings(server.url, listen=listen, tls=tls))
+        assert gateway.addresses == [f"https://{listen}"]
+        async with connect(gateway.addresses[0]) as spoken:
+            for client in (plain, spoken):
+                assert (await client.call("GET", "/v2/x")).status == 200
+            await gateway.reload(_settings(server.url, listen=listen))
+            async with connect(url) as client:
+                assert (await client.call("GET", "/v2/x")).status == 200
+            for client in (plain, spoken):
+                assert (await client.call("GET", "/v2/x")).status == 200
+
+
+async def test_tls_that_is_declared_as_before_stays(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    os.chmod(key, 0o600)
+    settings = _settings(listen=_free(), tls={"certificate": certificate, "key": key})
+    async with _gateway(settings) as (gateway, url):
+        os.unlink(key)  # which is found by who renews it
+        assert await gateway.reload(settings) == "nothing has changed"
+        async with connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).status == 503
+
+
+async def test_other_certificates_of_servers_make_another_upstream(tmp_path: Path) -> None:
+    ca = ca_file(tmp_path)
+    servers = {"u": {"endpoints": ["https://127.0.0.1:1"], "tls": {"ca": ca}}}
+    settings = _settings(upstreams=servers)
+    async with _gateway(settings) as (gateway, _):
+        upstream = gateway.runtime.upstreams["u"]
+        assert await gateway.reload(settings) == "nothing has changed"
+        assert gateway.runtime.upstreams["u"] is upstream
+        _append(ca, "\n")
+        assert await gateway.reload(settings) == "upstreams ~u"
+        assert gateway.runtime.upstreams["u"] is not upstream
+
+
+async def test_the_access_log_and_limits_of_requests(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.access")
+    async with (
+        _names("x") as server,
+        _gateway(_settings(server.url)) as (gateway, url),
+        connect(url) as client,
+    ):
+        for access, size, status in ((False, "1KiB", 413), (True, "1MiB", 200)):
+            limits = {"request_bytes": size}
+            await gateway.reload(_settings(server.url, log={"access": access}, limits=limits))
+            caplog.clear()
+            assert (await client.call("POST", "/v2/x", bytes(2000))).status == status
+            assert bool(caplog.messages) is access
+
+
+async def test_the_helper_comes_and_goes() -> None:
+    async with _gateway(_settings()) as (gateway, _):
+        for helper in ("always", "never", "always"):
+            await gateway.reload(_settings(helper=helper))
+            rule = gateway.runtime.routes.rules[0]
+            assert rule.routes[0].lender is gateway._helper
+            assert (gateway._helper is not None) is (helper == "always")
+        before = gateway._helper
+        await gateway.reload(_settings(helper="always"))
+        assert gateway._helper is before
+
+
+async def test_a_gateway_that_is_given_its_connections_does_not_listen() -> None:
+    closed: list[None] = []
+    async with (
+        _names("x") as server,
+        nothing_left(),
+        Gateway(_settings(server.url), lambda: closed.append(None)) as gateway,
+    ):
+        await gateway.reload(_settings(server.url, listen=_free(), workers=3))
+        assert gateway.addresses == []
+        assert gateway.settings.workers == 1

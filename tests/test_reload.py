@@ -1,0 +1,292 @@
+"""Reloads of a gateway that is a process, or several, while clients keep it busy."""
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.servers.certificates import certificate_files, server_certificate
+from tests.servers.command import Process, serving
+from tests.servers.faulty_server import Connection, FaultyServer
+from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.raw_client import connect
+from tests.servers.running_gateway import until
+from tests.servers.tensors import binary_answer, infer_json
+
+RELOADS = 50
+CLIENTS = 8
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file that is yet to be written."""
+    return tmp_path / "gateway.yaml"
+
+
+class _Server(FaultyServer):
+    """Answers with its name; what streams goes on when it may."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(self._answer)
+        self.name = name.encode()
+        self.streams: list[asyncio.Event] = []
+
+    async def _answer(self, connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            if target.endswith("/infer"):
+                await connection.send(binary_answer(bytes(4)))
+            elif target == "/v2/stream":
+                self.streams.append(go_on := asyncio.Event())
+                await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
+                await connection.send(chunk(self.name))
+                await go_on.wait()
+                await connection.send(chunk(self.name), chunk(b""))
+            else:
+                await connection.send(answer(self.name))
+
+
+class _Load:
+    """Clients that ask all the time, each over one connection, until they are told to stop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = False
+        self.asked = 0
+        self.answers: Counter[tuple[int, bytes]] = Counter()
+
+    async def _ask(self, number: int) -> None:
+        data = request("GET", "/v2/x") if number % 2 else infer_json()
+        async with connect(self._url) as client:
+            while not self._stop:
+                self.asked += 1
+                reply = await client.ask(data)
+                self.answers[reply.status, reply.body if number % 2 else b"infer"] += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as clients:
+            for number in range(CLIENTS):
+                clients.create_task(self._ask(number))
+            yield
+            self._stop = True
+
+
+def _write(file: Path, text: str) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    os.rename(new, file)
+
+
+def _settings(workers: int, *urls: str, more: str = "", listen: str = "127.0.0.1:0") -> str:
+    return (
+        f"listen: {listen}\nworkers: {workers}\nhelper: never\n{more}"
+        f"upstreams: {{u: {{endpoints: [{', '.join(urls)}]}}}}\n"
+    )
+
+
+async def _reload(process: Process, says: str = "settings reloaded from") -> str:
+    process.said = ""
+    process.signal(signal.SIGHUP)
+    await process.until_it_says(says)
+    return process.said
+
+
+async def _ended(process: Process) -> str:
+    """End it; give what it has said since the last reload."""
+    process.said = ""
+    process.signal(signal.SIGTERM)
+    status, _, err = await process.end()
+    assert status == 0
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        servers = (one, two)
+        limits = ("{request_bytes: 1MiB, connect_time: 1s}", "{request_bytes: 2MiB}")
+
+        def settings(number: int) -> str:
+            server = servers[number % 2]
+            more = f"log: {{access: false}}\nlimits: {limits[number % 3 == 0]}\n"
+            routes = "  - upstream: u\n"
+            if number % 5 == 0:
+                routes = f"  - {{match: {{model: m}}, upstream: u, nonfinite: 'null'}}\n{routes}"
+            # The endpoint where nobody is stays, so that what is known of it must stay too.
+            return _settings(workers, NOWHERE, server.url, more=more) + f"routes:\n{routes}"
+
+        _write(file, settings(0))
+        async with serving(str(file)) as (process, url):
+            load = _Load(url)
+            said = ""
+            async with load.running(), connect(url) as client:
+                await until(lambda: load.asked > 100)
+                for number in range(1, RELOADS + 1):
+                    old, new = servers[(number - 1) % 2], servers[number % 2]
+                    async with connect(url) as streaming:
+                        await streaming.send(request("GET", "/v2/stream"))
+                        await streaming.head()
+                        assert await streaming.chunk() == old.name
+                        _write(file, settings(number))
+                        said += await _reload(process)
+                        assert (await client.call("GET", "/v2/x")).body == new.name
+                        old.streams.pop().set()
+                        assert await streaming.whole_body() == old.name
+                        assert (await streaming.call("GET", "/v2/x")).body == new.name
+            said += await _ended(process)
+        # Each request was answered, by one server, once.
+        assert sum(load.answers.values()) == load.asked > 20 * RELOADS
+        assert set(load.answers) == {(200, b"one"), (200, b"two"), (200, b"infer")}
+        asked = load.asked + 3 * RELOADS
+        assert sum(len(server.requests) for server in servers) == asked
+        # Connections to servers that have been replaced are closed; each worker left one out once.
+        assert said.count("settings reloaded from") == RELOADS
+        assert 1 <= said.count("it is left out for 10 s") <= workers
+        await until(lambda: all(each.left.is_set() for each in one.connections[:-workers]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_what_an_operator_sees(file: Path, workers: int) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        _write(file, _settings(workers, one.url))
+        async with serving(str(file)) as (process, url), connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+            _write(file, "upstreams: {}\nlimits: {idle_time: 0}\n")
+            said = await _reload(process, "going on with those from before")
+            assert re.search(
+                rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); going on", said
+            )
+            assert said.count("settings not reloaded") == 1
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+            _write(file, _settings(workers + 1, two.url, more="log: {level: warning}\n"))
+            said = await _reload(process, "takes effect at the next start")
+            # The level that was asked for holds from this very line on.
+            assert "settings reloaded" not in said
+            warning = (
+                f"workers: {workers + 1} takes effect at the next start; until then, {workers}"
+            )
+            assert said.count(warning) == 1
+            assert (await client.call("GET", "/v2/x")).body == b"two"
+            _write(file, _settings(workers, two.url))
+            said = await _reload(process)
+            assert f"settings reloaded from {file}: log changed" in said
+            assert "settings" not in await _ended(process)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_file_that_changes_is_used_without_being_asked(file: Path, workers: int) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        _write(file, _settings(workers, one.url))
+        async with serving(str(file)) as (process, url), connect(url) as client:
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+            _write(file, _settings(workers, two.url))
+            await process.until_it_says(f"settings reloaded from {file}: upstreams ~u")
+            assert (await client.call("GET", "/v2/x")).body == b"two"
+            await _ended(process)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_addresses_and_tls_change_and_connections_stay(
+    file: Path, tmp_path: Path, workers: int
+) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    tls = f"tls: {{certificate: {certificate}, key: {key}}}\n"
+    unix = f"unix:{tmp_path / 's'}"
+    async with _Server("one") as server:
+        _write(file, _settings(workers, server.url))
+        async with serving(str(file)) as (process, url), connect(url) as first:
+            listen = f"[127.0.0.1:0, '{unix}']"
+            _write(file, _settings(workers, server.url, listen=listen))
+            await _reload(process, f"listening on {unix}")
+            _write(file, _settings(workers, server.url, listen=f"'{unix}'"))
+            await _reload(process, f"no longer listening on {url}")
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(url):
+                    pass
+            async with connect(unix) as second:
+                _write(file, _settings(workers, server.url, more=tls))
+                said = await _reload(process, f"no longer listening on {unix}")
+                found = re.search(r" listening on (https://\S+)", said)
+                assert found is not None
+                async with connect(found[1]) as third:
+                    for client in (first, second, third, first):
+                        assert (await client.call("GET", "/v2/x")).body == b"one"
+            await _ended(process)
+
+
+async def test_an_address_that_is_taken_changes_nothing(file: Path) -> None:
+    async with _Server("one") as server:
+        for workers in (1, 2):
+            _write(file, _settings(workers, server.url))
+            async with serving(str(file)) as (process, url), connect(url) as client:
+                taken = server.url.removeprefix("http://")
+                _write(file, _settings(workers, NOWHERE, listen=taken))
+                said = await _reload(process, "going on with those from before")
+                assert f"{file}: cannot listen on {taken}: Address already in use" in said
+                for _ in range(2):
+                    assert (await client.call("GET", "/v2/x")).body == b"one"
+                async with connect(url) as another:
+                    assert (await another.call("GET", "/v2/x")).body == b"one"
+                await _ended(process)
+
+
+async def _bodies(url: str, count: int) -> set[bytes]:
+    """Ask over so many connections, which all workers share."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(url)) for _ in range(count)]
+        return {(await client.call("GET", "/v2/x")).body for client in clients}
+
+
+async def test_a_worker_that_starts_later_has_the_newest_settings(file: Path) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        _write(file, _settings(2, one.url))
+        async with serving(str(file)) as (process, url):
+            _write(file, _settings(2, two.url))
+            await _reload(process)
+            victim = int((await _workers(process))[0])
+            os.kill(victim, signal.SIGKILL)
+            await process.until_it_says(r"worker \d+ is up")
+            assert await _bodies(url, 4) == {b"two"}
+            await _ended(process)
+
+
+async def test_a_worker_that_sleeps_holds_nobody_up_for_good(file: Path) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        _write(file, _settings(2, one.url))
+        async with serving(str(file)) as (process, url):
+            sleeper = int((await _workers(process))[0])
+            os.kill(sleeper, signal.SIGSTOP)
+            _write(file, _settings(2, two.url))
+            process.signal(signal.SIGHUP)
+            process.signal(signal.SIGHUP)
+            await asyncio.sleep(0.2)
+            os.kill(sleeper, signal.SIGCONT)
+            await process.until_it_says("settings reloaded")
+            assert await _bodies(url, 4) == {b"two"}
+            await _ended(process)
+
+
+async def _workers(process: Process) -> list[str]:
+    folder = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return (await asyncio.to_thread(folder.read_text)).split()
+
+
+async def test_sighup_to_all_processes_is_as_good(file: Path) -> None:
+    async with _Server("one") as one, _Server("two") as two:
+        _write(file, _settings(2, one.url))
+        async with serving(str(file)) as (process, url):
+            _write(file, _settings(2, two.url))
+            for pid in await _workers(process):
+                os.kill(int(pid), signal.SIGHUP)
+            await _reload(process)
+            assert await _bodies(url, 4) == {b"two"}
+            assert "worker" not in await _ended(process)
