@@ -76,6 +76,10 @@ class Pool:
         index = least_outstanding([member.outstanding for member in allowed], self.turn)
         return Loan(self, allowed[index])
 
+    def every_endpoint(self) -> list[Loan]:
+        """Lend each endpoint, those that are left out too, for which that is no trial."""
+        return [Loan(self, member, is_trial=False) for member in self.members]
+
     def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
         before = member.health
@@ -109,9 +113,10 @@ class Pool:
 class Loan:
     """An endpoint lent, while its context is open, or until it is given back."""
 
-    def __init__(self, pool: Pool, member: Member) -> None:
+    def __init__(self, pool: Pool, member: Member, is_trial: bool = True) -> None:
         self._pool = pool
         self._member = member
+        self._is_trial = is_trial
         self.endpoint = member.endpoint
 
     def take(self) -> UpstreamEndpoint:
@@ -119,7 +124,7 @@ class Loan:
         pool, member = self._pool, self._member
         member.outstanding += 1
         pool.turn += 1
-        if not pool.has_one:
+        if self._is_trial and not pool.has_one:
             member.health = health.taken(member.health)
         return self.endpoint
 
