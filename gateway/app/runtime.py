@@ -25,6 +25,7 @@ class Runtime:
     async def close(self) -> None:
         """Let go of all that is held, when no exchange is under way."""
         self.straight.close()
+        await self.routes.readiness.close()
         for upstream in self.upstreams.values():
             await upstream.metadata.close()
             await upstream.pool.close()

@@ -120,6 +120,8 @@ class Upstream:
     retries: RetryBudget = field(default_factory=RetryBudget)
     gates: tuple[Gate, ...] = ()
     """Where an exchange has a place for as long as it is at a server."""
+    required: bool = True
+    """Whether the gateway is ready only if a server of this group is."""
 
 
 @dataclass(frozen=True, slots=True)

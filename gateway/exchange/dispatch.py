@@ -14,6 +14,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
 from gateway.exchange.gathered import repository_index, statistics
+from gateway.exchange.health import Readiness, live, ready
 from gateway.exchange.infer import infer
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.server_metadata import server_metadata
@@ -42,7 +43,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
             if found.is_forwarded:
                 await forward(request, answer, route, turns)
             else:
-                await _dispatch(request, answer, found, route, turns)
+                await _dispatch(request, answer, found, route, routes.readiness, turns)
         except ServerRefusalError as refusal:
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
@@ -70,12 +71,21 @@ async def in_time(
 
 
 async def _dispatch(
-    request: ClientRequest, answer: ClientAnswer, found: Found, route: Route, turns: Deadline
+    request: ClientRequest,
+    answer: ClientAnswer,
+    found: Found,
+    route: Route,
+    readiness: Readiness,
+    turns: Deadline,
 ) -> None:
     asked, upstreams = found.asked, found.upstreams
     match asked.kind:
         case EndpointKind.INFER:
             await infer(request, answer, asked, route, turns)
+        case EndpointKind.LIVENESS:
+            await live(answer)
+        case EndpointKind.READINESS:
+            await ready(answer, readiness, turns)
         case EndpointKind.SERVER_METADATA:
             await server_metadata(request, answer, route, upstreams, turns)
         case EndpointKind.TRACE_SETTING:

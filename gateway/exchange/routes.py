@@ -12,6 +12,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.asking import endpoints_of
 from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.health import Readiness
 from gateway.protocol.endpoints import (
     UNTOUCHED,
     UNTOUCHED_IF_ONE,
@@ -126,6 +127,7 @@ class Routes:
         self.rules = tuple(rules)
         self._matches = [rule.match for rule in rules]
         self._ways = [_Ways(rule, random) for rule in rules]
+        self.readiness = Readiness(led_to(rules))
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.

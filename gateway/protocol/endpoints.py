@@ -18,6 +18,8 @@ class EndpointKind(Enum):
     TRACE_SETTING = "trace setting"
     LOAD = "load or unload"
     GENERATE = "generate"
+    LIVENESS = "liveness"
+    READINESS = "readiness"
     HEALTH = "health"
     MODEL_METADATA = "model metadata"
     CONFIG = "config"
@@ -43,6 +45,8 @@ UNTOUCHED = (
         EndpointKind.INFER,
         EndpointKind.TRACE_SETTING,
         EndpointKind.LOAD,
+        EndpointKind.LIVENESS,
+        EndpointKind.READINESS,
     }
 )
 """The kinds that are forwarded as they are; each of the others is treated in a way of its own."""
@@ -51,7 +55,7 @@ KINDS: Mapping[str, frozenset[EndpointKind]] = MappingProxyType(
     {
         "infer": frozenset((EndpointKind.INFER,)),
         "generate": frozenset((EndpointKind.GENERATE,)),
-        "health": frozenset((EndpointKind.HEALTH,)),
+        "health": frozenset((EndpointKind.LIVENESS, EndpointKind.READINESS, EndpointKind.HEALTH)),
         "metadata": frozenset((EndpointKind.SERVER_METADATA, EndpointKind.MODEL_METADATA)),
         "config": frozenset((EndpointKind.CONFIG,)),
         "statistics": frozenset((EndpointKind.STATISTICS, EndpointKind.ALL_STATISTICS)),
@@ -89,8 +93,8 @@ _STATISTICS = "/v2/models/stats"
 _BY_PATH = {
     "/v2": EndpointKind.SERVER_METADATA,
     "/v2/": EndpointKind.SERVER_METADATA,
-    "/v2/health/live": EndpointKind.HEALTH,
-    "/v2/health/ready": EndpointKind.HEALTH,
+    "/v2/health/live": EndpointKind.LIVENESS,
+    "/v2/health/ready": EndpointKind.READINESS,
     "/v2/trace": EndpointKind.TRACE_SETTING,
     "/v2/trace/setting": EndpointKind.TRACE_SETTING,
     "/v2/repository/index": EndpointKind.INDEX,
@@ -124,6 +128,8 @@ _METHODS = {
     EndpointKind.LOAD: (("POST",), EndpointKind.REPOSITORY),
     EndpointKind.INDEX: (("GET", "POST"), EndpointKind.REPOSITORY),
     EndpointKind.ALL_STATISTICS: (("GET",), EndpointKind.STATISTICS),
+    EndpointKind.LIVENESS: (("GET", "HEAD"), EndpointKind.HEALTH),
+    EndpointKind.READINESS: (("GET", "HEAD"), EndpointKind.HEALTH),
 }
 
 

@@ -368,6 +368,7 @@ async def test_the_upstreams_that_a_request_is_for() -> None:
     ]:
         found = routes.find(method, target, _headers())
         assert " ".join(upstream.name for upstream in found.upstreams) == names, target
+    assert routes.readiness.names == ["two", "one", "three"]
 
 
 @pytest.mark.parametrize(
@@ -381,6 +382,8 @@ async def test_the_upstreams_that_a_request_is_for() -> None:
         ("POST", "/v2/repository/models/m/load", ""),
         ("POST", INFER, ""),
         ("GET", "/v2", ""),
+        ("GET", "/v2/health/live", ""),
+        ("GET", "/v2/health/ready", ""),
     ],
 )
 async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: str) -> None:

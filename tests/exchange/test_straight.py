@@ -144,6 +144,8 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "trace settings of a model": ("POST", "/v2/models/m/trace", {}, 5),
     "load": ("POST", "/v2/repository/models/m/load", {}, 2),
     "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}, 0),
+    "liveness": ("GET", "/v2/health/live", {}, 0),
+    "readiness": ("GET", "/v2/health/ready?x", {}, 0),
     "too large to forward": ("POST", "/v2/x", {}, LARGEST + 1),
     "too large to convert": ("POST", INFER, {}, LIMITS.header_bytes + 1),
 }

@@ -19,6 +19,8 @@ TRACE = EndpointKind.TRACE_SETTING
 METADATA = EndpointKind.SERVER_METADATA
 LOAD = EndpointKind.LOAD
 GENERATE = EndpointKind.GENERATE
+LIVENESS = EndpointKind.LIVENESS
+READINESS = EndpointKind.READINESS
 HEALTH = EndpointKind.HEALTH
 MODEL_METADATA = EndpointKind.MODEL_METADATA
 CONFIG = EndpointKind.CONFIG
@@ -56,6 +58,10 @@ OTHER = EndpointKind.OTHER
         ("POST", "/v2/repository/r/models/m/load?x", Endpoint(LOAD, "m")),
         ("POST", "/v2/repository/models/models/m/unload", Endpoint(LOAD, "m")),
         ("POST", "/v2/repository/models/models/load", Endpoint(LOAD, "models")),
+        ("GET", "/v2/health/live", Endpoint(LIVENESS)),
+        ("HEAD", "/v2/health/live", Endpoint(LIVENESS)),
+        ("GET", "/v2/health/ready?x", Endpoint(READINESS)),
+        ("HEAD", "/v2/health/ready", Endpoint(READINESS)),
     ],
 )
 def test_endpoints_that_are_treated_in_a_way_of_their_own(
@@ -89,9 +95,8 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
     [
         ("POST", "/v2/models/m/generate", Endpoint(GENERATE, "m")),
         ("POST", "/v2/models/m/versions/2/generate_stream", Endpoint(GENERATE, "m", "2")),
-        ("GET", "/v2/health/live", Endpoint(HEALTH)),
-        ("GET", "/v2/health/ready?x", Endpoint(HEALTH)),
-        ("HEAD", "/v2/health/ready", Endpoint(HEALTH)),
+        ("POST", "/v2/health/live", Endpoint(HEALTH)),
+        ("PUT", "/v2/health/ready?x", Endpoint(HEALTH)),
         ("GET", "/v2/health/live/", Endpoint(OTHER)),
         ("GET", "/v2/models/m/ready", Endpoint(HEALTH, "m")),
         ("GET", "/v2/models/m", Endpoint(MODEL_METADATA, "m")),

@@ -1,4 +1,4 @@
-"""Several servers behind one gateway: what changes them, and what is read of them."""
+"""Several servers behind one gateway: what changes them, what is read of them, and their health."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.servers.running_gateway import LIMITS, RunningGateway, until
 
 LOAD = "/v2/repository/models/m/load"
 INDEX = "/v2/repository/index"
+READY = "/v2/health/ready"
 
 
 @asynccontextmanager
@@ -129,6 +130,8 @@ async def test_one_of_three_hangs_during_a_load(limit: str) -> None:
             assert f"went well at {urls[0]}, {urls[2]}, but failed" in reply.error
             assert f"waiting for {urls[1]}: " in reply.error
             assert f"limits.{limit}" in reply.error
+            # The connection goes on, and so does the gateway.
+            assert (await client.call("GET", "/v2/health/live")).status == 200
 
 
 async def test_one_of_three_breaks_off_during_a_load() -> None:
@@ -233,3 +236,76 @@ async def test_extensions_that_only_the_canary_lacks() -> None:
     ):
         reply = await client.call("GET", "/v2")
         assert reply.json == {"name": "n", "extensions": ["trace", "binary_tensor_data"]}
+
+
+# --------------------------------------------------------------------------------------- health
+
+
+async def test_the_gateways_own_health() -> None:
+    down = await _gone()
+    async with servers_of(WORKS, always(answer(b"no", status="400 Bad Request"))) as servers:
+        ready, unready = (server.url for server in servers)
+        async with client_to(main=[down, ready], canary=[ready]) as client:
+            for method in ("GET", "HEAD"):
+                for path in (READY, "/v2/health/live"):
+                    await client.send(request(method, path))
+                    head = await client.head()
+                    assert (head.status, head.get("Content-Length")) == (200, "0")
+        async with client_to(main=[ready], canary=[down, unready]) as client:
+            reply = await client.call("GET", READY)
+            assert reply.status == 503
+            assert reply.error == (
+                f"not ready: upstream canary (cannot connect to {down}: Connection refused; "
+                f"{unready} answered 400)"
+            )
+            # An answer to HEAD has no body: it would be taken for the next answer.
+            await client.send(request("HEAD", READY))
+            assert (await client.head()).status == 503
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+
+
+async def test_probes_do_not_multiply() -> None:
+    count = 20
+
+    async def waits_for_all(connection: Connection) -> None:
+        await connection.request()
+        await until(lambda: len(gateway.gateway._listener._busy) == count)
+        await connection.send(answer())
+
+    async with FaultyServer(waits_for_all) as server, gateway_to(main=[server.url]) as gateway:
+
+        async def probe() -> int:
+            async with gateway.client() as client:
+                return (await client.call("GET", READY)).status
+
+        assert await asyncio.gather(*(probe() for _ in range(count))) == [200] * count
+        assert [each.head.target for each in server.requests] == [READY]
+
+
+async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() -> None:
+    async with FaultyServer(hang) as server:
+        async with client_to(main=[server.url]) as client:
+            await client.send(request("GET", READY))
+            await server.connection()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_the_connection_of_a_probe_is_kept() -> None:
+    """Also of a server that says more than 200."""
+    async with FaultyServer(always(answer(b'{"ready":true}'))) as server:
+        async with client_to(main=[server.url]) as client:
+            assert (await client.call("GET", READY)).status == 200
+            assert (await client.call("GET", "/v2/models/m/ready")).json == {"ready": True}
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("deny", [["health"], []])
+async def test_health_that_is_not_served_here(deny: list[str]) -> None:
+    async with FaultyServer() as server:
+        match = {} if deny else {"model": "m"}
+        routes = [{"match": match, "upstream": "main", "deny": deny}]
+        async with client_to(routes=routes, main=[server.url]) as client:
+            for path in (READY, "/v2/health/live"):
+                assert (await client.call("GET", path)).status == (403 if deny else 404)
+        assert not server.connections
