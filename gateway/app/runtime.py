@@ -48,6 +48,7 @@ class Runtime:
     async def close(self) -> None:
         """Let go of all that no other runtime has, when no exchange is under way."""
         self.straight.close()
+        await self.routes.readiness.close()
         for held in self.held.values():
             await held.release()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -41,7 +43,7 @@ class Deadline:
         self._cancelled_before = task.cancelling()
         self._moved = self._loop.time()
         self._end = self._moved + self._total_time - self._spent
-        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._end), self._look)
+        self._look_again()
         return self
 
     def __exit__(
@@ -83,6 +85,25 @@ class Deadline:
         self._server = url
         self._moved = self._loop.time()
 
+    @contextmanager
+    def left_to_parts(self) -> Iterator[None]:
+        """Leave the time to tasks that run inside, each of which keeps a ``part`` of its own.
+
+        So what one of them waits for in vain does not end the others. It is the client's turn then.
+        """
+        self._timer.cancel()
+        try:
+            yield
+        finally:
+            self.wait_for_client()
+            self._look_again()
+
+    def part(self) -> Deadline:
+        """Make the deadline of one of several tasks that wait at once: what is left of this one."""
+        return Deadline(
+            self._idle_time, self._total_time, self._total_time - (self._end - self._loop.time())
+        )
+
     def error(self, what: str) -> GatewayError:
         """Make the error that tells whom the exchange was waiting for."""
         if self._server is None:
@@ -97,10 +118,13 @@ class Deadline:
         elif now >= self._moved + self._idle_time:
             self._missed = nothing_moved(self._idle_time)
         else:
-            again = min(self._moved + self._idle_time, self._end)
-            self._timer = self._loop.call_at(again, self._look)
+            self._look_again()
             return
         self._task.cancel()
+
+    def _look_again(self) -> None:
+        """Look when the time may be over."""
+        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._end), self._look)
 
 
 def server_timeout(url: str, what: str) -> GatewayError:

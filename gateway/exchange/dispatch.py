@@ -11,12 +11,16 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
+from gateway.exchange.gathered import repository_index, statistics
+from gateway.exchange.health import Readiness, live, ready
 from gateway.exchange.infer import infer
-from gateway.exchange.routes import Routes
+from gateway.exchange.routes import Found, Routes
 from gateway.exchange.server_metadata import server_metadata
+from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
-from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.protocol.endpoints import EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
@@ -36,7 +40,10 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
 
     async def run(turns: Deadline) -> None:
         try:
-            await _dispatch(request, answer, found.asked, route, turns)
+            if found.is_forwarded:
+                await forward(request, answer, route, turns, model=found.asked.model)
+            else:
+                await _dispatch(request, answer, found, route, routes.readiness, turns)
         except ServerRefusalError as refusal:
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
@@ -64,22 +71,35 @@ async def in_time(
 
 
 async def _dispatch(
-    request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route, turns: Deadline
+    request: ClientRequest,
+    answer: ClientAnswer,
+    found: Found,
+    route: Route,
+    readiness: Readiness,
+    turns: Deadline,
 ) -> None:
-    if asked.kind is EndpointKind.INFER:
-        await infer(request, answer, asked, route, turns)
-    elif asked.kind is EndpointKind.TRACE_SETTING:
-        await trace_setting(request, answer, asked, route, turns)
-    elif asked.kind is EndpointKind.SERVER_METADATA:
-        await server_metadata(request, answer, route, turns)
-    elif asked.kind is EndpointKind.LOAD and asked.model is not None:
-        try:
-            await forward(request, answer, route, turns, model=asked.model)
-        finally:
-            route.upstream.metadata.drop(asked.model)
-            route.upstream.pool.ask_again()
-    else:
-        await forward(request, answer, route, turns, model=asked.model)
+    asked, upstreams = found.asked, found.upstreams
+    match asked.kind:
+        case EndpointKind.INFER:
+            await infer(request, answer, asked, route, turns)
+        case EndpointKind.LIVENESS:
+            await live(answer)
+        case EndpointKind.READINESS:
+            await ready(answer, readiness, turns)
+        case EndpointKind.SERVER_METADATA:
+            await server_metadata(request, answer, route, upstreams, turns)
+        case EndpointKind.TRACE_SETTING:
+            await trace_setting(request, answer, asked, route, upstreams, turns)
+        case EndpointKind.LOGGING:
+            await log_setting(request, answer, route, upstreams, turns)
+        case EndpointKind.LOAD:
+            await load(request, answer, asked, route, upstreams, turns)
+        case EndpointKind.INDEX:
+            await repository_index(request, answer, route, upstreams, turns)
+        case EndpointKind.ALL_STATISTICS:
+            await statistics(request, answer, route, upstreams, turns)
+        case _:
+            raise AssertionError(f"{asked.kind} is neither forwarded nor known here")
 
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:

@@ -48,6 +48,10 @@ class Holding:
         self._held.change(size - self._size)
         self._size = size
 
+    def more(self, size: int) -> None:
+        """Note that it holds so many bytes more; raises GatewayError (503) as ``is_now`` does."""
+        self.is_now(self._size + size)
+
     def __enter__(self) -> Self:
         """Hold nothing yet."""
         return self

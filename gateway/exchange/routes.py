@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.base import Limits, Route
+from gateway.exchange.asking import endpoints_of
+from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.health import Readiness
 from gateway.protocol.endpoints import (
+    UNTOUCHED,
+    UNTOUCHED_IF_ONE,
     Endpoint,
     EndpointKind,
     kind_word,
@@ -25,6 +29,9 @@ _SHOWN = 100
 """Characters of a request's path that an error repeats."""
 _LISTED = 20
 """Models that an error lists."""
+
+_OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.ALL_STATISTICS))
+"""Kinds for which the gateway is one server, whichever rule the request matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,17 @@ class Rule:
         return self.routes[0].limits
 
 
+def led_to(rules: Iterable[Rule]) -> tuple[Upstream, ...]:
+    """Give the upstreams that rules lead to, each once and in order; those of no weight are not."""
+    upstreams = [
+        route.upstream
+        for rule in rules
+        for route, weight in zip(rule.routes, rule.weights, strict=True)
+        if weight
+    ]
+    return tuple(dict.fromkeys(upstreams))
+
+
 class Choice:
     """Chooses the routes of requests, one after the other, by weight.
 
@@ -79,11 +97,29 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where requests with the same head go, and what the server is asked for."""
+    """Where requests with the same head go, and what the server is asked for.
+
+    ``upstreams`` are all that answer for a request which is for more than one server: those that
+    its rule chooses from, or those of all rules.
+    """
 
     choice: Choice
     asked: Endpoint
     target: str
+    upstreams: tuple[Upstream, ...]
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Tell whether the request goes to one server, as it is."""
+        kind = self.asked.kind
+        if kind not in UNTOUCHED_IF_ONE:
+            return kind in UNTOUCHED
+        if any(upstream.pool.changes for upstream in self.upstreams):
+            return False  # what is found for a head is remembered, for longer than that
+        # Of an upstream, the servers have the same models.
+        if kind is EndpointKind.INDEX:
+            return len(self.upstreams) == 1
+        return endpoints_of(self.upstreams) == 1
 
 
 class Routes:
@@ -93,6 +129,7 @@ class Routes:
         self.rules = tuple(rules)
         self._matches = [rule.match for rule in rules]
         self._ways = [_Ways(rule, random) for rule in rules]
+        self.readiness = Readiness(led_to(rules))
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.
@@ -110,11 +147,14 @@ class Routes:
                 raise GatewayError(
                     ErrorKind.FORBIDDEN, f"what is asked for ({kind_word(kind)}) is not served here"
                 )
-        choice = self._ways[index].choice(headers)
+        ways = self._ways[index]
+        upstreams = ways.upstreams
+        if asked.kind in _OF_ALL_RULES:
+            upstreams = led_to(each for each in self.rules if asked.kind not in each.deny)
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
-        return Found(choice, asked, target)
+        return Found(ways.choice(headers), asked, target, upstreams)
 
     def _unmatched(self, method: str, target: str) -> str:
         path = target.partition("?")[0]
@@ -130,6 +170,7 @@ class _Ways:
     """The choices that a rule leaves."""
 
     def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
+        self.upstreams = led_to([rule])
         shares = self._shares = Shares.of(rule.weights)
         self._sticky = rule.sticky
         self._settled = [Choice(None, route) for route in rule.routes]

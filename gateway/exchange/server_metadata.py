@@ -1,14 +1,19 @@
-"""``GET /v2``: what the server says of itself, and what the gateway adds to it."""
+"""``GET /v2``: what the servers say of themselves, and what the gateway adds to it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import orjson
 
+from gateway.errors import bad_answer
+from gateway.exchange.asking import Asked, Reply, agreed, ask_one_of_each, pass_on, question
 from gateway.exchange.attempts import Attempts
-from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
-from gateway.exchange.headers import end_to_end
+from gateway.exchange.headers import with_body
 from gateway.exchange.infer_answer import relay_document
 from gateway.exchange.pump import response_chunks
 from gateway.upstream.base import UpstreamRequest
@@ -18,14 +23,35 @@ _LARGEST_DOCUMENT = 1024 * 1024
 
 
 async def server_metadata(
-    request: ClientRequest, answer: ClientAnswer, route: Route, deadline: Deadline
+    request: ClientRequest,
+    answer: ClientAnswer,
+    route: Route,
+    upstreams: Sequence[Upstream],
+    deadline: Deadline,
 ) -> None:
-    """Pass the server's metadata on, with the binary form among its extensions."""
-    headers = end_to_end(request.headers)
-    # The answer has to be read here, and a body, if there is one, is not passed on.
-    for name in ("Accept-Encoding", "Content-Length"):
-        headers.popall(name, None)
-    asked = UpstreamRequest(request.method, request.target, headers)
+    """Pass the server's metadata on, with the binary form among its extensions.
+
+    Of several upstreams, it is that of the first one, with the extensions that all of them have.
+    """
+    asked = question(request, request.target)
+    if len(upstreams) == 1:
+        await _of_one(asked, answer, route, deadline)
+        return
+    with route.held.holding() as holding:
+        replies = await ask_one_of_each(route, upstreams, asked, deadline, holding)
+        first = agreed(request, replies)
+        good = [(each, each.good) for each in replies if each.good]
+        if not good:
+            await pass_on(first, answer, deadline)
+            return
+        document = orjson.dumps(_shared([_fields(each, reply) for each, reply in good]))
+        deadline.wait_for_client()
+        await answer.send(first.status, first.reason, with_body(first.headers, {}), document)
+
+
+async def _of_one(
+    asked: UpstreamRequest, answer: ClientAnswer, route: Route, deadline: Deadline
+) -> None:
     async with Attempts(route, asked, deadline) as attempt:
         response, url = attempt.response, attempt.url
         if response.status != 200:
@@ -45,3 +71,28 @@ def _with_extension(document: bytes) -> bytes:
     except (ValueError, AttributeError, TypeError):
         return document
     return orjson.dumps(fields)
+
+
+def _fields(asked: Asked, reply: Reply) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(reply.body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise bad_answer(f"{asked.name} answered what is no server metadata")
+    return fields
+
+
+def _shared(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Give the first server's metadata, with the extensions that all have, and the gateway's."""
+    first, *others = [_extensions(fields) for fields in servers]
+    shared = [name for name in first if all(name in extensions for extensions in others)]
+    if _EXTENSION not in shared:
+        shared.append(_EXTENSION)
+    return {**servers[0], "extensions": shared}
+
+
+def _extensions(fields: dict[str, Any]) -> list[Any]:
+    """Give what a server says that it can do; some say nothing."""
+    extensions = fields.get("extensions")
+    return extensions if isinstance(extensions, list) else []

@@ -31,7 +31,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice, Routes
 from gateway.exchange.watch import Watch, Watched
-from gateway.protocol.endpoints import UNTOUCHED, EndpointKind
+from gateway.protocol.endpoints import EndpointKind
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
     AnswerHead,
@@ -90,7 +90,7 @@ class Straight:
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
-        if kind in UNTOUCHED:
+        if found.is_forwarded:
             passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed

@@ -1,12 +1,13 @@
-"""Trace settings: both spellings in, the server's own out."""
+"""Trace settings: both spellings in, the servers' own out."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.forward import forward
+from gateway.exchange.server_settings import server_settings
 from gateway.protocol.endpoints import Endpoint
 
 _log = logging.getLogger("tensorgate.trace")
@@ -17,18 +18,22 @@ async def trace_setting(
     answer: ClientAnswer,
     asked: Endpoint,
     route: Route,
+    upstreams: Sequence[Upstream],
     deadline: Deadline,
 ) -> None:
-    """Pass a trace call on, to the path under which the server keeps what it is about."""
-    dialect = route.upstream.dialect
-    if asked.version is not None and not dialect.trace_per_version:
-        _log.info(
-            "trace settings of version %s of model %s: %s keeps them per model, all versions share",
-            asked.version,
-            asked.model,
-            dialect.name,
-        )
-    path = dialect.trace_path(asked.model, asked.version)
-    query = request.target.partition("?")[1:]
-    target = path + "".join(query)
-    await forward(request, answer, route, deadline, target, model=asked.model)
+    """Pass a trace call on, to the path under which a server keeps what it is about."""
+    query = "".join(request.target.partition("?")[1:])
+
+    def target_at(upstream: Upstream) -> str:
+        dialect = upstream.dialect
+        if asked.version is not None and not dialect.trace_per_version:
+            _log.info(
+                "trace settings of version %s of model %s: %s keeps them per model, "
+                "all versions share",
+                asked.version,
+                asked.model,
+                dialect.name,
+            )
+        return dialect.trace_path(asked.model, asked.version) + query
+
+    await server_settings(request, answer, route, upstreams, deadline, target_at, asked.model)

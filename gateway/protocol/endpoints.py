@@ -18,33 +18,48 @@ class EndpointKind(Enum):
     TRACE_SETTING = "trace setting"
     LOAD = "load or unload"
     GENERATE = "generate"
+    LIVENESS = "liveness"
+    READINESS = "readiness"
     HEALTH = "health"
     MODEL_METADATA = "model metadata"
     CONFIG = "config"
     STATISTICS = "statistics"
+    ALL_STATISTICS = "statistics of all models"
+    INDEX = "repository index"
     REPOSITORY = "repository"
     LOGGING = "logging"
     SHARED_MEMORY = "shared memory"
     OTHER = "other"
 
 
-UNTOUCHED = frozenset(EndpointKind) - {
-    EndpointKind.SERVER_METADATA,
-    EndpointKind.INFER,
-    EndpointKind.TRACE_SETTING,
-    EndpointKind.LOAD,
-}
+UNTOUCHED_IF_ONE = frozenset(
+    (EndpointKind.LOGGING, EndpointKind.INDEX, EndpointKind.ALL_STATISTICS)
+)
+"""The kinds that are forwarded as they are unless there are several servers to be asked."""
+
+UNTOUCHED = (
+    frozenset(EndpointKind)
+    - UNTOUCHED_IF_ONE
+    - {
+        EndpointKind.SERVER_METADATA,
+        EndpointKind.INFER,
+        EndpointKind.TRACE_SETTING,
+        EndpointKind.LOAD,
+        EndpointKind.LIVENESS,
+        EndpointKind.READINESS,
+    }
+)
 """The kinds that are forwarded as they are; each of the others is treated in a way of its own."""
 
 KINDS: Mapping[str, frozenset[EndpointKind]] = MappingProxyType(
     {
         "infer": frozenset((EndpointKind.INFER,)),
         "generate": frozenset((EndpointKind.GENERATE,)),
-        "health": frozenset((EndpointKind.HEALTH,)),
+        "health": frozenset((EndpointKind.LIVENESS, EndpointKind.READINESS, EndpointKind.HEALTH)),
         "metadata": frozenset((EndpointKind.SERVER_METADATA, EndpointKind.MODEL_METADATA)),
         "config": frozenset((EndpointKind.CONFIG,)),
-        "statistics": frozenset((EndpointKind.STATISTICS,)),
-        "repository": frozenset((EndpointKind.REPOSITORY, EndpointKind.LOAD)),
+        "statistics": frozenset((EndpointKind.STATISTICS, EndpointKind.ALL_STATISTICS)),
+        "repository": frozenset((EndpointKind.REPOSITORY, EndpointKind.INDEX, EndpointKind.LOAD)),
         "trace": frozenset((EndpointKind.TRACE_SETTING,)),
         "logging": frozenset((EndpointKind.LOGGING,)),
         "shared_memory": frozenset((EndpointKind.SHARED_MEMORY,)),
@@ -69,17 +84,21 @@ class Endpoint:
 _OF_A_MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<rest>|/.*)", re.DOTALL
 )
-_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)(?P<rest>/(?:un)?load)")
+# A repository may be named: Triton's path has room for it.
+_LOAD = re.compile(
+    r"(?P<room>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
+)
 _STATISTICS = "/v2/models/stats"
 
 _BY_PATH = {
     "/v2": EndpointKind.SERVER_METADATA,
     "/v2/": EndpointKind.SERVER_METADATA,
-    "/v2/health/live": EndpointKind.HEALTH,
-    "/v2/health/ready": EndpointKind.HEALTH,
+    "/v2/health/live": EndpointKind.LIVENESS,
+    "/v2/health/ready": EndpointKind.READINESS,
     "/v2/trace": EndpointKind.TRACE_SETTING,
     "/v2/trace/setting": EndpointKind.TRACE_SETTING,
-    _STATISTICS: EndpointKind.STATISTICS,
+    "/v2/repository/index": EndpointKind.INDEX,
+    _STATISTICS: EndpointKind.ALL_STATISTICS,
 }
 _BELOW_A_MODEL = {
     "": EndpointKind.MODEL_METADATA,
@@ -93,18 +112,24 @@ _BELOW_A_MODEL = {
     "/trace/setting": EndpointKind.TRACE_SETTING,
 }
 # All that begins like this: servers know more such paths than the specification, as Triton does
-# /v2/repository/NAME/models/M/load, and what is denied must not be had through one of those.
+# /v2/repository/NAME/index, and what is denied must not be had through one of those.
 _BY_ROOM = {
     "repository": EndpointKind.REPOSITORY,
     "logging": EndpointKind.LOGGING,
     "systemsharedmemory": EndpointKind.SHARED_MEMORY,
     "cudasharedmemory": EndpointKind.SHARED_MEMORY,
 }
-# What is treated in a way of its own is that with these methods alone, and else forwarded.
+# What is treated in a way of its own is that with these methods alone; with any other it is of the
+# kind that follows, and forwarded.
 _METHODS = {
-    EndpointKind.SERVER_METADATA: ("GET",),
-    EndpointKind.INFER: ("POST",),
-    EndpointKind.TRACE_SETTING: ("GET", "POST"),
+    EndpointKind.SERVER_METADATA: (("GET",), EndpointKind.OTHER),
+    EndpointKind.INFER: (("POST",), EndpointKind.OTHER),
+    EndpointKind.TRACE_SETTING: (("GET", "POST"), EndpointKind.OTHER),
+    EndpointKind.LOAD: (("POST",), EndpointKind.REPOSITORY),
+    EndpointKind.INDEX: (("GET", "POST"), EndpointKind.REPOSITORY),
+    EndpointKind.ALL_STATISTICS: (("GET",), EndpointKind.STATISTICS),
+    EndpointKind.LIVENESS: (("GET", "HEAD"), EndpointKind.HEALTH),
+    EndpointKind.READINESS: (("GET", "HEAD"), EndpointKind.HEALTH),
 }
 
 
@@ -124,11 +149,14 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
             kind = _BELOW_A_MODEL.get(match["rest"])
         elif match := _LOAD.fullmatch(path):
             model = match["model"]
-            kind = EndpointKind.LOAD if method == "POST" else EndpointKind.REPOSITORY
+            kind = EndpointKind.LOAD
         elif path.startswith("/v2/"):
             kind = _BY_ROOM.get(path.split("/")[2])
-    if kind is None or method not in _METHODS.get(kind, (method,)):
+    if kind is None:
         kind = EndpointKind.OTHER
+    elif kind in _METHODS:
+        methods, otherwise = _METHODS[kind]
+        kind = kind if method in methods else otherwise
     return Endpoint(kind, model, version)
 
 
@@ -154,5 +182,5 @@ def with_model(target: str, model: str, version: str | None = None) -> str:
         kept = match["version"] if version is None else version
         return f"{model_path(model, kept)}{match['rest']}{mark}{query}"
     if match := _LOAD.fullmatch(path):
-        return f"/v2/repository/models/{model}{match['rest']}{mark}{query}"
+        return f"{match['room']}/{model}{match['rest']}{mark}{query}"
     return target

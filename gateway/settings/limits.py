@@ -62,8 +62,8 @@ class Limits(Places):
     )
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
-        description="What is held of a body whose length is not known, or of an answer in mixed"
-        " form.",
+        description="What is held of a body whose length is not known or that goes to several"
+        " servers, or of an answer in mixed form.",
     )
     held_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
         default=1 * _GIB, description="What all exchanges together may hold of bodies."

@@ -96,6 +96,17 @@ class Pool:
         index = least_outstanding([member.outstanding for member in allowed], self.turn)
         return Loan(self, allowed[index])
 
+    def every_endpoint(self, model: str | None = None) -> list[Loan]:
+        """Lend each endpoint, those that are left out too, for which that is no trial.
+
+        Where some are known to have ``model`` ready, these. Raises GatewayError (503) where no
+        endpoint is known.
+        """
+        if not self.members:
+            raise self._nobody()
+        members = self._having(model) or self.members
+        return [Loan(self, member, is_trial=False) for member in members]
+
     def has_another(self, but: Collection[UpstreamEndpoint], model: str | None = None) -> bool:
         """Tell whether an exchange may go to an endpoint that is none of these."""
         return any(member.endpoint not in but for member in self._fitting(model))
@@ -104,16 +115,28 @@ class Pool:
         """Give the members that an exchange for a model may go to."""
         if model is None or self._keeper.discovery is None:
             return self._up
-        having = [each for each in self.members if each.models is not None and model in each.models]
+        having = self._having(model)
         if not having:
             having = [member for member in self.members if member.models is None]
         return [member for member in having if member.is_up] or having or self._up
 
-    def _nobody(self) -> GatewayError:
+    def _having(self, model: str | None) -> list[Member]:
+        """Give the members that are known to have a model ready."""
+        return [each for each in self.members if each.models is not None and model in each.models]
+
+    @property
+    def changes(self) -> bool:
+        """Tell whether endpoints may come and go."""
+        return self._keeper.resolver is not None
+
+    @property
+    def why_empty(self) -> str:
+        """Tell why no endpoint is known."""
         resolver = self._keeper.resolver
-        return GatewayError(
-            ErrorKind.UNREACHABLE, resolver.fault if resolver else "the upstream has no endpoint"
-        )
+        return resolver.fault if resolver else "the upstream has no endpoint"
+
+    def _nobody(self) -> GatewayError:
+        return GatewayError(ErrorKind.UNREACHABLE, self.why_empty)
 
     def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
@@ -199,9 +222,10 @@ class Pool:
 class Loan:
     """An endpoint lent, while its context is open, or until it is given back."""
 
-    def __init__(self, pool: Pool, member: Member) -> None:
+    def __init__(self, pool: Pool, member: Member, is_trial: bool = True) -> None:
         self._pool = pool
         self._member = member
+        self._is_trial = is_trial
         self.endpoint = member.endpoint
 
     def take(self) -> UpstreamEndpoint:
@@ -209,7 +233,7 @@ class Loan:
         pool, member = self._pool, self._member
         member.outstanding += 1
         pool.turn += 1
-        if not pool.has_one:
+        if self._is_trial and not pool.has_one:
             member.health = health.taken(member.health)
         return self.endpoint
 

@@ -50,7 +50,7 @@ async def test_it_tells_where_it_listens(tmp_path: Path) -> None:
             assert first != third
             for url in gateway.addresses:
                 async with connect(url) as client:
-                    reply = await client.call("GET", "/v2/health/live")
+                    reply = await client.call("GET", "/v2/models/m")
                     assert reply.error == f"cannot connect to {NOWHERE}: Connection refused"
         assert gateway.dropped == 0
 

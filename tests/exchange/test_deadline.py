@@ -175,3 +175,64 @@ def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch
     deadline.wait_for_client()
     clock.pass_by(100_000)
     deadline.received(0)
+
+
+# ------------------------------------------------------------------------------------- parts
+
+
+async def _part(deadline: Deadline, url: str, time: float) -> str:
+    try:
+        with deadline:
+            deadline.wait_for_server(url)
+            await asyncio.sleep(time)
+    except GatewayError as error:
+        return error.message
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("idle_time", "total_time", "limit"),
+    [(SHORT, LONG, "limits.idle_time"), (LONG, SHORT, "limits.total_time")],
+)
+async def test_one_part_that_waits_in_vain_does_not_end_the_others(
+    idle_time: float, total_time: float, limit: str
+) -> None:
+    with Deadline(idle_time, total_time) as deadline:
+        with deadline.left_to_parts():
+            ends = await asyncio.gather(
+                _part(deadline.part(), URL, LONG), _part(deadline.part(), URL, 0)
+            )
+        assert ends[1] == "done"
+        assert ends[0].startswith(f"waiting for {URL}: ")
+        assert limit in ends[0]
+
+
+async def test_time_that_is_left_to_parts_counts_afterwards() -> None:
+    async def run(idle_time: float, total_time: float) -> None:
+        with Deadline(idle_time, total_time) as deadline:
+            deadline.wait_for_server(URL)
+            with deadline.left_to_parts():
+                await asyncio.sleep(2 * SHORT)
+            await asyncio.sleep(LONG)
+
+    for times, limit in [((LONG, SHORT), "total_time"), ((SHORT, LONG), "idle_time")]:
+        with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
+            await run(*times)
+
+
+async def test_a_part_has_what_is_left() -> None:
+    with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.left_to_parts():
+        end = await _part(deadline.part(), URL, LONG)
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+
+
+async def test_leaving_while_the_time_is_left_to_parts() -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG) as deadline, deadline.left_to_parts():
+            await asyncio.sleep(LONG)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -41,13 +41,18 @@ async def _exchange(
 @pytest.mark.parametrize(
     ("method", "target", "sent"),
     [
-        ("GET", "/v2/health/live", "GET /v2/health/live"),
+        ("GET", "/v2/models/m/ready", "GET /v2/models/m/ready"),
+        ("POST", "/v2/health/live", "POST /v2/health/live"),
         ("GET", "/v2", "GET /v2"),
         ("GET", "/v2/trace", "GET /v2/trace/setting"),
         ("POST", "/v2/models/m/trace", "POST /v2/models/m/trace/setting"),
         ("POST", "/v2/models/m/generate", "POST /v2/models/m/generate"),
         ("GET", INFER, f"GET {INFER}"),
         ("POST", "/v2/repository/models/m/load", "POST /v2/repository/models/m/load"),
+        ("POST", "/v2/repository/index", "POST /v2/repository/index"),
+        ("GET", "/v2/models/stats?x", "GET /v2/models/stats?x"),
+        ("GET", "/v2/logging", "GET /v2/logging"),
+        ("PUT", "/v2/logging", "PUT /v2/logging"),
         ("DELETE", "/anything?x", "DELETE /anything?x"),
     ],
 )
@@ -163,16 +168,17 @@ async def _raw(route: Route) -> int:
     return answer.status
 
 
+@pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
 @pytest.mark.parametrize("turn", [OK, ScriptedResponse(400), bad_answer("fell over")])
 async def test_load_and_unload_make_metadata_forgotten(
-    verb: str, turn: ScriptedResponse | GatewayError
+    room: str, verb: str, turn: ScriptedResponse | GatewayError
 ) -> None:
     """Whether or not the server says that it worked."""
     endpoint = ScriptedEndpoint(Log(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK)
     route = route_to(endpoint)
     assert [await _raw(route), await _raw(route)] == [200, 200]
-    await _exchange(route, "POST", f"/v2/repository/models/m/{verb}")
+    await _exchange(route, "POST", f"{room}/models/m/{verb}")
     assert await _raw(route) == 200
     targets = [request.target for request in endpoint.requests]
     assert targets.count("/v2/models/m") == 2
@@ -197,6 +203,7 @@ BINARY = {LENGTH: str(len(binary_header(8)))}
         ("GET", "/v2/models/m/versions/1/ready", b"", {}),
         ("POST", "/v2/models/m/generate", b"{}", {}),
         ("GET", "/v2/models/m/trace", b"", {}),
+        ("POST", "/v2/models/m/trace", b"{}", {}),
         ("POST", "/v2/repository/models/m/unload", b"", {}),
         ("POST", INFER, json_request(), {}),
         ("POST", INFER, binary_header(8) + bytes(8), BINARY),

@@ -39,3 +39,15 @@ def test_nothing_is_held_after_a_failure() -> None:
     with pytest.raises(GatewayError):
         hold(70, 170)
     assert held.total == 0
+
+
+def test_what_comes_bit_by_bit_adds_up() -> None:
+    held = HeldBytes(100)
+    with held.holding() as one, held.holding() as other:
+        one.more(60)
+        other.more(30)
+        one.more(10)
+        with pytest.raises(GatewayError):
+            other.more(1)
+        assert held.total == 100
+    assert held.total == 0

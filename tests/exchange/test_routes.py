@@ -129,6 +129,8 @@ async def test_what_is_denied_is_not_looked_for_further() -> None:
         ("POST", "/v2/repository/models/m/load", "repository"),
         ("POST", "/v2/repository/index", "repository"),
         ("POST", "/v2/repository/other/models/m/unload", "repository"),
+        ("GET", "/v2/repository/index", "repository"),
+        ("PUT", "/v2/repository/index", "repository"),
         ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
         # As a server that decodes paths reads it.
         ("POST", "/v2/%72epository/index", "repository"),
@@ -337,6 +339,65 @@ async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
     _, routes = _alias(version="3")
     found = routes.find("POST", "/v2/models/m/infer", _headers())
     assert found.asked == Endpoint(EndpointKind.INFER, "resnet50", "3")
+
+
+# ------------------------------------------------------------------------------ who is concerned
+
+
+async def test_the_upstreams_that_a_request_is_for() -> None:
+    one, two, three, four = (
+        route_to(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
+    )
+    routes = Routes(
+        [
+            Rule(_model("m"), (two, one, two), (1, 1, 1)),
+            Rule(_model("n"), (three,), deny=_kinds("repository")),
+            Rule(Match(), (one, four), (1, 0)),
+        ],
+        lambda: 0.0,
+    )
+    for method, target, names in [
+        ("POST", "/v2/repository/models/m/load", "two one"),
+        ("POST", "/v2/repository/r/models/m/load", "two one"),
+        ("GET", "/v2/models/n/trace", "three"),
+        ("POST", "/v2/trace", "one"),
+        ("GET", "/v2", "one"),
+        ("GET", "/v2/models/stats", "two one three"),
+        ("POST", "/v2/repository/index", "two one"),
+        ("PUT", "/v2/repository/index", "one"),
+    ]:
+        found = routes.find(method, target, _headers())
+        assert " ".join(upstream.name for upstream in found.upstreams) == names, target
+    assert routes.readiness.names == ["two", "one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "forwarded"),
+    [
+        ("GET", "/v2/models/m/ready", "one, alike, two"),
+        ("POST", "/v2/repository/index", "one, alike"),
+        ("GET", "/v2/models/stats", "one"),
+        ("POST", "/v2/logging", "one"),
+        ("POST", "/v2/trace", ""),
+        ("POST", "/v2/repository/models/m/load", ""),
+        ("POST", INFER, ""),
+        ("GET", "/v2", ""),
+        ("GET", "/v2/health/live", ""),
+        ("GET", "/v2/health/ready", ""),
+    ],
+)
+async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: str) -> None:
+    a, b = (ReadyEndpoint(url=url) for url in ("http://a", "http://b"))
+    told = []
+    for name, choices in {
+        "one": (route_to(a),),
+        "alike": (route_to(a, b),),
+        "two": (route_to(a), route_to(b)),
+    }.items():
+        routes = Routes([Rule(Match(), choices, (1,) * len(choices))])
+        if routes.find(method, target, _headers()).is_forwarded:
+            told.append(name)
+    assert ", ".join(told) == forwarded
 
 
 # -------------------------------------------------------------------------------------- limits

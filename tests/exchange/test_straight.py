@@ -16,7 +16,9 @@ from gateway.errors import bad_answer
 from gateway.exchange import straight as straight_module
 from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import Plan, Straight, StraightExchange
+from gateway.routing.matcher import Match
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
@@ -65,7 +67,7 @@ def _plan(
 
 
 FORWARDED: dict[str, tuple[str, str, dict[str, str], int]] = {
-    "GET": ("GET", "/v2/health/live", {}, 0),
+    "GET": ("GET", "/v2/models/m/ready", {}, 0),
     "GET with a query": ("GET", "/v2/models/m/stats?x=%20", {}, 0),
     "GET with a body": ("GET", "/v2/x", {}, 5),
     "GET with an empty body": ("GET", "/v2/x", {"Content-Length": "0"}, 0),
@@ -144,6 +146,8 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "trace settings of a model": ("POST", "/v2/models/m/trace", {}, 5),
     "load": ("POST", "/v2/repository/models/m/load", {}, 2),
     "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}, 0),
+    "liveness": ("GET", "/v2/health/live", {}, 0),
+    "readiness": ("GET", "/v2/health/ready?x", {}, 0),
     "too large to forward": ("POST", "/v2/x", {}, LARGEST + 1),
     "too large to convert": ("POST", INFER, {}, LIMITS.header_bytes + 1),
 }
@@ -154,6 +158,25 @@ async def test_what_goes_the_ordinary_way(
     method: str, target: str, headers: dict[str, str], length: int
 ) -> None:
     assert _plan(method, target, {"Host": "h", **headers}, length) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("GET", "/v2/models/stats"), ("GET", "/v2/logging"), ("POST", "/v2/repository/index")],
+)
+async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
+    method: str, target: str
+) -> None:
+    def plan(*routes: Route) -> Plan | None:
+        rules = Routes([Rule(Match(), routes, (1,) * len(routes))])
+        return Straight(rules).plan(method, target, _headers({"Content-Length": "0"}), 0)
+
+    one, two = route_to(ReadyEndpoint()), route_to(ReadyEndpoint(), name="two")
+    several = route_to(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
+    assert plan(one) is not None
+    assert plan(one, two) is None
+    # Servers of one upstream have the same models, but not the same figures.
+    assert (plan(several) is not None) is (target == "/v2/repository/index")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
     answer = ScriptedAnswer(log)
     with Deadline(9, 9) as turns:
         asked = parse_endpoint(method, target)
-        await trace_setting(request, answer, asked, route_to(endpoint), turns)
+        route = route_to(endpoint)
+        await trace_setting(request, answer, asked, route, [route.upstream], turns)
     assert (answer.status, answer.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
 

@@ -5,6 +5,7 @@ import pytest
 from gateway.protocol.endpoints import (
     KINDS,
     UNTOUCHED,
+    UNTOUCHED_IF_ONE,
     Endpoint,
     EndpointKind,
     kind_word,
@@ -18,10 +19,14 @@ TRACE = EndpointKind.TRACE_SETTING
 METADATA = EndpointKind.SERVER_METADATA
 LOAD = EndpointKind.LOAD
 GENERATE = EndpointKind.GENERATE
+LIVENESS = EndpointKind.LIVENESS
+READINESS = EndpointKind.READINESS
 HEALTH = EndpointKind.HEALTH
 MODEL_METADATA = EndpointKind.MODEL_METADATA
 CONFIG = EndpointKind.CONFIG
 STATISTICS = EndpointKind.STATISTICS
+ALL_STATISTICS = EndpointKind.ALL_STATISTICS
+INDEX = EndpointKind.INDEX
 REPOSITORY = EndpointKind.REPOSITORY
 LOGGING = EndpointKind.LOGGING
 SHARED_MEMORY = EndpointKind.SHARED_MEMORY
@@ -50,12 +55,38 @@ OTHER = EndpointKind.OTHER
         ("POST", "/v2/models/m/versions/1/trace/setting", Endpoint(TRACE, "m", "1")),
         ("POST", "/v2/repository/models/m/load", Endpoint(LOAD, "m")),
         ("POST", "/v2/repository/models/m/unload", Endpoint(LOAD, "m")),
+        ("POST", "/v2/repository/r/models/m/load?x", Endpoint(LOAD, "m")),
+        ("POST", "/v2/repository/models/models/m/unload", Endpoint(LOAD, "m")),
+        ("POST", "/v2/repository/models/models/load", Endpoint(LOAD, "models")),
+        ("GET", "/v2/health/live", Endpoint(LIVENESS)),
+        ("HEAD", "/v2/health/live", Endpoint(LIVENESS)),
+        ("GET", "/v2/health/ready?x", Endpoint(READINESS)),
+        ("HEAD", "/v2/health/ready", Endpoint(READINESS)),
     ],
 )
 def test_endpoints_that_are_treated_in_a_way_of_their_own(
     method: str, target: str, endpoint: Endpoint
 ) -> None:
     assert parse_endpoint(method, target) == endpoint
+    assert endpoint.kind not in UNTOUCHED | UNTOUCHED_IF_ONE
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "endpoint"),
+    [
+        ("GET", "/v2/models/stats", Endpoint(ALL_STATISTICS)),
+        ("POST", "/v2/repository/index", Endpoint(INDEX)),
+        ("GET", "/v2/repository/index?x", Endpoint(INDEX)),
+        ("GET", "/v2/logging", Endpoint(LOGGING)),
+        ("POST", "/v2/logging", Endpoint(LOGGING)),
+        ("PUT", "/v2/logging/x", Endpoint(LOGGING)),
+    ],
+)
+def test_endpoints_that_are_forwarded_where_there_is_one_server(
+    method: str, target: str, endpoint: Endpoint
+) -> None:
+    assert parse_endpoint(method, target) == endpoint
+    assert endpoint.kind in UNTOUCHED_IF_ONE
     assert endpoint.kind not in UNTOUCHED
 
 
@@ -64,23 +95,23 @@ def test_endpoints_that_are_treated_in_a_way_of_their_own(
     [
         ("POST", "/v2/models/m/generate", Endpoint(GENERATE, "m")),
         ("POST", "/v2/models/m/versions/2/generate_stream", Endpoint(GENERATE, "m", "2")),
-        ("GET", "/v2/health/live", Endpoint(HEALTH)),
-        ("GET", "/v2/health/ready?x", Endpoint(HEALTH)),
-        ("HEAD", "/v2/health/ready", Endpoint(HEALTH)),
+        ("POST", "/v2/health/live", Endpoint(HEALTH)),
+        ("PUT", "/v2/health/ready?x", Endpoint(HEALTH)),
+        ("GET", "/v2/health/live/", Endpoint(OTHER)),
         ("GET", "/v2/models/m/ready", Endpoint(HEALTH, "m")),
         ("GET", "/v2/models/m", Endpoint(MODEL_METADATA, "m")),
         ("GET", "/v2/models/m?x", Endpoint(MODEL_METADATA, "m")),
         ("GET", "/v2/models/m/versions/1", Endpoint(MODEL_METADATA, "m", "1")),
         ("GET", "/v2/models/m/config", Endpoint(CONFIG, "m")),
         ("GET", "/v2/models/m/versions/1/stats", Endpoint(STATISTICS, "m", "1")),
-        ("GET", "/v2/models/stats", Endpoint(STATISTICS)),
+        ("HEAD", "/v2/models/stats", Endpoint(STATISTICS)),
         ("GET", "/v2/models/stats/stats", Endpoint(STATISTICS, "stats")),
-        ("POST", "/v2/repository/index", Endpoint(REPOSITORY)),
+        ("PUT", "/v2/repository/index", Endpoint(REPOSITORY)),
         ("POST", "/v2/repository/r/index", Endpoint(REPOSITORY)),
-        ("POST", "/v2/repository/r/models/m/load", Endpoint(REPOSITORY)),
+        ("POST", "/v2/repository/r/s/models/m/load", Endpoint(REPOSITORY)),
         ("GET", "/v2/repository/models/m/load", Endpoint(REPOSITORY, "m")),
+        ("GET", "/v2/repository/r/models/m/load", Endpoint(REPOSITORY, "m")),
         ("POST", "/v2/repository", Endpoint(REPOSITORY)),
-        ("POST", "/v2/logging", Endpoint(LOGGING)),
         ("GET", "/v2/systemsharedmemory/status", Endpoint(SHARED_MEMORY)),
         ("POST", "/v2/cudasharedmemory/region/r/register", Endpoint(SHARED_MEMORY)),
         ("GET", "/v2/models/m/infer", Endpoint(OTHER, "m")),
@@ -161,7 +192,8 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
         ("/v2/models/models/models", "/v2/models/n/models", "/v2/models/n/versions/3/models"),
         ("/v2/models/stats/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
         *[
-            (f"/v2/repository/models/m/{verb}", *[f"/v2/repository/models/n/{verb}"] * 2)
+            (f"/v2/repository{room}/m/{verb}", *[f"/v2/repository{room}/n/{verb}"] * 2)
+            for room in ("/models", "/r/models", "/models/models")
             for verb in ("load", "unload?x")
         ],
         *[

@@ -202,10 +202,11 @@ def route_to(
     policies: JsonPolicies | None = None,
     metadata: MetadataCache | None = None,
     keeper: Keeper | None = None,
+    name: str = "servers",
 ) -> Route:
     """Make a route to servers that speak as Triton does."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream("servers", TRITON, Pool(endpoints, keeper=keeper), cache)
+    upstream = Upstream(name, TRITON, Pool(endpoints, keeper=keeper), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
 
 

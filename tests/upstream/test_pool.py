@@ -410,6 +410,33 @@ async def test_a_snapshot_tells_how_all_do() -> None:
     assert pool.snapshot()[0].ejected_for == 0.0
 
 
+def test_every_endpoint_is_lent_whether_it_fails_or_not() -> None:
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    clock = _Times()
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(3)]
+    pool = Pool(endpoints, EjectionPolicy(time=10), clock)
+    _failing(pool, 0, error, times=5)
+    loans = pool.every_endpoint()
+    assert [loan.take() for loan in loans] == endpoints
+    assert pool.outstanding == [1, 1, 1]
+    for loan in loans:
+        loan.end(error)
+    assert pool.outstanding == [0, 0, 0]
+    # That was no trial, so that the time for which it is left out stays the same.
+    clock.now = 9
+    assert set(_used(pool)) == set("12")
+    clock.now = 10
+    assert set(_used(pool)) == set("012")
+
+
+def test_one_that_is_left_out_and_answers_is_used_again() -> None:
+    pool = _pool(3)
+    _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    with pool.every_endpoint()[0]:
+        pass
+    assert set(_used(pool)) == set("012")
+
+
 def _used(pool: Pool, model: str | None = None) -> str:
     """Give the endpoints that answer the next exchanges."""
     urls = []

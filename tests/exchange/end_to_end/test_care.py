@@ -13,6 +13,7 @@ from gateway.upstream import keeper
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
 from tests.servers.http_text import answer, message, request
 from tests.servers.names import NameService
+from tests.servers.raw_client import connect
 from tests.servers.running_gateway import RunningGateway, gateway_before, until
 from tests.servers.tensors import INFER, json_request
 
@@ -215,12 +216,18 @@ async def test_requests_follow_their_model() -> None:
 
         metadata = request("GET", f"/v2/models/{MODEL}")
         unload = request("POST", f"/v2/repository/models/{MODEL}/unload", b"")
+        load = request("POST", f"/v2/repository/models/{MODEL}/load", b"")
         await until(lambda: having() == [True, True])
-        assert (await client.ask(unload)).status == 200
-        await until(lambda: sorted(having()) == [False, True])
+        async with connect(servers[0].url) as beside:
+            assert (await beside.ask(unload)).status == 200
+        gateway.pool.ask_again()
+        await until(lambda: having() == [False, True])
         statuses = [(await client.ask(metadata)).status for _ in range(10)]
         assert statuses == [200] * 10
         # It is unloaded where it still is; then none has it, and any server says so.
         assert (await client.ask(unload)).status == 200
         await until(lambda: having() == [False, False])
         assert (await client.ask(metadata)).status == 404
+        # It is loaded everywhere.
+        assert (await client.ask(load)).status == 200
+        await until(lambda: having() == [True, True])

@@ -126,9 +126,9 @@ async def test_models_have_their_own_servers(send: Send, went_straight: list[str
             for target in ("/v2/models/resnet50/infer", "/v2/models/bert-7/versions/2/infer"):
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
             await client.call("GET", "/v2/models/resnet50")
-            await client.call("GET", "/v2/health/ready")
+            await client.call("GET", "/v2/models/vgg")
         assert _asked(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
-        assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/health/ready"]
+        assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
         straight = send is _in_one_write
         assert ("/v2/models/resnet50/infer" in went_straight) is straight
         assert ("/v2/models/bert-7/versions/2/infer" in went_straight) is straight

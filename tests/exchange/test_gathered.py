@@ -1,0 +1,206 @@
+"""The repository index and statistics of several servers, as one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.exchange.asking import FAILED
+from gateway.exchange.routes import Routes, Rule
+from gateway.protocol.endpoints import KINDS
+from gateway.routing.matcher import Match, Pattern
+from tests.servers.doubles import LIMITS, ScriptedAnswer, ScriptedEndpoint, only, route_to
+from tests.servers.several import A, B, C, Turn, among, ask, asked, says, servers, unreachable
+
+INDEX = "/v2/repository/index"
+STATISTICS = "/v2/models/stats"
+
+
+def _models(*names: str) -> Turn:
+    return says(json.dumps([{"name": name, "state": "READY"} for name in names]).encode())
+
+
+def _stats(**counts: int) -> Turn:
+    entries = [{"name": name, "inference_count": count} for name, count in counts.items()]
+    return says(json.dumps({"model_stats": entries}).encode())
+
+
+def _rule(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = "") -> Rule:
+    match = Match(model=Pattern.of(model)) if model else Match()
+    return Rule(match, (route_to(endpoint, name=name),), deny=KINDS[deny] if deny else frozenset())
+
+
+def _json(answer: ScriptedAnswer) -> Any:
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+    return json.loads(answer.body)
+
+
+# -------------------------------------------------------------------------------------- index
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "sent"), [("POST", (b'{"ready": true}',), 15), ("GET", (), 0)]
+)
+async def test_the_index_has_the_models_of_all_upstreams(
+    method: str, body: tuple[bytes, ...], sent: int
+) -> None:
+    endpoints = servers(a=_models("resnet"), b=_models(), c=_models("bert", "resnet"), d=_models())
+    one, two, three, denied = endpoints
+    routes = Routes(
+        [
+            _rule(two, "two", "bert*"),
+            _rule(denied, "denied", "secret*", deny="repository"),
+            _rule(three, "three", "m"),
+            _rule(one, "one"),
+        ]
+    )
+    answer = await ask(routes, method, INDEX + "?x", *body, headers={"Accept-Encoding": "gzip"})
+    assert answer.status == 200
+    assert _json(answer) == [
+        {"name": "bert", "state": "READY", "upstream": "three"},
+        {"name": "resnet", "state": "READY", "upstream": "three"},
+        {"name": "resnet", "state": "READY", "upstream": "one"},
+    ]
+    assert asked(*endpoints) == [*[[f"{method} {INDEX}?x"]] * 3, []]
+    for endpoint in endpoints[:3]:
+        assert endpoint.bodies == [b"".join(body)]
+        assert dict(endpoint.requests[0].headers) == ({"Content-Length": str(sent)} if sent else {})
+
+
+async def test_an_upstream_is_one_whatever_rules_lead_to_it() -> None:
+    """Its servers have the same models: one of them answers, as it is."""
+    endpoints = servers(a=says(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
+    route = route_to(*endpoints[:2])
+    denied = _rule(endpoints[2], "denied", deny="repository")
+    routes = Routes([Rule(Match(model=Pattern.of("m")), (route,)), Rule(Match(), (route,)), denied])
+    answer = await ask(routes, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"})
+    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"[ ]", {"X-A": "1"})
+    assert asked(*endpoints) == [[f"POST {INDEX}"], [], []]
+    assert endpoints[0].requests[0].headers["Accept-Encoding"] == "gzip"
+
+
+async def test_another_endpoint_answers_for_one_that_cannot_be_reached() -> None:
+    one, down, up = servers(a=_models("x"), b=unreachable(B), c=_models("y"))
+    routes = among(route_to(one, name="one"), route_to(down, up, name="two"))
+    assert [entry["name"] for entry in _json(await ask(routes, "POST", INDEX))] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (unreachable(B), f"cannot connect to {B}: Connection refused"),
+        (says(b'{"error":"no repository"}', 400), "no repository"),
+        (says(b"["), "did not answer with a list of models"),
+        (says(b"{}"), "did not answer with a list of models"),
+        (says(b'["x"]'), "did not answer with a list of models"),
+        (says(b"null"), "did not answer with a list of models"),
+        (says(b'[{"x":' + b"[" * 500 + b"]" * 500 + b"}]"), "did not answer with a list of models"),
+    ],
+)
+async def test_an_index_that_lacks_models_is_an_error(turn: Turn, why: str) -> None:
+    one, two = servers(a=_models("x"), b=turn)
+    routes = among(route_to(one, name="one"), route_to(two, name="two"))
+    answer = await ask(routes, "POST", INDEX)
+    assert answer.status == 502
+    error = _json(answer)["error"]
+    assert "upstream two" in error
+    assert why in error
+
+
+async def test_an_upstream_that_hangs_is_named() -> None:
+    one, two = servers(a=_models("x"), b=asyncio.Event())
+    limits = replace(LIMITS, idle_time=0.05)
+    routes = among(*(route_to(each, limits=limits, name=each.url[7:8]) for each in (one, two)))
+    answer = await ask(routes, "POST", INDEX)
+    assert (answer.status, _json(answer)["error"]) == (
+        502,
+        f"POST {INDEX} went well at upstream a, but failed: "
+        f"upstream b: waiting for {B}: nothing moved for 0.05 s (limits.idle_time)",
+    )
+
+
+async def test_what_all_servers_refuse_is_their_own_error() -> None:
+    one, two = servers(a=says(b'{"error":"malformed"}', 400), b=says(b"other", 400))
+    answer = await ask(among(route_to(one), route_to(two)), "POST", INDEX, b"nonsense")
+    assert (answer.status, answer.body) == (400, b'{"error":"malformed"}')
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_other_methods_go_to_one_server(method: str) -> None:
+    endpoints = servers(a=says(b""), b=says(b""))
+    assert (await ask(among(*map(route_to, endpoints)), method, INDEX)).status == 200
+    assert asked(*endpoints) == [[f"{method} {INDEX}"], []]
+
+
+# --------------------------------------------------------------------------------- statistics
+
+
+async def test_statistics_are_those_of_all_endpoints() -> None:
+    endpoints = servers(a=_stats(x=1), b=_stats(x=2, y=3), c=_stats(), d=_stats(z=9))
+    one = route_to(*endpoints[:2], name="one")
+    routes = Routes(
+        [
+            Rule(Match(model=Pattern.of("m")), (route_to(endpoints[2], name="two"),)),
+            _rule(endpoints[3], "denied", "secret", deny="statistics"),
+            Rule(Match(), (one,)),
+        ]
+    )
+    answer = await ask(routes, "GET", STATISTICS + "?x", headers={"Accept-Encoding": "gzip"})
+    assert answer.status == 200
+    assert _json(answer) == {
+        "model_stats": [
+            {"name": "x", "inference_count": 1, "upstream": "one", "endpoint": A},
+            {"name": "x", "inference_count": 2, "upstream": "one", "endpoint": B},
+            {"name": "y", "inference_count": 3, "upstream": "one", "endpoint": B},
+        ]
+    }
+    assert FAILED not in answer.headers
+    assert asked(*endpoints) == [*[[f"GET {STATISTICS}?x"]] * 3, []]
+    assert dict(endpoints[0].requests[0].headers) == {}
+
+
+async def test_statistics_of_one_server_are_untouched() -> None:
+    (endpoint,) = servers(a=says(b'{ "model_stats": [] }', 200, {"X-A": "1"}))
+    answer = await ask(only(route_to(endpoint)), "GET", STATISTICS)
+    assert (answer.body, dict(answer.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
+
+
+async def test_statistics_name_the_endpoints_that_they_lack() -> None:
+    endpoints = servers(a=unreachable(A), b=_stats(x=1), c=says(b"", 500))
+    route = route_to(*endpoints)
+    answer = await ask(only(route), "GET", STATISTICS)
+    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [B]
+    assert answer.headers[FAILED] == f"{A}, {C}"
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+@pytest.mark.parametrize(
+    ("turns", "status", "told"),
+    [
+        ({"a": unreachable(A), "b": unreachable(B)}, 503, f"cannot connect to {A}"),
+        ({"a": says(b"[]"), "b": _stats()}, 502, f"{A} did not answer with a list of models"),
+        ({"a": _stats(), "b": says(b'{"model_stats":{}}')}, 502, f"{B} did not answer with a list"),
+        ({"a": _stats(), "b": says(b"{")}, 502, f"{B} did not answer with a list"),
+        ({"a": _stats(), "b": says(b"{}")}, 502, f"{B} did not answer with a list"),
+    ],
+)
+async def test_statistics_that_make_no_sense(
+    turns: dict[str, Turn], status: int, told: str
+) -> None:
+    answer = await ask(only(route_to(*servers(**turns))), "GET", STATISTICS)
+    assert answer.status == status
+    assert told in _json(answer)["error"]
+
+
+async def test_large_numbers_stay_exact() -> None:
+    count = 2**64 - 1
+    answer = await ask(
+        only(route_to(*servers(a=_stats(x=count), b=_stats(x=-(2**63))))), "GET", STATISTICS
+    )
+    counts = [entry["inference_count"] for entry in _json(answer)["model_stats"]]
+    assert counts == [count, -(2**63)]
