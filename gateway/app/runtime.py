@@ -25,6 +25,9 @@ class Runtime:
     async def close(self) -> None:
         """Let go of all that is held, when no exchange is under way."""
         self.straight.close()
+        for rule in self.routes.rules:
+            if rule.mirror is not None:
+                await rule.mirror.close()
         for upstream in self.upstreams.values():
             await upstream.metadata.close()
             await upstream.pool.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.app.processes import part_of
 from gateway.exchange.base import Upstream
@@ -36,6 +37,12 @@ def build_upstreams(
         )
         for name, declared in settings.upstreams.items()
     }
+
+
+def for_mirrors(upstream: Upstream, settings: Settings) -> Upstream:
+    """Give an upstream as mirrors use it: of the gateway's own places they take none away."""
+    common = len(_gates("the gateway", settings.limits, settings))
+    return replace(upstream, gates=upstream.gates[common:])
 
 
 def _endpoints(

@@ -33,10 +33,19 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
         return
     request.target = found.target  # from here on, it asks for what the server is asked for
     route = found.choice.take()
+    if found.mirror is None:
+        await _answer(request, answer, found.asked, route)
+        return
+    with found.mirror.copying(request, found.asked) as copied:
+        await _answer(copied, answer, found.asked, route)
 
+
+async def _answer(
+    request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route
+) -> None:
     async def run(turns: Deadline) -> None:
         try:
-            await _dispatch(request, answer, found.asked, route, turns)
+            await dispatch(request, answer, asked, route, turns)
         except ServerRefusalError as refusal:
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
@@ -63,9 +72,10 @@ async def in_time(
             await answer_error(answer, error)
 
 
-async def _dispatch(
+async def dispatch(
     request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route, turns: Deadline
 ) -> None:
+    """Make the exchange that is asked for; raises GatewayError and ServerRefusalError."""
     if asked.kind is EndpointKind.INFER:
         await infer(request, answer, asked, route, turns)
     elif asked.kind is EndpointKind.TRACE_SETTING:

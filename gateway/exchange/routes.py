@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import Limits, Route
+from gateway.exchange.mirror import MIRRORED, Mirror, Sample
 from gateway.protocol.endpoints import (
     Endpoint,
     EndpointKind,
@@ -40,7 +41,7 @@ class Rule:
     """What becomes of requests that match.
 
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
-    which every value stays with one route. Kinds in ``deny`` are refused.
+    which every value stays with one route. Kinds in ``deny`` are refused. ``mirror`` sends copies.
     """
 
     match: Match
@@ -49,6 +50,7 @@ class Rule:
     sticky: str | None = None
     rewrite: Rewrite | None = None
     deny: frozenset[EndpointKind] = frozenset()
+    mirror: Mirror | None = None
 
     @property
     def limits(self) -> Limits:
@@ -84,6 +86,7 @@ class Found:
     choice: Choice
     asked: Endpoint
     target: str
+    mirror: Sample | None = None
 
 
 class Routes:
@@ -114,7 +117,8 @@ class Routes:
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
-        return Found(choice, asked, target)
+        mirror = self._ways[index].mirror if asked.kind in MIRRORED else None
+        return Found(choice, asked, target, mirror)
 
     def _unmatched(self, method: str, target: str) -> str:
         path = target.partition("?")[0]
@@ -132,6 +136,7 @@ class _Ways:
     def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
         shares = self._shares = Shares.of(rule.weights)
         self._sticky = rule.sticky
+        self.mirror = None if rule.mirror is None else Sample(rule.mirror, random)
         self._settled = [Choice(None, route) for route in rule.routes]
         if len(rule.routes) == 1:
             self._free = self._settled[0]

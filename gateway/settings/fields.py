@@ -4,7 +4,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.quantities import (
+    Between,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 
 
 class Section(BaseModel):
@@ -26,6 +32,11 @@ def time(least: str, most: str) -> PlainValidator:
 def count(least: str, most: str) -> PlainValidator:
     """Return the check of a whole number."""
     return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int)
+
+
+def portion(least: str, most: str) -> PlainValidator:
+    """Return the check of a share of a whole, which is 1."""
+    return PlainValidator(Between(parse_share, least, most), json_schema_input_type=float | str)
 
 
 def _file(value: object) -> object:

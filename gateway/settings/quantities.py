@@ -1,4 +1,4 @@
-"""Sizes and durations as operators write them: ``64MiB``, ``500ms``."""
+"""Sizes, durations and shares as operators write them: ``64MiB``, ``500ms``, ``10%``."""
 
 import re
 from collections.abc import Callable
@@ -25,6 +25,7 @@ _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
+_SHARE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(%?)")
 
 Number = TypeVar("Number", int, float)
 
@@ -85,3 +86,17 @@ def parse_duration(value: object) -> float:
             if factor := _DURATION_UNITS.get(unit or "s"):
                 return float(digits) * factor
     raise ValueError(f"expected a duration such as 30s, got {describe(value)}")
+
+
+def parse_share(value: object) -> float:
+    """Return a share of a whole, which is 1.
+
+    Takes a fraction, or text such as ``10%``, ``0.5%``. Raises ValueError.
+    """
+    match value:
+        case int() | float() if not isinstance(value, bool):
+            return float(value)
+        case str() if found := _SHARE.fullmatch(value):
+            digits, percent = found.groups()
+            return float(digits) / 100 if percent else float(digits)
+    raise ValueError(f"expected a share such as 10%, got {describe(value)}")

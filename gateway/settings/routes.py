@@ -15,6 +15,7 @@ from gateway.settings.fields import (
     SpoolBytes,
     TotalTime,
     count,
+    portion,
 )
 from gateway.settings.patterns import (
     parse_header_name,
@@ -75,6 +76,15 @@ class Rewrite(Section):
     model: _PathPart = Field(description="The model's name in the path to the server.")
     version: _PathPart | None = Field(
         default=None, description="The version there; the client's own, if none is given."
+    )
+
+
+class Mirror(Section):
+    """Send copies of requests to an upstream whose answers nobody sees."""
+
+    upstream: str = Field(description="The name of the upstream.")
+    share: Annotated[float, portion("0%", "100%")] = Field(
+        default=1.0, description="The share of the requests that are copied."
     )
 
 
@@ -145,6 +155,9 @@ class Route(Section):
         default=None, description="Which model the server is asked for instead."
     )
     deny: tuple[Kind, ...] = Field(default=(), description="What is refused on this route.")
+    mirror: Mirror | None = Field(
+        default=None, description="Where copies of infer and generate requests go."
+    )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
     ] = Field(

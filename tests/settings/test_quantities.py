@@ -2,7 +2,13 @@ import math
 
 import pytest
 
-from gateway.settings.quantities import Between, parse_count, parse_duration, parse_size
+from gateway.settings.quantities import (
+    Between,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 
 SIZES = [
     (0, 0),
@@ -40,6 +46,21 @@ NOT_DURATIONS: list[object] = [
     *("", "soon", "s", "-1s", "1h30m", "5S", "1d", "12:30", ".inf", "nan", "1e3", ".5", "5.", "٣s"),
     *("9" * 5000, True, None, [], {}),
 ]
+SHARES = [
+    ("10%", 0.1),
+    ("0%", 0.0),
+    ("100%", 1.0),
+    ("7%", 0.07),
+    ("0.5 %", 0.005),
+    ("0.25", 0.25),
+    ("1", 1.0),
+    (0.1, 0.1),
+    (1, 1.0),
+]
+NOT_SHARES: list[object] = [
+    *("", "%", "ten", "-1%", "10%%", ".5", "5.%", "10 percent", "1e-1", "٣%", "9" * 5000, "1%\n"),
+    *(True, None, [], {}),
+]
 NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
 
 
@@ -65,6 +86,19 @@ def test_durations_are_seconds(written: object, duration: float) -> None:
 def test_what_is_no_duration_is_told_in_plain_words(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a duration such as 30s, got "):
         parse_duration(written)
+
+
+@pytest.mark.parametrize(("written", "share"), SHARES)
+def test_shares_are_fractions(written: object, share: float) -> None:
+    parsed = parse_share(written)
+    assert parsed == share
+    assert isinstance(parsed, float)
+
+
+@pytest.mark.parametrize("written", NOT_SHARES)
+def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a share such as 10%, got "):
+        parse_share(written)
 
 
 def test_counts_are_whole_numbers_or_their_digits() -> None:
