@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.settings.addresses import TcpAddress
 from gateway.settings.load import load
+from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.words import KeyPath
 from gateway.settings.yaml_source import read_source
@@ -111,6 +112,15 @@ def test_tls_follows_the_environment() -> None:
         client_ca="/etc/tensorgate/tls/ca.crt",
         client_certificates="optional",
     )
+
+
+def test_the_canary_follows_the_environment() -> None:
+    environ = {"NEXT_URL": "http://next:8000", "MIRROR_SHARE": "100%"}
+    settings = load(CONFIG / "canary.yaml", environ)
+    assert settings.upstreams["next"].endpoints == ("http://next:8000",)
+    assert settings.routes[0].mirror == Mirror(upstream="next", share=1.0)
+    mirror = load(CONFIG / "canary.yaml", {}).routes[0].mirror
+    assert mirror == Mirror(upstream="next", share=0.1)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)
