@@ -253,6 +253,8 @@ def _route(route: Route, settings: Settings) -> str:
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
+    if route.mirror is not None:
+        lines.append(f"{route.mirror.share * 100:g}% copied to upstream {route.mirror.upstream}")
     if route.deny:
         lines.append(f"but not {', '.join(route.deny)}")
     return "; ".join(lines)

@@ -77,6 +77,7 @@ routes:
   - match: {model: m}
     upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
     rewrite: {model: n}
+    mirror: {upstream: blue, share: 7%}
     deny: [trace, other]
   - upstream: green
 """
@@ -91,7 +92,8 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
         "model alias, version 2, x-a: b*, infer or health → upstream green (triton): http://c:3"
         "; as model m, version 7",
         "model m → upstream blue (triton) × 9: http://a:1, http://b:2; "
-        "upstream green (triton) × 1: http://c:3; as model n; but not trace, other",
+        "upstream green (triton) × 1: http://c:3; as model n; 7% copied to upstream blue"
+        "; but not trace, other",
         "every request → upstream green (triton): http://c:3",
     ]
 

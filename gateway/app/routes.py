@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gateway.app.limits import SharedLimits
+from gateway.app.processes import part_of, worker_count
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.dispatch import at_one_server
 from gateway.exchange.gate import Gate
+from gateway.exchange.held import HeldBytes
+from gateway.exchange.mirror import Mirror
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
 from gateway.protocol.endpoints import KINDS, EndpointKind
@@ -16,8 +20,12 @@ from gateway.routing.matcher import Match, Pattern
 from gateway.routing.retry import RetryPolicy
 from gateway.settings.limits import Limits as CommonLimits
 from gateway.settings.routes import Match as MatchSettings
+from gateway.settings.routes import Mirror as MirrorSettings
 from gateway.settings.routes import RouteLimits
 from gateway.settings.schema import Settings
+
+_MIRRORED_PART = 4
+"""How many times less than clients' exchanges, and apart from them, copies may hold of bodies."""
 
 
 def build_routes(
@@ -28,6 +36,7 @@ def build_routes(
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
     turns = Turns()  # one for all: there is one event loop
+    mirrors = _Mirrors(settings, upstreams, lender)
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
@@ -46,7 +55,7 @@ def build_routes(
                         turns,
                         shared.held,
                         retry,
-                        _gates(shared, upstreams[share.name]),
+                        _gates(shared.gate, upstreams[share.name].gate),
                     )
                     for share in declared.upstream
                 ),
@@ -54,13 +63,45 @@ def build_routes(
                 declared.sticky,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _kinds(declared.deny),
+                mirrors.make(declared.mirror, policies, limits),
             )
         )
     return Routes(rules)
 
 
-def _gates(shared: SharedLimits, upstream: Upstream) -> tuple[Gate, ...]:
-    return tuple(gate for gate in (shared.gate, upstream.gate) if gate is not None)
+def _gates(*gates: Gate | None) -> tuple[Gate, ...]:
+    return tuple(gate for gate in gates if gate is not None)
+
+
+class _Mirrors:
+    """Makes the mirrors of all routes: what they share is not what clients' exchanges share."""
+
+    def __init__(
+        self, settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None
+    ) -> None:
+        self._upstreams = upstreams
+        self._lender = lender
+        self._turns = Turns()
+        held_bytes = settings.limits.held_bytes // _MIRRORED_PART
+        self._held = HeldBytes(part_of(held_bytes, worker_count(settings)))
+
+    def make(
+        self, declared: MirrorSettings | None, policies: JsonPolicies, limits: Limits
+    ) -> Mirror | None:
+        """Make the mirror of a route that has one."""
+        if declared is None:
+            return None
+        upstream = self._upstreams[declared.upstream]
+        route = Route(
+            upstream,
+            policies,
+            limits,
+            self._lender,
+            self._turns,
+            self._held,
+            gates=_gates(upstream.gate),  # of the gateway's own places it takes none away
+        )
+        return Mirror(route, declared.share, at_one_server)
 
 
 def _match(declared: MatchSettings) -> Match:

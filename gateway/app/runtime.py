@@ -48,6 +48,9 @@ class Runtime:
     async def close(self) -> None:
         """Let go of all that no other runtime has, when no exchange is under way."""
         self.straight.close()
+        for rule in self.routes.rules:
+            if rule.mirror is not None:
+                await rule.mirror.close()
         await self.routes.readiness.close()
         for held in self.held.values():
             await held.release()

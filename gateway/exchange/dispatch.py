@@ -20,7 +20,7 @@ from gateway.exchange.routes import Found, Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
-from gateway.protocol.endpoints import EndpointKind
+from gateway.protocol.endpoints import Endpoint, EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
@@ -36,14 +36,24 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
         await answer_error(answer, error)
         return
     request.target = found.target  # from here on, it asks for what the server is asked for
+    if found.mirror is None:
+        await _answer(request, answer, found, routes.readiness)
+        return
+    with found.mirror.copying(request, found.asked) as copied:
+        await _answer(copied, answer, found, routes.readiness)
+
+
+async def _answer(
+    request: ClientRequest, answer: ClientAnswer, found: Found, readiness: Readiness
+) -> None:
     route = found.choice.take()
 
     async def run(turns: Deadline) -> None:
         try:
-            if found.is_forwarded:
-                await forward(request, answer, route, turns, model=found.asked.model)
+            if found.is_forwarded or found.asked.kind is EndpointKind.INFER:
+                await at_one_server(request, answer, found.asked, route, turns)
             else:
-                await _dispatch(request, answer, found, route, routes.readiness, turns)
+                await _dispatch(request, answer, found, route, readiness, turns)
         except ServerRefusalError as refusal:
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
@@ -70,6 +80,19 @@ async def in_time(
             await answer_error(answer, error)
 
 
+async def at_one_server(
+    request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route, turns: Deadline
+) -> None:
+    """Make the exchange of a request that one server answers.
+
+    Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
+    """
+    if asked.kind is EndpointKind.INFER:
+        await infer(request, answer, asked, route, turns)
+    else:
+        await forward(request, answer, route, turns, model=asked.model)
+
+
 async def _dispatch(
     request: ClientRequest,
     answer: ClientAnswer,
@@ -80,8 +103,6 @@ async def _dispatch(
 ) -> None:
     asked, upstreams = found.asked, found.upstreams
     match asked.kind:
-        case EndpointKind.INFER:
-            await infer(request, answer, asked, route, turns)
         case EndpointKind.LIVENESS:
             await live(answer)
         case EndpointKind.READINESS:

@@ -13,6 +13,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.asking import endpoints_of
 from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.health import Readiness
+from gateway.exchange.mirror import MIRRORED, Mirror, Sample
 from gateway.protocol.endpoints import (
     UNTOUCHED,
     UNTOUCHED_IF_ONE,
@@ -47,7 +48,7 @@ class Rule:
     """What becomes of requests that match.
 
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
-    which every value stays with one route. Kinds in ``deny`` are refused.
+    which every value stays with one route. Kinds in ``deny`` are refused. ``mirror`` sends copies.
     """
 
     match: Match
@@ -56,6 +57,7 @@ class Rule:
     sticky: str | None = None
     rewrite: Rewrite | None = None
     deny: frozenset[EndpointKind] = frozenset()
+    mirror: Mirror | None = None
 
     @property
     def limits(self) -> Limits:
@@ -107,6 +109,7 @@ class Found:
     asked: Endpoint
     target: str
     upstreams: tuple[Upstream, ...]
+    mirror: Sample | None = None
 
     @property
     def is_forwarded(self) -> bool:
@@ -154,7 +157,8 @@ class Routes:
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
-        return Found(ways.choice(headers), asked, target, upstreams)
+        mirror = ways.mirror if asked.kind in MIRRORED else None
+        return Found(ways.choice(headers), asked, target, upstreams, mirror)
 
     def _unmatched(self, method: str, target: str) -> str:
         path = target.partition("?")[0]
@@ -173,6 +177,7 @@ class _Ways:
         self.upstreams = led_to([rule])
         shares = self._shares = Shares.of(rule.weights)
         self._sticky = rule.sticky
+        self.mirror = None if rule.mirror is None else Sample(rule.mirror, random)
         self._settled = [Choice(None, route) for route in rule.routes]
         if len(rule.routes) == 1:
             self._free = self._settled[0]

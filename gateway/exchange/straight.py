@@ -8,6 +8,7 @@ start, or from where its answer begins. Both give the client the same.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -29,7 +30,8 @@ from gateway.exchange.infer_answer import (
     whole_as_json,
     with_empty_data,
 )
-from gateway.exchange.routes import Choice, Routes
+from gateway.exchange.mirror import Head
+from gateway.exchange.routes import Choice, Found, Routes
 from gateway.exchange.watch import Watch, Watched
 from gateway.protocol.endpoints import EndpointKind
 from gateway.protocol.inference_header import AnswerForm
@@ -62,8 +64,10 @@ class Plan:
     watch: Watch
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
-    model: str | None
+    model: str | None = None
     """The one that they name."""
+    mirror: Callable[[bytes], None] | None = None
+    """Takes the bodies that were sent, where requests are mirrored."""
 
 
 class Straight:
@@ -90,12 +94,13 @@ class Straight:
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
+        mirror = _mirror(found, method, headers, length)
         if found.is_forwarded:
             passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
-            return Plan(start, found.choice, watch, converts=False, model=model)
+            return Plan(start, found.choice, watch, False, model, mirror)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -103,11 +108,12 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, _lines(with_body(headers, changed)))
-        return Plan(start, found.choice, watch, converts=True, model=model)
+        return Plan(start, found.choice, watch, True, model, mirror)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
         headers: HeaderLines = ()
+        received = body
         route = plan.choice.next
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
@@ -135,6 +141,8 @@ class Straight:
             return None
         plan.choice.take()
         exchange.under_way(sent)
+        if plan.mirror is not None:
+            plan.mirror(received)
         return exchange
 
     @property
@@ -301,6 +309,15 @@ class StraightExchange(Receiver, Watched):
 
     def _deadline(self, spent: float = 0.0) -> Deadline:
         return self._route.limits.deadline(spent)
+
+
+def _mirror(
+    found: Found, method: str, headers: CIMultiDictProxy[str], length: int
+) -> Callable[[bytes], None] | None:
+    """Give what takes the bodies of requests with the same head, where they are mirrored."""
+    if found.mirror is None:
+        return None
+    return partial(found.mirror.offer, Head(method, found.target, headers, length, found.asked))
 
 
 def _patience(limits: Limits) -> float:

@@ -10,6 +10,7 @@ from gateway.settings.fields import (
     HeaderBytes,
     IdleTime,
     JsonDepth,
+    Percentage,
     RequestBytes,
     Section,
     SpoolBytes,
@@ -76,6 +77,17 @@ class Rewrite(Section):
     model: _PathPart = Field(description="The model's name in the path to the server.")
     version: _PathPart | None = Field(
         default=None, description="The version there; the client's own, if none is given."
+    )
+
+
+class Mirror(Section):
+    """Send copies of requests to an upstream whose answers nobody sees."""
+
+    upstream: str = Field(description="The name of the upstream.")
+    share: Percentage = Field(
+        default=1.0,
+        description="The share of the requests that are copied.",
+        json_schema_extra={"default": "100%"},
     )
 
 
@@ -151,6 +163,9 @@ class Route(Section):
         description="What is sent again to another server, beyond what cannot have had an effect:"
         " what a server closes on without an answer (unanswered), and what it answers with one of"
         " these statuses.",
+    )
+    mirror: Mirror | None = Field(
+        default=None, description="Where copies of infer and generate requests go."
     )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)

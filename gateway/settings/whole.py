@@ -92,6 +92,8 @@ def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Ite
             if name not in upstreams:
                 message = f"no upstream is named {describe(name)}{among(name, upstreams)}"
                 yield ("routes", i, *path), message
+        if _mirrors_to_itself(route):
+            yield ("routes", i, "mirror", "upstream"), "mirrors to itself: it is the route's own"
         if taken is not None:
             yield ("routes", i), f"never reached: routes[{taken}] takes every request"
         elif _takes_all(route):
@@ -100,6 +102,14 @@ def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Ite
 
 def _upstreams_of(route: object) -> Iterator[tuple[KeyPath, str]]:
     """Yield the names of the upstreams that a route leads to, each with its place."""
+    yield from _answering(route)
+    mirror = _value(_value(route, "mirror"), "upstream")
+    if isinstance(mirror, str):
+        yield ("mirror", "upstream"), mirror
+
+
+def _answering(route: object) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the names of the upstreams that answer, each with its place."""
     named = _value(route, "upstream")
     if isinstance(named, str):
         yield ("upstream",), named
@@ -108,6 +118,11 @@ def _upstreams_of(route: object) -> Iterator[tuple[KeyPath, str]]:
         name = _value(share, "name")
         if isinstance(name, str):
             yield ("upstream", i, "name"), name
+
+
+def _mirrors_to_itself(route: object) -> bool:
+    names = [name for _, name in _answering(route)]
+    return names == [_value(_value(route, "mirror"), "upstream")]
 
 
 def _takes_all(route: object) -> bool:

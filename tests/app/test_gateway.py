@@ -161,6 +161,46 @@ async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     assert first.limits == replace(second.limits, json_depth=3, idle_time=2)
 
 
+async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients() -> None:
+    route = {"upstream": "u", "nonfinite": "null", "limits": {"json_depth": 3}}
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "upstreams": {
+                "u": {"endpoints": [NOWHERE]},
+                "next": {"endpoints": [NOWHERE], "limits": {"requests": 5}},
+            },
+            "routes": [
+                {**route, "match": {"model": "m"}, "mirror": {"upstream": "next", "share": "7%"}},
+                {**route, "match": {"model": "n"}, "mirror": {"upstream": "next"}},
+                {"upstream": "u"},
+            ],
+            "limits": {"requests": 10, "held_bytes": "4MiB"},
+            "workers": 2,
+        }
+    )
+    async with Gateway(settings) as gateway:
+        first, second, third = gateway.runtime.routes.rules
+        assert third.mirror is None
+        assert first.mirror is not None
+        assert second.mirror is not None
+        assert (first.mirror.share, second.mirror.share) == (0.07, 1.0)
+        (own,), copied = first.routes, first.mirror.route
+        assert (copied.policies, copied.limits) == (own.policies, own.limits)
+        upstream = gateway.runtime.upstreams["next"]
+        assert copied.upstream is upstream
+        assert len(own.gates) == 1  # the gateway's, where copies take no places
+        assert copied.gates == (upstream.gate,)
+        # What all copies share is not what all clients share.
+        assert copied.turns is second.mirror.route.turns
+        assert copied.turns is not own.turns
+        assert copied.held is second.mirror.route.held
+        assert copied.held is not own.held
+        copied.held.change(2**19)
+        with pytest.raises(GatewayError, match="at most 524288 are held"):
+            copied.held.change(1)
+
+
 @pytest.mark.parametrize(
     ("method", "target", "headers", "found"),
     [

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.settings.addresses import TcpAddress
 from gateway.settings.load import load
+from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Health
 from gateway.settings.words import KeyPath
@@ -43,7 +44,11 @@ def fields(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath
 def test_the_reference_holds_the_defaults() -> None:
     upstreams = {"triton": {"endpoints": ["http://127.0.0.1:8000"]}}
     shown = load(REFERENCE, {})
-    shown = shown.model_copy(update={"routes": shown.routes[1:]})  # the first one is an example
+    examples_left_out = {
+        "upstreams": {"triton": shown.upstreams["triton"]},
+        "routes": shown.routes[1:],
+    }
+    shown = shown.model_copy(update=examples_left_out)
     assert shown == Settings.model_validate({"upstreams": upstreams})
 
 
@@ -111,6 +116,16 @@ def test_tls_follows_the_environment() -> None:
         client_ca="/etc/tensorgate/tls/ca.crt",
         client_certificates="optional",
     )
+
+
+def test_the_canary_follows_the_environment() -> None:
+    environ = {"NEXT_URL": "http://next:8000", "MIRROR_SHARE": "100%"}
+    settings = load(CONFIG / "canary.yaml", environ)
+    assert settings.upstreams["next"].endpoints == ("http://next:8000",)
+    shown = {"upstream": "next", "share": "100%"}
+        assert settings.routes[0].mirror == Mirror.model_validate(shown)
+    mirror = load(CONFIG / "canary.yaml", {}).routes[0].mirror
+    assert mirror == Mirror(upstream="next", share=0.1)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)
