@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+from gateway.app.forwarding import forwarding
 from gateway.app.listen import listen, shown
 from gateway.app.runtime import Runtime
 from gateway.app.tls import client_tls, server_contexts
@@ -58,7 +59,12 @@ class Gateway:
         self.runtime = Runtime(settings, contexts, self._helper)
         access_log = AccessLog() if settings.log.access else None
         self._listener = HttpListener(
-            self._exchange, access_log, self._on_closed, self.runtime.straight, tls
+            self._exchange,
+            access_log,
+            self._on_closed,
+            self.runtime.straight,
+            tls,
+            forwarding(settings),
         )
         if tls is not None:
             self._watch = asyncio.create_task(tls.watch())

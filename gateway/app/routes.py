@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.app.forwarding import forwarding
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
@@ -21,6 +22,7 @@ def build_routes(
     settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
+    replaced = forwarding(settings).replaced
     turns = Turns()  # one for all: there is one event loop
     rules = []
     for declared in settings.routes:
@@ -38,6 +40,7 @@ def build_routes(
                 declared.sticky,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _kinds(declared.deny),
+                replaced,
             )
         )
     return Routes(rules)

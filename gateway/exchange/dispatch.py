@@ -9,15 +9,19 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
+from gateway.exchange.forwarding import REQUEST_ID
+from gateway.exchange.headers import to_server
 from gateway.exchange.infer import infer
 from gateway.exchange.routes import Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.trace import trace_setting
 from gateway.protocol.endpoints import Endpoint, EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
+
+_JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 
@@ -31,7 +35,9 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     except GatewayError as error:
         await answer_error(answer, error)
         return
-    request.target = found.target  # from here on, it asks for what the server is asked for
+    # From here on, it asks for what the server is asked for.
+    request.target = found.target
+    request.headers = to_server(request.headers, found.withheld, request.added)
     route = found.choice.take()
 
     async def run(turns: Deadline) -> None:
@@ -58,7 +64,7 @@ async def in_time(
             await run(deadline)
     except GatewayError as error:
         if answer.started:
-            _log.warning("answer aborted: %s", error.message)
+            _log.warning("request %s: answer aborted: %s", answer.request_id or "-", error.message)
             answer.abort()
         else:
             await answer_error(answer, error)
@@ -84,8 +90,13 @@ async def _dispatch(
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
-    headers = CIMultiDict({"Content-Type": "application/json"})
+    headers = CIMultiDict(error_headers(answer.request_id))
     await answer.send(error.kind.value.status, "", headers, error_body(error.message))
+
+
+def error_headers(request_id: str) -> HeaderLines:
+    """Give the headers of an error: with the id, a client can ask what the log says of it."""
+    return (*_JSON, (REQUEST_ID, request_id)) if request_id else _JSON
 
 
 def error_body(message: str) -> bytes:

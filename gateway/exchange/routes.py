@@ -40,7 +40,8 @@ class Rule:
     """What becomes of requests that match.
 
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
-    which every value stays with one route. Kinds in ``deny`` are refused.
+    which every value stays with one route. Kinds in ``deny`` are refused. The headers ``withheld``,
+    named in lower case, do not go to servers.
     """
 
     match: Match
@@ -49,6 +50,7 @@ class Rule:
     sticky: str | None = None
     rewrite: Rewrite | None = None
     deny: frozenset[EndpointKind] = frozenset()
+    withheld: frozenset[str] = frozenset()
 
     @property
     def limits(self) -> Limits:
@@ -79,11 +81,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where requests with the same head go, and what the server is asked for."""
+    """Where requests with the same head go, what the server is asked for, and is not shown."""
 
     choice: Choice
     asked: Endpoint
     target: str
+    withheld: frozenset[str]
 
 
 class Routes:
@@ -114,7 +117,7 @@ class Routes:
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
-        return Found(choice, asked, target)
+        return Found(choice, asked, target, rule.withheld)
 
     def _unmatched(self, method: str, target: str) -> str:
         path = target.partition("?")[0]

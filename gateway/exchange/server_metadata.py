@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import orjson
+from multidict import CIMultiDict
 
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
-from gateway.exchange.headers import end_to_end
 from gateway.exchange.infer_answer import relay_document
 from gateway.exchange.pump import response_chunks
 from gateway.upstream.base import UpstreamRequest
@@ -21,7 +21,7 @@ async def server_metadata(
     request: ClientRequest, answer: ClientAnswer, route: Route, deadline: Deadline
 ) -> None:
     """Pass the server's metadata on, with the binary form among its extensions."""
-    headers = end_to_end(request.headers)
+    headers = CIMultiDict(request.headers)
     # The answer has to be read here, and a body, if there is one, is not passed on.
     for name in ("Accept-Encoding", "Content-Length"):
         headers.popall(name, None)

@@ -18,9 +18,9 @@ from gateway.errors import GatewayError
 from gateway.exchange.attempts import Attempts, may_ask_another
 from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
-from gateway.exchange.dispatch import FAULT, error_body, in_time
+from gateway.exchange.dispatch import FAULT, error_body, error_headers, in_time
 from gateway.exchange.forward import forward_answer
-from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, with_body
+from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, to_server, with_body
 from gateway.exchange.infer_answer import (
     answer_header_size,
     naming,
@@ -47,7 +47,6 @@ _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
 
 _ALL_JSON = AnswerForm(binary_by_default=False, binary_by_output={})
-_JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 _log = logging.getLogger("tensorgate.exchange")
 
@@ -87,8 +86,8 @@ class Straight:
             return None
         watch = self._watches[_patience(limits)]
         target, kind = found.target, found.asked.kind
+        passed = to_server(headers, found.withheld)
         if kind in UNTOUCHED:
-            passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
@@ -99,12 +98,12 @@ class Straight:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-        start = RequestStart(method, target, _lines(with_body(headers, changed)))
+        start = RequestStart(method, target, _lines(with_body(passed, changed)))
         return Plan(start, found.choice, watch, converts=True)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
-        headers: HeaderLines = ()
+        headers = client.added
         route = plan.choice.next
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
@@ -112,6 +111,7 @@ class Straight:
                 return None
             body = request.body
             headers = (
+                *headers,
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
@@ -218,12 +218,16 @@ class StraightExchange(Receiver, Watched):
 
     def _answer_failure(self, error: Exception) -> None:
         fault = not isinstance(error, GatewayError)
+        request_id = self._client.request_id
         if fault:
             # A fault of our own: never a silent one.
             start = self._plan.start
-            _log.error("%s %s failed", start.method, start.target, exc_info=error)
+            where = (request_id or "-", start.method, start.target)
+            _log.error("request %s: %s %s failed", *where, exc_info=error)
         told = error if isinstance(error, GatewayError) else FAULT
-        self._client.answer(told.kind.value.status, "", _JSON, error_body(told.message), last=fault)
+        headers = error_headers(request_id)
+        body = error_body(told.message)
+        self._client.answer(told.kind.value.status, "", headers, body, last=fault)
 
     async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
         url = self._loan.endpoint.url
@@ -269,7 +273,7 @@ def _patience(limits: Limits) -> float:
     return min(limits.idle_time, limits.total_time)
 
 
-def _lines(headers: CIMultiDict[str]) -> HeaderLines:
+def _lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:
     return tuple(headers.items())
 
 

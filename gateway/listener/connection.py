@@ -11,6 +11,7 @@ from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
 from gateway.exchange.base import ClientAnswer, HeaderLines, StraightClient
+from gateway.exchange.forwarding import Forwarding, Introduction, Peer
 from gateway.exchange.straight import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import BodyStream, Connection
@@ -46,6 +47,7 @@ class Owner(ABC):
     """Who accepts connections, and serves what comes on them."""
 
     draining: bool
+    forwarding: Forwarding
 
     @abstractmethod
     def opened(self, connection: ClientConnection) -> None:
@@ -82,16 +84,20 @@ class Owner(ABC):
         """Note that an exchange of the straight way has ended; tasks tell by themselves."""
 
     @abstractmethod
-    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+    def log(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
         """Note an answer; ``status`` is 0 where there was none, ``size`` in bytes."""
 
 
 class ClientConnection(Connection, StraightClient):
     """Cuts requests out of what a client sends, and has each served before the next."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__()
         self._owner = owner
+        self._is_unix = is_unix
+        self._is_tls = is_tls
         self._reader = HeadReader(HttpRequestParser)
         self._head: RequestHead | None = None
         self._body: BodyStream | None = None
@@ -112,6 +118,11 @@ class ClientConnection(Connection, StraightClient):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the connection."""
         super().connection_made(transport)
+        name = None if self._is_unix else transport.get_extra_info("peername")
+        # An address of one link names that behind a %, which says nothing elsewhere.
+        address = name[0].partition("%")[0] if name else None
+        peer = Peer(address, self._is_unix, self._is_tls)
+        self._introduction = Introduction(self._owner.forwarding, peer)
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -228,6 +239,8 @@ class ClientConnection(Connection, StraightClient):
         self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
+        version = "1.0" if head.http_1_0 else "1.1"
+        self.added, self.request_id = self._introduction.of(head.headers, version)
         at_hand = len(data) == head.length and is_small and not head.http_1_0
         if at_hand and not self.clogged:
             self._exchange = self._owner.begin_straight(self, head, data)
@@ -241,15 +254,16 @@ class ClientConnection(Connection, StraightClient):
     def _begin_task(
         self, head: RequestHead, body: BodyStream, rest: Rest | None = None
     ) -> asyncio.Task[None]:
-        request = HttpRequest(head, body, self)
-        answer = HttpAnswer(head, self, lambda: self._is_last(head, body))
+        request = HttpRequest(head, body, self, self.added)
+        answer = HttpAnswer(head, self, lambda: self._is_last(head, body), self.request_id)
         task = self._exchange = self._owner.begin(self, request, answer, rest)
         return task
 
     def _note_answer(self, status: int, size: int) -> None:
         assert self._head is not None
         # The event loop's own clock counts whole milliseconds.
-        self._owner.log(self._head, status, size, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        self._owner.log(self._head, status, size, seconds, self.request_id)
         exchange, self._exchange = self._exchange, None
         if isinstance(exchange, StraightExchange):
             self._owner.over(exchange)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
+from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection, Owner, Rest
@@ -39,7 +40,7 @@ class HttpListener(Owner):
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
     may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
-    but Unix sockets, if it is given.
+    but Unix sockets, if it is given. ``forwarding`` says what servers are told of clients.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class HttpListener(Owner):
         on_closed: Callable[[], None] | None = None,
         straight: Straight | None = None,
         tls: ServerTls | None = None,
+        forwarding: Forwarding = SILENT,
     ) -> None:
         self._exchange = exchange
         self._straight = straight
@@ -65,6 +67,7 @@ class HttpListener(Owner):
         self._all_over = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self.draining = False
+        self.forwarding = forwarding
 
     async def listen(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket; this owns it from now on."""
@@ -74,9 +77,9 @@ class HttpListener(Owner):
         self._servers.append(server)
 
     def _accepted(self, is_unix: bool) -> ClientConnection | TlsTransport:
-        connection = ClientConnection(self)
         if self._tls is None or is_unix:
-            return connection
+            return ClientConnection(self, is_unix)
+        connection = ClientConnection(self, is_tls=True)
         return TlsTransport(self._tls.context, connection, self._shaking, self._on_closed)
 
     def take(self, sock: socket.socket) -> None:
@@ -157,7 +160,8 @@ class HttpListener(Owner):
                 return None
             exchange = self._straight.begin(plan, bytes(body), connection)
         except Exception:
-            _log.exception("%s %s failed on the straight way", head.method, head.target)
+            where = (connection.request_id or "-", head.method, head.target)
+            _log.exception("request %s: %s %s failed on the straight way", *where)
             return None  # the ordinary way answers, with that fault or without
         if exchange is not None:
             self._busy[exchange] = connection
@@ -191,10 +195,12 @@ class HttpListener(Owner):
         if self.draining and not self._busy:
             self._all_over.set()
 
-    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+    def log(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
         """Write a line of the access log."""
         if self._access_log is not None:
-            self._access_log.write(head.method, head.target, status, size, seconds)
+            self._access_log.write(head.method, head.target, status, size, seconds, request_id)
 
     async def _serve(
         self,
@@ -221,7 +227,8 @@ class HttpListener(Owner):
             pass  # the client is gone
         except Exception:
             # A fault of our own: never a silent one, and never one that takes the process along.
-            _log.exception("%s %s failed", request.method, request.target)
+            where = (answer.request_id or "-", request.method, request.target)
+            _log.exception("request %s: %s %s failed", *where)
             if answer.started:
                 answer.abort()
             else:

@@ -33,11 +33,14 @@ _JOINED = 64 * 1024
 class HttpRequest(ClientRequest):
     """A request on a connection."""
 
-    def __init__(self, head: RequestHead, body: BodyStream, connection: Connection) -> None:
+    def __init__(
+        self, head: RequestHead, body: BodyStream, connection: Connection, added: HeaderLines
+    ) -> None:
         self.method = head.method
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.length
+        self.added = added
         self._body = body
         self._connection = connection
         # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
@@ -80,8 +83,13 @@ class HttpAnswer(ClientAnswer):
     """
 
     def __init__(
-        self, head: RequestHead, connection: Connection, is_last: Callable[[], bool]
+        self,
+        head: RequestHead,
+        connection: Connection,
+        is_last: Callable[[], bool],
+        request_id: str,
     ) -> None:
+        self.request_id = request_id
         self.status = 0
         self.size = 0
         self.last = False
