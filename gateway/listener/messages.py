@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -16,11 +15,10 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
 from gateway.exchange.dispatch import error_body
 from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import RequestHead, write_head, write_start
+from gateway.http1.head import ABSOLUTE_FORM, RequestHead, write_head, write_start
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_ABSOLUTE_FORM = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 _REMEMBERED = 512
@@ -67,7 +65,7 @@ def origin_form(target: str) -> str:
     """
     if target.startswith("/") and "#" not in target:
         return target
-    if absolute := _ABSOLUTE_FORM.match(target):
+    if absolute := ABSOLUTE_FORM.match(target):
         target = target[absolute.end() :]
         if not target.startswith("/"):
             target = "/" + target
