@@ -17,6 +17,7 @@ import uvloop
 
 from gateway import __version__
 from gateway.app.gateway import Gateway
+from gateway.app.keys import ClientKeys, KeysError
 from gateway.app.listen import ListenError, listen, shown
 from gateway.app.tls import UpstreamTlsError, client_tls, server_contexts
 from gateway.demo.curl import curl_lines
@@ -65,6 +66,7 @@ def check(config: Path) -> None:
     with _plain_errors():
         client_tls(settings)
         server_contexts(settings)
+        ClientKeys(settings, os.environ)
     click.echo(_summary(settings))
 
 
@@ -108,7 +110,7 @@ def _start_logging(level: str, many: bool = False) -> None:
 def _plain_errors() -> Iterator[None]:
     try:
         yield
-    except (ListenError, UpstreamTlsError, NoWorkerError, ShowError) as error:
+    except (ListenError, UpstreamTlsError, KeysError, NoWorkerError, ShowError) as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
 
@@ -133,12 +135,13 @@ def _serve_with(workers: int, settings: Settings) -> None:
     """Serve with several processes, which this one starts and watches."""
     # The workers have these too: one comes up even if the files have become unusable since.
     tls, contexts = client_tls(settings), server_contexts(settings)
+    keys = ClientKeys(settings, os.environ)
     sockets = listen(settings.listen)
     settle()
     parent = Parent(
         sockets,
         workers,
-        lambda post: _run(_work(Gateway(settings, post.has_closed, tls, contexts), post)),
+        lambda post: _run(_work(Gateway(settings, post.has_closed, tls, contexts, keys), post)),
         settings.limits.drain_time,
         _Events(settings, sockets),
     )
@@ -234,7 +237,8 @@ def _route(route: Route, settings: Settings) -> str:
         weight = f" × {share.weight}" if len(route.upstream) > 1 else ""
         endpoints = ", ".join(map(str, upstream.endpoints))
         servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}")
-    lines = [f"{_taken(route.match)} → {'; '.join(servers)}"]
+    key = f", with a key of {' or '.join(route.auth)}" if route.auth else ""
+    lines = [f"{_taken(route.match)}{key} → {'; '.join(servers)}"]
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")

@@ -25,7 +25,7 @@ def test_only_what_no_server_can_have_seen_is_retried() -> None:
 
 def test_kinds_are_told_apart() -> None:
     # Two members of equal value would be one.
-    assert len(ErrorKind) == len(ErrorKind.__members__) == 11
+    assert len(ErrorKind) == len(ErrorKind.__members__) == 12
 
 
 @pytest.mark.parametrize(

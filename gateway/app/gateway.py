@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.app.forwarding import forwarding
+from gateway.app.keys import ClientKeys
 from gateway.app.listen import listen, shown
 from gateway.app.runtime import Runtime
 from gateway.app.tls import client_tls, server_contexts
@@ -29,8 +31,8 @@ class Gateway:
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``tls`` is what
     ``client_tls`` gave for these settings, and ``contexts`` what ``server_contexts`` did, if they
-    were asked already. Raises ListenError on entering, where an address cannot be had, and
-    UpstreamTlsError.
+    were asked already; ``keys`` are those that were loaded already. Raises ListenError on entering,
+    where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Gateway:
         on_closed: Callable[[], None] | None = None,
         tls: ServerTls | None = None,
         contexts: Mapping[str, ssl.SSLContext] | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
         self._tls = tls
         self._contexts = contexts
-        self._watch: asyncio.Task[None] | None = None
+        self._keys = keys
+        self._watches: list[asyncio.Task[None]] = []
         self.addresses: list[str] = []
         """Where clients reach it: URLs, or unix:/path."""
         self.dropped = 0
@@ -54,9 +58,10 @@ class Gateway:
         settings = self._settings
         tls = self._tls or client_tls(settings)
         contexts = server_contexts(settings) if self._contexts is None else self._contexts
+        keys = self._keys or ClientKeys(settings, os.environ)
         sockets = listen(settings.listen) if self._on_closed is None else []
         self._helper = HelperProcess() if _wants_helper(settings) else None
-        self.runtime = Runtime(settings, contexts, self._helper)
+        self.runtime = Runtime(settings, contexts, self._helper, keys.groups)
         access_log = AccessLog() if settings.log.access else None
         self._listener = HttpListener(
             self._exchange,
@@ -67,7 +72,10 @@ class Gateway:
             forwarding(settings),
         )
         if tls is not None:
-            self._watch = asyncio.create_task(tls.watch())
+            self._watches.append(asyncio.create_task(tls.watch()))
+        if keys.groups:
+            renewed = keys.watch(self._listener.forget_plans)
+            self._watches.append(asyncio.create_task(renewed))
         for sock in sockets:
             self.addresses.append(shown(sock, tls is not None))
             await self._listener.listen(sock)
@@ -84,8 +92,8 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self.runtime.close()
         if self._helper is not None:
             await self._helper.close()

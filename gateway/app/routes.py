@@ -8,6 +8,7 @@ from gateway.app.forwarding import forwarding
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.keys import KeyGroup
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
 from gateway.protocol.endpoints import KINDS, EndpointKind
@@ -19,7 +20,10 @@ from gateway.settings.schema import Settings
 
 
 def build_routes(
-    settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None
+    settings: Settings,
+    upstreams: Mapping[str, Upstream],
+    lender: Lender | None,
+    keys: Mapping[str, KeyGroup],
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
     replaced = forwarding(settings).replaced
@@ -29,6 +33,9 @@ def build_routes(
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
         limits = _limits(settings.limits, declared.limits)
         rewrite = declared.rewrite
+        groups = tuple(keys[name] for name in declared.auth)
+        # A key is meant for the gateway: a server could do with it what its client can.
+        shown_in = {group.shown_in.lower() for group in groups}
         rules.append(
             Rule(
                 _match(declared.match),
@@ -40,7 +47,8 @@ def build_routes(
                 declared.sticky,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _kinds(declared.deny),
-                replaced,
+                replaced | shown_in,
+                groups,
             )
         )
     return Routes(rules)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from gateway.app.routes import build_routes
 from gateway.app.upstreams import build_upstreams
 from gateway.codec.loans import Lender
+from gateway.exchange.keys import KeyGroup
 from gateway.exchange.straight import Straight
 from gateway.settings.schema import Settings
 
@@ -16,10 +17,14 @@ class Runtime:
     """Holds the upstreams and the routes to them."""
 
     def __init__(
-        self, settings: Settings, contexts: Mapping[str, ssl.SSLContext], lender: Lender | None
+        self,
+        settings: Settings,
+        contexts: Mapping[str, ssl.SSLContext],
+        lender: Lender | None,
+        keys: Mapping[str, KeyGroup],
     ) -> None:
         self.upstreams = build_upstreams(settings, contexts)
-        self.routes = build_routes(settings, self.upstreams, lender)
+        self.routes = build_routes(settings, self.upstreams, lender, keys)
         self.straight = Straight(self.routes)
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from gateway.exchange.forward import forward
 from gateway.exchange.forwarding import REQUEST_ID
 from gateway.exchange.headers import to_server
 from gateway.exchange.infer import infer
+from gateway.exchange.keys import UnauthenticatedError
 from gateway.exchange.routes import Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.trace import trace_setting
@@ -91,6 +92,8 @@ async def _dispatch(
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
     headers = CIMultiDict(error_headers(answer.request_id))
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = error.challenge
     await answer.send(error.kind.value.status, "", headers, error_body(error.message))
 
 

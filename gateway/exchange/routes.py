@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import Limits, Route
+from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.protocol.endpoints import (
     Endpoint,
     EndpointKind,
@@ -41,7 +42,7 @@ class Rule:
 
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
     which every value stays with one route. Kinds in ``deny`` are refused. The headers ``withheld``,
-    named in lower case, do not go to servers.
+    named in lower case, do not go to servers. Where there are ``keys``, a request has to show one.
     """
 
     match: Match
@@ -51,6 +52,11 @@ class Rule:
     rewrite: Rewrite | None = None
     deny: frozenset[EndpointKind] = frozenset()
     withheld: frozenset[str] = frozenset()
+    keys: tuple[KeyGroup, ...] = ()
+
+    def admits(self, known: frozenset[KeyGroup]) -> bool:
+        """Tell whether it is open to who shows keys of these groups."""
+        return not self.keys or not known.isdisjoint(self.keys)
 
     @property
     def limits(self) -> Limits:
@@ -96,16 +102,16 @@ class Routes:
         self.rules = tuple(rules)
         self._matches = [rule.match for rule in rules]
         self._ways = [_Ways(rule, random) for rule in rules]
+        self._doorkeeper = Doorkeeper(group for rule in rules for group in rule.keys)
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.
 
-        Raises GatewayError: 404 where no rule matches, 403 for what is denied.
+        Raises GatewayError: 401 where no key is shown that there has to be, 404 where no rule
+        matches that is open to the key, 403 for what is denied.
         """
         asked = parse_endpoint(method, target)
-        index = first_match(self._matches, asked, headers)
-        if index is None:
-            raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target))
+        index = self._followed(asked, method, target, headers)
         rule = self.rules[index]
         # There are servers that decode a path, so that what it says then is denied as well.
         for kind in (asked.kind, parse_endpoint(method, unquote(target)).kind):
@@ -119,14 +125,31 @@ class Routes:
             asked = parse_endpoint(method, target)
         return Found(choice, asked, target, rule.withheld)
 
-    def _unmatched(self, method: str, target: str) -> str:
+    def _followed(
+        self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]
+    ) -> int:
+        """Give the number of the first rule that matches, if it is open to the request."""
+        index = first_match(self._matches, asked, headers)
+        if index is not None and not self.rules[index].keys:
+            return index
+        known = self._doorkeeper.known(headers)
+        if index is not None and self.rules[index].admits(known):
+            return index
+        if self._doorkeeper and not known:
+            raise self._doorkeeper.refusal(headers)
+        raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target, known))
+
+    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> str:
+        """Say that there is no rule, in the same words where there is none for who shows a key."""
         path = target.partition("?")[0]
         shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
-        models = list(dict.fromkeys(each.model.text for each in self._matches if each.model))
+        open_ones = [rule.match.model for rule in self.rules if rule.admits(known)]
+        models = list(dict.fromkeys(model.text for model in open_ones if model))
         served = ", ".join(models[:_LISTED])
         more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
         listed = f"; models that are served: {served}{more}" if models else ""
-        return f"no route for {method} {shown}{listed}"
+        with_key = " with this key" if known else ""
+        return f"no route for {method} {shown}{with_key}{listed}"
 
 
 class _Ways:

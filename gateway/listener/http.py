@@ -167,6 +167,10 @@ class HttpListener(Owner):
             self._busy[exchange] = connection
         return exchange
 
+    def forget_plans(self) -> None:
+        """Look anew at what becomes of requests, as that has changed."""
+        self._plan.cache_clear()
+
     def _make_plan(self, head: RequestHead) -> Plan | None:
         if self._straight is None or head.length is None:
             return None

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 from gateway.settings.addresses import Address, TcpAddress, parse_address
 from gateway.settings.fields import File, Section
 from gateway.settings.forwarded import Forwarded
+from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
 from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
@@ -114,6 +115,9 @@ class Settings(Section):
     )
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
+    )
+    keys: Mapping[str, Keys] = Field(
+        default={}, description="The groups of keys that routes ask clients for, by name."
     )
     routes: tuple[Route, ...] = Field(
         default=(),

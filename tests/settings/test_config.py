@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.settings.addresses import TcpAddress
+from gateway.settings.keys import Keys
 from gateway.settings.load import load
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.words import KeyPath
@@ -20,10 +21,15 @@ REFERENCE = CONFIG / "reference.yaml"
 
 
 # Where the reference file goes on below a field that holds several items.
-ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,), "upstream": (0,)}
+ITEM: dict[str, KeyPath] = {
+    "upstreams": ("triton",),
+    "keys": ("team-a",),
+    "routes": (0,),
+    "upstream": (0,),
+}
 
 # A section's name right behind the mark, and what stands below it.
-COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:$|  \S.*)", re.MULTILINE)
+COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:$|(?:  )+\S.*)", re.MULTILINE)
 
 
 def models(field: FieldInfo) -> list[type[BaseModel]]:
@@ -52,20 +58,27 @@ def test_the_reference_shows_the_defaults_of_a_routes_limits() -> None:
         assert value == getattr(shown.limits, name)
 
 
-def with_tls() -> str:
-    """The reference file with the sections of TLS, which cannot have defaults, put in."""
+def whole() -> str:
+    """The reference file with the sections of TLS and of keys, which have no defaults, put in."""
     return COMMENTED_OUT.sub(lambda found: found[0].replace("#", "", 1), REFERENCE.read_text())
 
 
-def test_the_sections_of_tls_can_be_put_in(file: Path) -> None:
-    file.write_text(with_tls().replace("[http://127.0.0.1:8000]", "[https://127.0.0.1:8000]"))
+def test_the_sections_that_are_left_out_can_be_put_in(file: Path) -> None:
+    text = whole().replace("[http://127.0.0.1:8000]", "[https://127.0.0.1:8000]")
+    file.write_text(text.replace("auth: []", "auth: [team-a, robots]"))
     settings = load(file, {})
     assert settings.tls is not None
     assert settings.upstreams["triton"].tls is not None
+    assert settings.routes[0].auth == tuple(settings.keys) == ("team-a", "robots")
 
 
 def test_the_reference_shows_every_setting() -> None:
-    shown = read_source(with_tls(), {}).places
+    # One group of keys has a file, the other has not: each shows a part.
+    of_both = {"robots": "team-a"}
+    shown = {
+        tuple(of_both.get(str(part), part) for part in path)
+        for path in read_source(whole(), {}).places
+    }
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
     assert [path for path in paths if path not in shown] == []
@@ -107,6 +120,12 @@ def test_tls_follows_the_environment() -> None:
         client_ca="/etc/tensorgate/tls/ca.crt",
         client_certificates="optional",
     )
+
+
+def test_keys_follow_the_environment() -> None:
+    settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
+    assert settings.keys["people"] == Keys(file="/k")
+    assert settings.keys["robots"] == Keys(environment="ROBOT_KEYS", header="X-Api-Key")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)
