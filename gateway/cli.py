@@ -21,6 +21,7 @@ from gateway import __version__
 from gateway.app.follow import Follower, Leader
 from gateway.app.gateway import Gateway
 from gateway.app.journal import say_listening
+from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError
 from gateway.app.material import gather, warn
 from gateway.app.processes import worker_count
@@ -126,7 +127,7 @@ def _set_level(settings: Settings) -> None:
 def _plain_errors() -> Iterator[None]:
     try:
         yield
-    except (ListenError, UpstreamTlsError, NoWorkerError, ShowError) as error:
+    except (ListenError, UpstreamTlsError, KeysError, NoWorkerError, ShowError) as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
 
@@ -249,7 +250,8 @@ def _route(route: Route, settings: Settings) -> str:
         endpoints = ", ".join(map(str, upstream.endpoints))
         care = _care(upstream)
         servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}{care}")
-    lines = [f"{_taken(route.match)} → {'; '.join(servers)}"]
+    key = f", with a key of {' or '.join(route.auth)}" if route.auth else ""
+    lines = [f"{_taken(route.match)}{key} → {'; '.join(servers)}"]
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")

@@ -24,6 +24,7 @@ class ErrorKind(Enum):
     """What went wrong, in the terms of both protocols (gRPC codes as in google.rpc.Code)."""
 
     BAD_REQUEST = Answer(400, 3)
+    UNAUTHENTICATED = Answer(401, 16)
     FORBIDDEN = Answer(403, 7)
     NOT_FOUND = Answer(404, 5)
     NOT_ALLOWED = Answer(405, 12)

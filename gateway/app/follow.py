@@ -16,6 +16,7 @@ from typing import Self
 from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
+from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError, listen, shown, sockets_of
 from gateway.app.material import gather, warn
 from gateway.app.reload import FAULT, UNUSABLE, InUse
@@ -168,7 +169,7 @@ class Follower:
             return ""
         try:
             await gateway.reload(notice.settings)
-        except (ListenError, UpstreamTlsError) as error:
+        except (ListenError, UpstreamTlsError, KeysError) as error:
             fault = str(error)
         except Exception:
             _log.exception("a reload failed")

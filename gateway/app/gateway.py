@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.app.changes import as_far_as_possible, changes
+from gateway.app.forwarding import forwarding
 from gateway.app.limits import shared_limits
 from gateway.app.listen import Listening, close, listen, shown, sockets_of, without
 from gateway.app.material import Material, gather, warn
@@ -22,7 +23,6 @@ from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.helper.process import HelperProcess
 from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
-from gateway.listener.tls import ServerTls
 from gateway.observe.access_log import AccessLog
 from gateway.settings.schema import Settings
 
@@ -33,7 +33,7 @@ class Gateway:
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``material`` is what
     ``gather`` gave for these settings, if it was asked already. Raises ListenError on entering,
-    where an address cannot be had, and UpstreamTlsError.
+    where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Gateway:
         self._given = material
         self._helper: HelperProcess | None = None
         self._listening: tuple[Listening, ...] = ()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._retired = RetiredRuntimes()
         self.revision = revision or Revision(time.time())
         """Which settings are in use; whoever reloads keeps it."""
@@ -79,7 +79,9 @@ class Gateway:
             close(self._listening)
             await _give_up(held)
             raise
-        routes = build_routes(settings, of_held(held), self._shared, self._helper)
+        routes = build_routes(
+            settings, of_held(held), self._shared, self._helper, material.keys.groups
+        )
         self.runtime = Runtime(held, routes)
         self._listener = HttpListener(
             self._exchange,
@@ -88,8 +90,9 @@ class Gateway:
             self.runtime.straight,
             material.tls,
             _patience(settings),
+            forwarding(settings),
         )
-        self._watch_files_of(material.tls)
+        self._watch_files_of(material)
         await self._serve_on(self._listening)
         return self
 
@@ -111,7 +114,9 @@ class Gateway:
         held = held_upstreams(material.recipes, self.runtime.held)
         try:
             await _start(held)
-            routes = await asyncio.to_thread(build_routes, settings, of_held(held), shared, helper)
+            routes = await asyncio.to_thread(
+                build_routes, settings, of_held(held), shared, helper, material.keys.groups
+            )
             listening = self._listen(settings)
         except BaseException:
             await _give_up(held)
@@ -132,14 +137,14 @@ class Gateway:
         for sock in sockets_of(without(self._listening, listening)):
             self._listener.stop_listening(sock)
         self._settings, self._listening = material.settings, listening
-        if material.tls is not self._material.tls:
-            self._watch_files_of(material.tls)
+        self._watch_files_of(material)
         self._material = material
         self._listener.use(
             runtime.straight,
             _access_log(material.settings),
             material.tls,
             _patience(material.settings),
+            forwarding(material.settings),
         )
         self._retired.add(self.runtime)
         self.runtime = runtime
@@ -156,8 +161,7 @@ class Gateway:
     ) -> None:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
         close(self._listening)
-        if self._watch is not None:
-            self._watch.cancel()
+        self._watch_nothing()
         await self._retired.close()
         await self.runtime.close()
         if self._helper is not None:
@@ -171,10 +175,18 @@ class Gateway:
         for sock in sockets_of(opened):
             await self._listener.listen(sock)
 
-    def _watch_files_of(self, tls: ServerTls | None) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = None if tls is None else asyncio.create_task(tls.watch())
+    def _watch_files_of(self, material: Material) -> None:
+        self._watch_nothing()
+        if material.tls is not None:
+            self._watches.append(asyncio.create_task(material.tls.watch()))
+        if material.keys.groups:
+            renewed = material.keys.watch(self._listener.forget_plans)
+            self._watches.append(asyncio.create_task(renewed))
+
+    def _watch_nothing(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        self._watches.clear()
 
     async def _exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
         await self.runtime.exchange(request, answer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
+from gateway.app.keys import ClientKeys
 from gateway.app.processes import worker_count
 from gateway.app.tls import (
     client_files,
@@ -23,23 +25,31 @@ _log = logging.getLogger("tensorgate")
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Hold settings, TLS with clients if it is spoken, and what each upstream is made of."""
+    """Hold settings, TLS with clients if it is spoken, clients' keys, and recipes of upstreams."""
 
     settings: Settings
     tls: ServerTls | None
+    keys: ClientKeys
     recipes: tuple[Recipe, ...]
 
 
 def gather(settings: Settings, before: Material | None = None) -> Material:
-    """Load what settings name; it takes a while. Raises ListenError and UpstreamTlsError.
+    """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, KeysError.
 
-    TLS with clients that is declared as ``before`` is the one from before, which renews itself.
+    TLS with clients that is declared as ``before`` is the one from before, and so are keys: they
+    renew themselves.
     """
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
     else:
         tls = None if settings.tls is None else client_tls(settings.tls)
-    return Material(settings, tls, tuple(_recipe(settings, name) for name in settings.upstreams))
+    if before is not None and settings.keys == before.settings.keys:
+        keys = before.keys
+    else:
+        keys = ClientKeys(settings, os.environ)
+    return Material(
+        settings, tls, keys, tuple(_recipe(settings, name) for name in settings.upstreams)
+    )
 
 
 def files_named(settings: Settings) -> tuple[str, ...]:

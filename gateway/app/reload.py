@@ -11,6 +11,7 @@ from typing import Self
 
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
+from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError
 from gateway.app.source import Source, why_not
 from gateway.app.tls import UpstreamTlsError
@@ -18,7 +19,7 @@ from gateway.files import LOOK
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
 
-UNUSABLE = (SettingsError, ListenError, UpstreamTlsError)
+UNUSABLE = (SettingsError, ListenError, UpstreamTlsError, KeysError)
 """What settings that cannot be used raise."""
 FAULT = "the gateway failed; its log says why"
 

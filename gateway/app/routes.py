@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.app.forwarding import forwarding
 from gateway.app.limits import SharedLimits
 from gateway.app.processes import part_of, worker_count
 from gateway.codec.loans import Lender
@@ -12,6 +13,7 @@ from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.dispatch import at_one_server
 from gateway.exchange.gate import Gate
 from gateway.exchange.held import HeldBytes
+from gateway.exchange.keys import KeyGroup
 from gateway.exchange.mirror import Mirror
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
@@ -33,8 +35,10 @@ def build_routes(
     upstreams: Mapping[str, Upstream],
     shared: SharedLimits,
     lender: Lender | None,
+    keys: Mapping[str, KeyGroup],
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
+    replaced = forwarding(settings).replaced
     turns = Turns()  # one for all: there is one event loop
     mirrors = _Mirrors(settings, upstreams, lender)
     rules = []
@@ -43,6 +47,9 @@ def build_routes(
         limits = _limits(settings.limits, declared.limits)
         retry = _retry(declared.retry)
         rewrite = declared.rewrite
+        groups = tuple(keys[name] for name in declared.auth)
+        # A key is meant for the gateway: a server could do with it what its client can.
+        shown_in = {group.shown_in.lower() for group in groups}
         rules.append(
             Rule(
                 _match(declared.match),
@@ -64,6 +71,8 @@ def build_routes(
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _kinds(declared.deny),
                 mirrors.make(declared.mirror, policies, limits),
+                replaced | shown_in,
+                groups,
             )
         )
     return Routes(rules)

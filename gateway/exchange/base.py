@@ -30,13 +30,15 @@ class ClientRequest(ABC):
     """A client's request, of which the body is still to come.
 
     ``target`` is the raw request target. ``content_length`` is in bytes, None for a chunked body,
-    0 where there is none.
+    0 where there is none. Once its rule is known, target and headers are those for the server.
     """
 
     method: str
     target: str
     headers: CIMultiDictProxy[str]
     content_length: int | None
+    added: HeaderLines = ()
+    """What the gateway adds to the headers for the server."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
@@ -48,6 +50,8 @@ class ClientAnswer(ABC):
 
     started: bool = False
     """Whether the client may have seen a part of it."""
+    request_id: str = ""
+    """That of the request, by which the log and the client name the exchange; may be empty."""
 
     @abstractmethod
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
@@ -74,7 +78,13 @@ class ClientAnswer(ABC):
 
 
 class StraightClient(ABC):
-    """A client with a request at hand as a whole, which one call answers."""
+    """A client with a request at hand as a whole, which one call answers.
+
+    ``added`` and ``request_id`` are that request's: see ClientRequest and ClientAnswer.
+    """
+
+    added: HeaderLines = ()
+    request_id: str = ""
 
     @abstractmethod
     def answer(

@@ -9,19 +9,24 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
+from gateway.exchange.forwarding import REQUEST_ID
 from gateway.exchange.gathered import repository_index, statistics
+from gateway.exchange.headers import to_server
 from gateway.exchange.health import Readiness, live, ready
 from gateway.exchange.infer import infer
+from gateway.exchange.keys import UnauthenticatedError
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
 from gateway.protocol.endpoints import Endpoint, EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
+
+_JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 
@@ -35,7 +40,9 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     except GatewayError as error:
         await answer_error(answer, error)
         return
-    request.target = found.target  # from here on, it asks for what the server is asked for
+    # From here on, it asks for what the server is asked for.
+    request.target = found.target
+    request.headers = to_server(request.headers, found.withheld, request.added)
     if found.mirror is None:
         await _answer(request, answer, found, routes.readiness)
         return
@@ -74,7 +81,7 @@ async def in_time(
             await run(deadline)
     except GatewayError as error:
         if answer.started:
-            _log.warning("answer aborted: %s", error.message)
+            _log.warning("request %s: answer aborted: %s", answer.request_id or "-", error.message)
             answer.abort()
         else:
             await answer_error(answer, error)
@@ -125,10 +132,17 @@ async def _dispatch(
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
-    headers = CIMultiDict({"Content-Type": "application/json"})
+    headers = CIMultiDict(error_headers(answer.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = error.challenge
     await answer.send(error.kind.value.status, "", headers, error_body(error.message))
+
+
+def error_headers(request_id: str) -> HeaderLines:
+    """Give the headers of an error: with the id, a client can ask what the log says of it."""
+    return (*_JSON, (REQUEST_ID, request_id)) if request_id else _JSON
 
 
 def error_body(message: str) -> bytes:

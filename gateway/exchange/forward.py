@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from multidict import CIMultiDict
+
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
@@ -26,7 +28,7 @@ async def forward(
     asked = UpstreamRequest(
         request.method,
         target or request.target,
-        end_to_end(request.headers),
+        CIMultiDict(request.headers),
         await forwarded_body(request, body),
     )
     async with Attempts(route, asked, deadline, model=model) as attempt:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
+from gateway.upstream.base import HeaderLines
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -19,6 +20,7 @@ _HOP_BY_HOP = frozenset(
         "expect",
         "keep-alive",
         "proxy-authenticate",
+        "proxy-authentication-info",
         "proxy-authorization",
         "proxy-connection",
         "te",
@@ -27,13 +29,29 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     )
 )
+# RFC 9110, section 7.6.1: Connection cannot name what is meant for all. Without these, the other
+# end would not read the message as it is read here.
+_OF_THE_MESSAGE = frozenset(
+    ("host", "content-length", "content-type", "content-encoding", HEADER_LENGTH.lower())
+)
 _OF_THE_BODY = frozenset(("content-length", HEADER_LENGTH.lower()))
 _DIGITS = re.compile(r"[0-9]+")
 
 
-def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Copy the headers that are meant for the other end."""
-    return CIMultiDict(_without(headers, _HOP_BY_HOP))
+def end_to_end(
+    headers: CIMultiDictProxy[str], withheld: frozenset[str] = frozenset()
+) -> CIMultiDict[str]:
+    """Copy the headers that are meant for the other end, without those ``withheld``, lower case."""
+    return CIMultiDict(_without(headers, _HOP_BY_HOP | withheld))
+
+
+def to_server(
+    headers: CIMultiDictProxy[str], withheld: frozenset[str], added: HeaderLines = ()
+) -> CIMultiDictProxy[str]:
+    """Copy the headers that pass to a server, with those that the gateway adds behind them."""
+    passed = end_to_end(headers, withheld)
+    passed.extend(added)
+    return CIMultiDictProxy(passed)
 
 
 def with_body(
@@ -56,7 +74,7 @@ def _replaced_by(changed: tuple[str, ...]) -> frozenset[str]:
 def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     if "Connection" in headers:
         named = ",".join(headers.getall("Connection")).lower().split(",")
-        dropped |= {name.strip() for name in named}
+        dropped |= {name.strip() for name in named} - _OF_THE_MESSAGE
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 

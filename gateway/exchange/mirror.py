@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.tally import Tally
 from gateway.protocol.endpoints import KINDS, Endpoint
@@ -201,10 +201,11 @@ class Sample:
         self._mirror = mirror
         self._random = random
 
-    def offer(self, head: Head, body: bytes) -> None:
-        """Copy a request at hand as a whole, or not."""
+    def offer(self, head: Head, body: bytes, added: HeaderLines = ()) -> None:
+        """Copy a request at hand as a whole, with headers that are added to its own, or not."""
         if self._is_chosen():
-            Copy(head, self._mirror).add(body)
+            headers = CIMultiDictProxy(CIMultiDict([*head.headers.items(), *added]))
+            Copy(replace(head, headers=headers), self._mirror).add(body)
 
     @contextmanager
     def copying(self, request: ClientRequest, asked: Endpoint) -> Iterator[ClientRequest]:

@@ -13,6 +13,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.asking import endpoints_of
 from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.health import Readiness
+from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.exchange.mirror import MIRRORED, Mirror, Sample
 from gateway.protocol.endpoints import (
     UNTOUCHED,
@@ -49,6 +50,8 @@ class Rule:
 
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
     which every value stays with one route. Kinds in ``deny`` are refused. ``mirror`` sends copies.
+    The headers ``withheld``, named in lower case, do not go to servers. Where there are ``keys``, a
+    request has to show one.
     """
 
     match: Match
@@ -58,6 +61,12 @@ class Rule:
     rewrite: Rewrite | None = None
     deny: frozenset[EndpointKind] = frozenset()
     mirror: Mirror | None = None
+    withheld: frozenset[str] = frozenset()
+    keys: tuple[KeyGroup, ...] = ()
+
+    def admits(self, known: frozenset[KeyGroup]) -> bool:
+        """Tell whether it is open to who shows keys of these groups."""
+        return not self.keys or not known.isdisjoint(self.keys)
 
     @property
     def limits(self) -> Limits:
@@ -99,7 +108,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where requests with the same head go, and what the server is asked for.
+    """Where requests with the same head go, what the server is asked for, and is not shown.
 
     ``upstreams`` are all that answer for a request which is for more than one server: those that
     its rule chooses from, or those of all rules.
@@ -109,6 +118,7 @@ class Found:
     asked: Endpoint
     target: str
     upstreams: tuple[Upstream, ...]
+    withheld: frozenset[str]
     mirror: Sample | None = None
 
     @property
@@ -133,16 +143,16 @@ class Routes:
         self._matches = [rule.match for rule in rules]
         self._ways = [_Ways(rule, random) for rule in rules]
         self.readiness = Readiness(led_to(rules))
+        self._doorkeeper = Doorkeeper(group for rule in rules for group in rule.keys)
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.
 
-        Raises GatewayError: 404 where no rule matches, 403 for what is denied.
+        Raises GatewayError: 401 where no key is shown that there has to be, 404 where no rule
+        matches that is open to the key, 403 for what is denied.
         """
         asked = parse_endpoint(method, target)
-        index = first_match(self._matches, asked, headers)
-        if index is None:
-            raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target))
+        index = self._followed(asked, method, target, headers)
         rule = self.rules[index]
         # There are servers that decode a path, so that what it says then is denied as well.
         for kind in (asked.kind, parse_endpoint(method, unquote(target)).kind):
@@ -158,16 +168,33 @@ class Routes:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
         mirror = ways.mirror if asked.kind in MIRRORED else None
-        return Found(ways.choice(headers), asked, target, upstreams, mirror)
+        return Found(ways.choice(headers), asked, target, upstreams, rule.withheld, mirror)
 
-    def _unmatched(self, method: str, target: str) -> str:
+    def _followed(
+        self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]
+    ) -> int:
+        """Give the number of the first rule that matches, if it is open to the request."""
+        index = first_match(self._matches, asked, headers)
+        if index is not None and not self.rules[index].keys:
+            return index
+        known = self._doorkeeper.known(headers)
+        if index is not None and self.rules[index].admits(known):
+            return index
+        if self._doorkeeper and not known:
+            raise self._doorkeeper.refusal(headers)
+        raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target, known))
+
+    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> str:
+        """Say that there is no rule, in the same words where there is none for who shows a key."""
         path = target.partition("?")[0]
         shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
-        models = list(dict.fromkeys(each.model.text for each in self._matches if each.model))
+        open_ones = [rule.match.model for rule in self.rules if rule.admits(known)]
+        models = list(dict.fromkeys(model.text for model in open_ones if model))
         served = ", ".join(models[:_LISTED])
         more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
         listed = f"; models that are served: {served}{more}" if models else ""
-        return f"no route for {method} {shown}{listed}"
+        with_key = " with this key" if known else ""
+        return f"no route for {method} {shown}{with_key}{listed}"
 
 
 class _Ways:

@@ -19,10 +19,10 @@ from gateway.errors import GatewayError
 from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
-from gateway.exchange.dispatch import FAULT, error_body, in_time
+from gateway.exchange.dispatch import FAULT, error_body, error_headers, in_time
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, with_body
+from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, to_server, with_body
 from gateway.exchange.infer_answer import (
     answer_header_size,
     naming,
@@ -50,7 +50,6 @@ _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
 
 _ALL_JSON = AnswerForm(binary_by_default=False, binary_by_output={})
-_JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 _log = logging.getLogger("tensorgate.exchange")
 
@@ -66,8 +65,8 @@ class Plan:
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
     model: str | None = None
     """The one that they name."""
-    mirror: Callable[[bytes], None] | None = None
-    """Takes the bodies that were sent, where requests are mirrored."""
+    mirror: Callable[[bytes, HeaderLines], None] | None = None
+    """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
 
 
 class Straight:
@@ -94,9 +93,9 @@ class Straight:
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
-        mirror = _mirror(found, method, headers, length)
+        passed = to_server(headers, found.withheld)
+        mirror = _mirror(found, method, passed, length)
         if found.is_forwarded:
-            passed = end_to_end(headers)
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
@@ -107,12 +106,12 @@ class Straight:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-        start = RequestStart(method, target, _lines(with_body(headers, changed)))
+        start = RequestStart(method, target, _lines(with_body(passed, changed)))
         return Plan(start, found.choice, watch, True, model, mirror)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
-        headers: HeaderLines = ()
+        headers = client.added
         received = body
         route = plan.choice.next
         if plan.converts:
@@ -121,6 +120,7 @@ class Straight:
                 return None
             body = request.body
             headers = (
+                *headers,
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
@@ -142,7 +142,7 @@ class Straight:
         plan.choice.take()
         exchange.under_way(sent)
         if plan.mirror is not None:
-            plan.mirror(received)
+            plan.mirror(received, client.added)
         return exchange
 
     @property
@@ -265,12 +265,16 @@ class StraightExchange(Receiver, Watched):
 
     def _answer_failure(self, error: Exception) -> None:
         fault = not isinstance(error, GatewayError)
+        request_id = self._client.request_id
         if fault:
             # A fault of our own: never a silent one.
             start = self._plan.start
-            _log.error("%s %s failed", start.method, start.target, exc_info=error)
+            where = (request_id or "-", start.method, start.target)
+            _log.error("request %s: %s %s failed", *where, exc_info=error)
         told = error if isinstance(error, GatewayError) else FAULT
-        self._client.answer(told.kind.value.status, "", _JSON, error_body(told.message), last=fault)
+        headers = error_headers(request_id)
+        body = error_body(told.message)
+        self._client.answer(told.kind.value.status, "", headers, body, last=fault)
 
     async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
         url = self._loan.endpoint.url
@@ -313,7 +317,7 @@ class StraightExchange(Receiver, Watched):
 
 def _mirror(
     found: Found, method: str, headers: CIMultiDictProxy[str], length: int
-) -> Callable[[bytes], None] | None:
+) -> Callable[[bytes, HeaderLines], None] | None:
     """Give what takes the bodies of requests with the same head, where they are mirrored."""
     if found.mirror is None:
         return None
@@ -325,7 +329,7 @@ def _patience(limits: Limits) -> float:
     return min(limits.idle_time, limits.total_time)
 
 
-def _lines(headers: CIMultiDict[str]) -> HeaderLines:
+def _lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:
     return tuple(headers.items())
 
 

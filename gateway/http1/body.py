@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
@@ -13,6 +14,7 @@ _FREE_OVERHEAD = 64 * 1024
 _OVERHEAD = 16
 """Bytes of them that it may have for each byte of its own."""
 
+_EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -23,8 +25,6 @@ class BodyDecoder(ABC):
     """The whole body was there."""
     rest: bytes | memoryview = b""
     """What came after the body's end."""
-    rest_is_lost: bool = False
-    """Something came after the body's end, and was not kept."""
 
     @abstractmethod
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -57,41 +57,60 @@ class UntilCloseDecoder(BodyDecoder):
 
 
 class ChunkedDecoder(BodyDecoder):
-    """A chunked body; extensions and trailers are dropped.
-
-    The parser does not tell where the body ended: what follows in the same data is lost.
-    """
+    """A chunked body; extensions and trailers are dropped."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._overhead_left = _FREE_OVERHEAD
+        self._tail = b""
         # The parser takes chunks only behind a head that announces them.
         self._parser = HttpRequestParser(self)
         self._parser.feed_data(_CHUNKED_REQUEST)
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Give the body's bytes in the data; raises MalformedError."""
-        try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            if not self.ended:
-                raise MalformedError(str(error)) from None
-            self.rest_is_lost = True
+        data = bytes(data)
+        begin = 0
+        if not self.ended:
+            for end in self._where_it_may_end(data):
+                self._parse(data[begin:end])
+                begin = end
+                if self.ended:
+                    break
+        if self.ended:
+            # RFC 9112, section 2.2: an empty line before the next message is nothing.
+            self.rest = data[begin:].lstrip(b"\r\n")
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
-        self._overhead_left -= len(data) - (1 + _OVERHEAD) * len(body)
+        self._overhead_left -= begin - (1 + _OVERHEAD) * len(body)
         if self._overhead_left < 0 and not self.ended:
             raise MalformedError("more bytes around the chunks than in them")
         return body
 
-    def on_message_begin(self) -> None:
-        """Note that another message follows."""
-        self.rest_is_lost = self.ended
+    def _where_it_may_end(self, data: bytes) -> Iterator[int]:
+        """Yield the ends of empty lines in the data, and its own end.
+
+        The body ends with one, but the parser does not tell with which, and would go on beyond it.
+        """
+        text = self._tail + data
+        before = len(self._tail)
+        self._tail = text[1 - len(_EMPTY_LINE) :]
+        end = 0
+        while (found := text.find(_EMPTY_LINE, end)) >= 0:
+            end = found + len(_EMPTY_LINE)
+            yield end - before
+        if end - before < len(data):
+            yield len(data)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            raise MalformedError(str(error)) from None
 
     def on_body(self, piece: bytes) -> None:
-        """Keep a piece of the body, not of what follows it."""
-        if not self.ended:
-            self._pieces.append(piece)
+        """Keep a piece of the body."""
+        self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """Note the end of the body."""

@@ -36,6 +36,13 @@ _LONGEST_LENGTH = 20
 
 _END = b"\r\n\r\n"
 _NO_BODY = (204, 304)
+ABSOLUTE_FORM = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
+"""How a request target begins that is a URL: RFC 9112, section 3.2.2."""
+
+# RFC 3986, section 3.2: a name or an address, and a port; without user names, as RFC 9110 wants it.
+_AUTHORITY = re.compile(
+    r"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII
+)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -169,14 +176,18 @@ def _request_head(head: bytes) -> RequestHead:
     parser = HttpRequestParser(fields)
     version = _parse(parser, fields, head)
     headers = fields.headers
-    if len(headers.getall("Host", ())) > 1:
-        raise MalformedError("more than one Host")
+    target = fields.target.decode("latin-1")
+    _settle_host(target, version, headers)
     chunked = _chunked(headers)
     if chunked and version == "1.0":
         raise MalformedError("Transfer-Encoding in HTTP/1.0")
+    method = parser.get_method().decode("latin-1")
+    if method == "CONNECT":
+        # What follows is meant for the tunnel, and is never to be taken for a request.
+        raise MalformedError(f"CONNECT {target[:80]}: there are no tunnels here")
     return RequestHead(
-        method=parser.get_method().decode("latin-1"),
-        target=fields.target.decode("latin-1"),
+        method=method,
+        target=target,
         http_1_0=version == "1.0",
         headers=CIMultiDictProxy(headers),
         length=None if chunked else _length(headers.get("Content-Length", "0")),
@@ -253,6 +264,23 @@ def _malformed(error: HttpParserError | HttpParserUpgrade) -> MalformedError:
     if isinstance(error, HttpParserInvalidMethodError | HttpParserUpgrade):
         return MalformedError("this is not HTTP")
     return MalformedError(str(error))
+
+
+def _settle_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
+    """Leave one Host, that of the target if there is one there: RFC 9112, section 3.2."""
+    hosts = headers.getall("Host", [])
+    if len(hosts) > 1:
+        raise MalformedError("more than one Host")
+    if not hosts and version == "1.1":
+        raise MalformedError("no Host")
+    if absolute := ABSOLUTE_FORM.match(target):
+        if not absolute[1]:
+            raise MalformedError("a request target without a host")
+        hosts = [absolute[1]]
+        headers["Host"] = absolute[1]
+    for host in hosts:
+        if not _AUTHORITY.fullmatch(host):
+            raise MalformedError(f"no host and port: {host[:80]!r}")
 
 
 def _length(digits: str) -> int:

@@ -12,6 +12,7 @@ from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
 from gateway.exchange.base import ClientAnswer, HeaderLines, StraightClient
+from gateway.exchange.forwarding import Forwarding, Introduction, Peer
 from gateway.exchange.straight import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import BodyStream, Connection
@@ -54,6 +55,7 @@ class Owner(ABC):
 
     draining: bool
     patience: Patience
+    forwarding: Forwarding
 
     @abstractmethod
     def opened(self, connection: ClientConnection) -> None:
@@ -90,16 +92,20 @@ class Owner(ABC):
         """Note that an exchange of the straight way has ended; tasks tell by themselves."""
 
     @abstractmethod
-    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+    def log(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
         """Note an answer; ``status`` is 0 where there was none, ``size`` in bytes."""
 
 
 class ClientConnection(Connection, StraightClient):
     """Cuts requests out of what a client sends, and has each served before the next."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__()
         self._owner = owner
+        self._is_unix = is_unix
+        self._is_tls = is_tls
         self._reader = HeadReader(HttpRequestParser)
         self._head: RequestHead | None = None
         self._body: BodyStream | None = None
@@ -120,6 +126,11 @@ class ClientConnection(Connection, StraightClient):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the connection."""
         super().connection_made(transport)
+        name = None if self._is_unix else transport.get_extra_info("peername")
+        # An address of one link names that behind a %, which says nothing elsewhere.
+        address = name[0].partition("%")[0] if name else None
+        self._peer = Peer(address, self._is_unix, self._is_tls)
+        self._introduction = Introduction(self._owner.forwarding, self._peer)
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -238,6 +249,10 @@ class ClientConnection(Connection, StraightClient):
         self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
+        version = "1.0" if head.http_1_0 else "1.1"
+        if self._introduction.forwarding is not self._owner.forwarding:
+            self._introduction = Introduction(self._owner.forwarding, self._peer)
+        self.added, self.request_id = self._introduction.of(head.headers, version)
         at_hand = len(data) == head.length and is_small and not head.http_1_0
         if at_hand and not self.clogged:
             self._exchange = self._owner.begin_straight(self, head, data)
@@ -251,15 +266,16 @@ class ClientConnection(Connection, StraightClient):
     def _begin_task(
         self, head: RequestHead, body: BodyStream, rest: Rest | None = None
     ) -> asyncio.Task[None]:
-        request = HttpRequest(head, body, self)
-        answer = HttpAnswer(head, self, lambda: self._is_last(head, body))
+        request = HttpRequest(head, body, self, self.added)
+        answer = HttpAnswer(head, self, lambda: self._is_last(head, body), self.request_id)
         task = self._exchange = self._owner.begin(self, request, answer, rest)
         return task
 
     def _note_answer(self, status: int, size: int) -> None:
         assert self._head is not None
         # The event loop's own clock counts whole milliseconds.
-        self._owner.log(self._head, status, size, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        self._owner.log(self._head, status, size, seconds, self.request_id)
         exchange, self._exchange = self._exchange, None
         if isinstance(exchange, StraightExchange):
             self._owner.over(exchange)
@@ -284,10 +300,7 @@ class ClientConnection(Connection, StraightClient):
         if not decoder.ended:
             return
         body.end()
-        if decoder.rest_is_lost:
-            self._broken = True
-        else:
-            self._ahead = bytes(decoder.rest)
+        self._ahead = bytes(decoder.rest)
         if self._exchange is None:
             self._next()
 

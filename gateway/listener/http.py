@@ -13,6 +13,7 @@ from gateway.accept_queue import last_connections
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
+from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Plan, Straight, StraightExchange
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection, Owner, Patience, Rest
@@ -40,7 +41,8 @@ class HttpListener(Owner):
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
     may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
-    but Unix sockets, if it is given. ``patience`` is what connections without a request meet with.
+    but Unix sockets, if it is given. ``patience`` is what connections without a request meet with,
+    ``forwarding`` says what servers are told of clients.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class HttpListener(Owner):
         straight: Straight | None = None,
         tls: ServerTls | None = None,
         patience: Patience | None = None,
+        forwarding: Forwarding = SILENT,
     ) -> None:
         self.patience = patience or Patience()
         self._exchange = exchange
@@ -68,6 +71,7 @@ class HttpListener(Owner):
         self._all_over = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self.draining = False
+        self.forwarding = forwarding
 
     async def listen(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket; this owns it from now on."""
@@ -98,18 +102,20 @@ class HttpListener(Owner):
         access_log: AccessLog | None,
         tls: ServerTls | None,
         patience: Patience,
+        forwarding: Forwarding,
     ) -> None:
         """Make the exchanges and the connections that begin from now on with others than before."""
         self._straight = straight
-        self._plan.cache_clear()
+        self.forget_plans()
         self._access_log = access_log
         self._tls = tls
         self.patience = patience
+        self.forwarding = forwarding
 
     def _accepted(self, is_unix: bool, tls: ServerTls | None) -> ClientConnection | TlsTransport:
-        connection = ClientConnection(self)
         if tls is None or is_unix:
-            return connection
+            return ClientConnection(self, is_unix)
+        connection = ClientConnection(self, is_tls=True)
         return TlsTransport(tls.context, connection, self._shaking, self._on_closed)
 
     def take(self, sock: socket.socket) -> None:
@@ -190,11 +196,16 @@ class HttpListener(Owner):
                 return None
             exchange = self._straight.begin(plan, bytes(body), connection)
         except Exception:
-            _log.exception("%s %s failed on the straight way", head.method, head.target)
+            where = (connection.request_id or "-", head.method, head.target)
+            _log.exception("request %s: %s %s failed on the straight way", *where)
             return None  # the ordinary way answers, with that fault or without
         if exchange is not None:
             self._busy[exchange] = connection
         return exchange
+
+    def forget_plans(self) -> None:
+        """Look anew at what becomes of requests, as that has changed."""
+        self._plan.cache_clear()
 
     def _make_plan(self, head: RequestHead) -> Plan | None:
         if self._straight is None or head.length is None:
@@ -224,10 +235,12 @@ class HttpListener(Owner):
         if self.draining and not self._busy:
             self._all_over.set()
 
-    def log(self, head: RequestHead, status: int, size: int, seconds: float) -> None:
+    def log(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
         """Write a line of the access log."""
         if self._access_log is not None:
-            self._access_log.write(head.method, head.target, status, size, seconds)
+            self._access_log.write(head.method, head.target, status, size, seconds, request_id)
 
     async def _serve(
         self,
@@ -254,7 +267,8 @@ class HttpListener(Owner):
             pass  # the client is gone
         except Exception:
             # A fault of our own: never a silent one, and never one that takes the process along.
-            _log.exception("%s %s failed", request.method, request.target)
+            where = (answer.request_id or "-", request.method, request.target)
+            _log.exception("request %s: %s %s failed", *where)
             if answer.started:
                 answer.abort()
             else:

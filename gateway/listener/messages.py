@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -16,11 +15,10 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
 from gateway.exchange.dispatch import error_body
 from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import RequestHead, write_head, write_start
+from gateway.http1.head import ABSOLUTE_FORM, RequestHead, write_head, write_start
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_ABSOLUTE_FORM = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 _REMEMBERED = 512
@@ -33,11 +31,14 @@ _JOINED = 64 * 1024
 class HttpRequest(ClientRequest):
     """A request on a connection."""
 
-    def __init__(self, head: RequestHead, body: BodyStream, connection: Connection) -> None:
+    def __init__(
+        self, head: RequestHead, body: BodyStream, connection: Connection, added: HeaderLines
+    ) -> None:
         self.method = head.method
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.length
+        self.added = added
         self._body = body
         self._connection = connection
         # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
@@ -64,7 +65,7 @@ def origin_form(target: str) -> str:
     """
     if target.startswith("/") and "#" not in target:
         return target
-    if absolute := _ABSOLUTE_FORM.match(target):
+    if absolute := ABSOLUTE_FORM.match(target):
         target = target[absolute.end() :]
         if not target.startswith("/"):
             target = "/" + target
@@ -80,8 +81,13 @@ class HttpAnswer(ClientAnswer):
     """
 
     def __init__(
-        self, head: RequestHead, connection: Connection, is_last: Callable[[], bool]
+        self,
+        head: RequestHead,
+        connection: Connection,
+        is_last: Callable[[], bool],
+        request_id: str,
     ) -> None:
+        self.request_id = request_id
         self.status = 0
         self.size = 0
         self.last = False

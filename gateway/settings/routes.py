@@ -135,6 +135,10 @@ def _some_weight(shares: tuple[Share, ...]) -> tuple[Share, ...]:
     return shares
 
 
+def _names(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 def _null_by_name(value: object) -> object:
     # Unquoted, YAML reads the policy's name as its null value.
     return "null" if value is None else value
@@ -156,6 +160,13 @@ class Route(Section):
     )
     rewrite: Rewrite | None = Field(
         default=None, description="Which model the server is asked for instead."
+    )
+    auth: Annotated[
+        tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])
+    ] = Field(
+        default=(),
+        description="The groups of keys of which a client must show one; none, where every client"
+        " is let in.",
     )
     deny: tuple[Kind, ...] = Field(default=(), description="What is refused on this route.")
     retry: tuple[_Repeated, ...] = Field(

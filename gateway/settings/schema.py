@@ -21,6 +21,8 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 
 from gateway.settings.addresses import Address, TcpAddress, parse_address
 from gateway.settings.fields import File, Section
+from gateway.settings.forwarded import Forwarded
+from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
 from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
@@ -119,10 +121,21 @@ class Settings(Section):
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
     )
+    keys: Mapping[str, Keys] = Field(
+        default={}, description="The groups of keys that routes ask clients for, by name."
+    )
     routes: tuple[Route, ...] = Field(
         default=(),
         min_length=1,
         description="Which upstream answers; where there is just one, it need not be said.",
+    )
+    forwarded: Forwarded = Field(
+        default=Forwarded(), description="What servers are told of clients."
+    )
+    request_id: StrictBool = Field(
+        default=True,
+        description="Whether each request has an id, in X-Request-Id and in the log: the client's"
+        " own, or one that is made.",
     )
     limits: Limits = Field(default=Limits(), description="What one exchange may take.")
     log: Log = Field(default=Log(), description="What is logged.")

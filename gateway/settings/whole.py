@@ -5,7 +5,7 @@ those of the parts.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from gateway.settings.addresses import has_host_name
@@ -29,10 +29,11 @@ def with_routes(value: Any) -> Any:
 def faults(value: Any) -> Iterator[Fault]:
     """Yield what is wrong with the settings as a whole; what lacks its type is passed over."""
     yield from _unasked_certificates(_value(value, "tls"))
+    yield from _mistaken_keys(value)
     upstreams = _upstreams(value)
     if not upstreams:
         return
-    yield from _misnamed(upstreams)
+    yield from _misnamed("upstreams", upstreams)
     for name, upstream in upstreams.items():
         for path, message in (*_mistaken_tls(upstream), *_without_names(upstream)):
             yield ("upstreams", name, *path), message
@@ -54,10 +55,35 @@ def _unasked_certificates(tls: object) -> Iterator[Fault]:
         yield path, "needs client_ca, the file of who issues the clients' certificates"
 
 
-def _misnamed(upstreams: Mapping[str, object]) -> Iterator[Fault]:
-    for name in upstreams:
+def _mistaken_keys(value: Any) -> Iterator[Fault]:
+    keys, routes = _value(value, "keys"), _value(value, "routes")
+    groups = keys if isinstance(keys, Mapping) else {}
+    asked_for = list(_auth_of(routes if isinstance(routes, list | tuple) else ()))
+    for path, name in asked_for:
+        if name not in groups:
+            known = among(name, groups) if groups else "; there are none"
+            yield path, f"no keys are named {describe(name)}{known}"
+    yield from _misnamed("keys", groups)
+    for name in groups:
+        if name not in [asked for _, asked in asked_for]:
+            yield ("keys", name), "no route asks for these: name them in its auth"
+
+
+def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the names of the keys that routes ask for, each with its place."""
+    for i, route in enumerate(routes):
+        named = _value(route, "auth")
+        if isinstance(named, str):
+            yield ("routes", i, "auth"), named
+        for j, name in enumerate(named if isinstance(named, list | tuple) else ()):
+            if isinstance(name, str):
+                yield ("routes", i, "auth", j), name
+
+
+def _misnamed(section: str, names: Iterable[object]) -> Iterator[Fault]:
+    for name in names:
         if isinstance(name, str) and not _NAME.fullmatch(name):
-            path = ("upstreams", name)
+            path = (section, name)
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
 
 

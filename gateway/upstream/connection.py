@@ -193,7 +193,7 @@ class ServerConnection(Connection):
             self.body.feed(piece)
         if decoder.ended:
             self._end_body(self.body)
-            self._keep = self._keep and not (decoder.rest or decoder.rest_is_lost)
+            self._keep = self._keep and not decoder.rest
 
     def _end_body(self, body: BodyStream) -> None:
         body.end()

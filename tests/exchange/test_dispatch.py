@@ -94,7 +94,7 @@ async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixtur
     assert answer.body == b"begun"
     assert log[-1] == "client is cut off"
     assert "client has got all" not in log
-    assert caplog.messages == [f"answer aborted: {URL} fell over"]
+    assert caplog.messages == [f"request -: answer aborted: {URL} fell over"]
 
 
 async def test_a_refusal_of_the_server_is_passed_on() -> None:

@@ -2,7 +2,13 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
-from gateway.exchange.headers import HEADER_LENGTH, end_to_end, header_length, with_body
+from gateway.exchange.headers import (
+    HEADER_LENGTH,
+    end_to_end,
+    header_length,
+    to_server,
+    with_body,
+)
 
 
 def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -16,6 +22,7 @@ def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
         "Expect",
         "Keep-Alive",
         "Proxy-Authenticate",
+        "Proxy-Authentication-Info",
         "Proxy-Authorization",
         "Proxy-Connection",
         "TE",
@@ -38,6 +45,35 @@ def test_headers_that_connection_names_are_dropped(value: str) -> None:
 def test_several_connection_headers_count() -> None:
     headers = _headers(("Connection", "x-a"), ("Connection", "x-b"), ("X-A", "1"), ("X-B", "2"))
     assert not end_to_end(headers)
+
+
+@pytest.mark.parametrize(
+    "name", ["Host", "Content-Length", "Content-Type", "Content-Encoding", HEADER_LENGTH]
+)
+def test_what_is_meant_for_all_cannot_be_named_by_connection(name: str) -> None:
+    # RFC 9110, section 7.6.1
+    for value in (name, f"close, {name.lower()}", f"x-a,{name.upper()} "):
+        headers = _headers((name, "1"), ("Connection", value), ("X-A", "2"))
+        assert end_to_end(headers)[name] == "1"
+
+
+def test_connection_cannot_take_away_what_the_gateway_adds() -> None:
+    headers = _headers(("Connection", "x-request-id, via"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
+    added = (("X-Request-Id", "b"), ("Via", "1.1 a, 1.1 b"))
+    withheld = frozenset(("x-request-id", "via"))
+    assert tuple(to_server(headers, withheld, added).items()) == added
+
+
+def test_headers_can_be_withheld() -> None:
+    headers = _headers(("X-Key", "1"), ("X", "2"), ("x-key", "3"), ("TE", "x"))
+    assert dict(end_to_end(headers, frozenset(("x-key",)))) == {"X": "2"}
+    assert dict(to_server(headers, frozenset(("x-key",)))) == {"X": "2"}
+
+
+def test_what_is_added_comes_last() -> None:
+    headers = _headers(("Host", "h"), ("X", "1"))
+    passed = to_server(headers, frozenset(), (("Y", "2"),))
+    assert list(passed.items()) == [("Host", "h"), ("X", "1"), ("Y", "2")]
 
 
 def test_all_others_are_kept_in_order_and_repeated() -> None:

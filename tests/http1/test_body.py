@@ -27,11 +27,10 @@ class Decoded:
     ended: bool
     rest: bytes
     """What the decoder calls the rest, and what it was not given any more."""
-    rest_is_lost: bool = False
 
     @property
     def more(self) -> bool:
-        return bool(self.rest) or self.rest_is_lost
+        return bool(self.rest)
 
 
 def _decode(decoder: BodyDecoder, pieces: list[bytes]) -> Decoded:
@@ -40,7 +39,7 @@ def _decode(decoder: BodyDecoder, pieces: list[bytes]) -> Decoded:
     while unread and not decoder.ended:
         body += decoder.feed(unread.pop(0))
     rest = bytes(decoder.rest) + b"".join(unread)
-    return Decoded(body, decoder.ended, rest, decoder.rest_is_lost)
+    return Decoded(body, decoder.ended, rest)
 
 
 def _is_refused(data: bytes) -> bool:
@@ -192,16 +191,14 @@ def test_a_chunked_body_is_given_as_it_comes() -> None:
     assert decoder.feed(b"\n") == b""
     assert decoder.ended
     assert not decoder.rest
-    assert not decoder.rest_is_lost
 
 
 @pytest.mark.parametrize("behind", [b"x", b"\r\nx", b"GET / HTTP/1.1\r\n\r\n", LAST_CHUNK])
 def test_nothing_is_taken_behind_the_end(behind: bytes) -> None:
     decoder = ChunkedDecoder()
     assert decoder.feed(chunk(b"abc") + LAST_CHUNK) == b"abc"
-    assert not decoder.rest_is_lost
     assert decoder.feed(behind) == b""
-    assert decoder.rest or decoder.rest_is_lost
+    assert decoder.rest
     assert decoder.ended
 
 
@@ -305,7 +302,7 @@ def test_much_behind_the_last_chunk(behind: bytes) -> None:
     assert decoder.feed(chunk(b"abc")) == b"abc"
     assert decoder.feed(LAST_CHUNK + behind) == b""
     assert decoder.ended
-    assert decoder.rest or decoder.rest_is_lost
+    assert decoder.rest
 
 
 @pytest.mark.parametrize(
@@ -319,7 +316,7 @@ def test_another_protocol_behind_the_last_chunk(behind: bytes) -> None:
     decoder = ChunkedDecoder()
     assert decoder.feed(chunk(b"abc") + LAST_CHUNK + behind) == b"abc"
     assert decoder.ended
-    assert decoder.rest or decoder.rest_is_lost
+    assert decoder.rest
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", b"\n", b"\r", b"\r\n\r\n"])
@@ -328,7 +325,6 @@ def test_an_empty_line_behind_the_last_chunk_is_nothing(behind: bytes) -> None:
     assert decoder.feed(chunk(b"abc") + LAST_CHUNK + behind) == b"abc"
     assert decoder.ended
     assert not decoder.rest
-    assert not decoder.rest_is_lost
 
 
 # ---------------------------------------------------------------------------------- writing
@@ -353,3 +349,28 @@ def test_chunks_are_written(data: bytes, text: bytes) -> None:
 def test_what_is_written_is_read(pieces: list[bytes], places: list[int]) -> None:
     text = b"".join(map(chunk, pieces)) + LAST_CHUNK
     assert _decode(ChunkedDecoder(), cut(text, places)) == Decoded(b"".join(pieces), True, b"")
+
+
+# ---------------------------------------------------------------------------------- where it ends
+
+TRAPS = st.lists(
+    st.sampled_from([b"\r\n", b"\r\n\r\n", b"0\r\n\r\n", b"a", b"\r", b"\n", b"0", bytes(9)]),
+    min_size=1,
+).map(b"".join)
+
+
+@LAW
+@given(
+    st.lists(TRAPS, max_size=4),
+    st.sampled_from([b"0\r\n", b"000;x=y\r\n", b"0\r\nX: a\r\n", b"0\r\nX: 0\r\nY:\r\n"]),
+    st.one_of(st.just(b""), TRAPS),
+    PLACES,
+)
+def test_the_rest_is_what_follows_however_it_comes(
+    chunks: list[bytes], last: bytes, behind: bytes, places: list[int]
+) -> None:
+    data = b"".join(map(chunk, chunks)) + last + b"\r\n" + behind
+    decoded = _decode(ChunkedDecoder(), cut(data, places))
+    assert decoded.ended
+    assert decoded.body == b"".join(chunks)
+    assert decoded.rest.lstrip(b"\r\n") == behind.lstrip(b"\r\n")

@@ -21,6 +21,8 @@ from gateway.http1.head import (
 )
 from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
 
+HOST = b"Host: host"
+
 Parser = type[HttpRequestParser | HttpResponseParser]
 
 BOTH = pytest.mark.parametrize("first", [b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"])
@@ -31,7 +33,9 @@ def _text(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> bytes:
 
 
 def _request(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> RequestHead:
-    return parse_request_head(_text(*lines, first=first))
+    """Read the head of a request, with a Host where the lines have none."""
+    has_host = any(line.lower().startswith(b"host:") for line in lines)
+    return parse_request_head(_text(*lines, *(() if has_host else (HOST,)), first=first))
 
 
 def _answer(*lines: bytes, first: bytes = b"HTTP/1.1 200 OK", method: str = "POST") -> ResponseHead:
@@ -70,12 +74,77 @@ def test_methods(method: str) -> None:
         "http://host/path?query",
         "http://host:80/",
         "http://[::1]:80/",
-        "https://user:word@host/",
         "/" + "a" * 60_000,
     ],
 )
 def test_targets_are_taken_as_they_are(target: str) -> None:
     assert _request(first=f"GET {target} HTTP/1.1".encode()).target == target
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["host", "host:80", "host:", "127.0.0.1:8080", "[::1]", "[2001:db8::1]:443", "a_b.c-d", "%41~"],
+)
+def test_hosts(host: str) -> None:
+    assert _request(b"Host: " + host.encode()).headers["Host"] == host
+
+
+def test_an_empty_host_is_one() -> None:
+    # RFC 9112, section 3.2: what a client sends that asks for no authority
+    assert _request(b"Host:").headers["Host"] == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(b"a b", b"a, b", b"a/b", b"a?b", b"a#b", b"user@a", b"a:b", b"a:80:80", b"a:-1"),
+        *(b"::1", b"[::1", b"[::1]x", b'"a"', b"<a>", b"a\\b", b"h\xc3\xb4te", b"http://a"),
+    ],
+)
+def test_hosts_that_are_none(host: bytes) -> None:
+    with pytest.raises(MalformedError, match="no host and port"):
+        _request(b"Host: " + host)
+
+
+@pytest.mark.parametrize("first", [b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"])
+def test_there_has_to_be_a_host(first: bytes) -> None:
+    with pytest.raises(MalformedError, match="no Host"):
+        parse_request_head(_text(b"X: a", first=first))
+
+
+def test_http_1_0_needs_no_host() -> None:
+    assert "Host" not in parse_request_head(_text(first=b"GET / HTTP/1.0")).headers
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"GET / HTTP/1.0"])
+@pytest.mark.parametrize("lines", [[b"Host: a", b"Host: a"], [b"Host: a", b"X: x", b"hOST: b"]])
+def test_two_hosts(first: bytes, lines: list[bytes]) -> None:
+    with pytest.raises(MalformedError, match="more than one Host"):
+        _request(*lines, first=first)
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        ("http://other/path", "other"),
+        ("HTTPS://other:443", "other:443"),
+        ("http://[::1]:80?x", "[::1]:80"),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_the_host_is_that_of_a_target_with_one(target: str, host: str, version: str) -> None:
+    headers = _request(
+        b"X: a", HOST, b"Y: b", first=f"GET {target} HTTP/{version}".encode()
+    ).headers
+    assert list(headers.items()) == [("X", "a"), ("Host", host), ("Y", "b")]
+
+
+@pytest.mark.parametrize(
+    "target", ["http:///path", "http://?x", "http://user@host/", "https://user:word@host"]
+)
+def test_targets_with_a_host_that_is_none(target: str) -> None:
+    with pytest.raises(MalformedError, match="host"):
+        _request(first=f"GET {target} HTTP/1.1".encode())
 
 
 @pytest.mark.parametrize(("version", "http_1_0"), [("1.1", False), ("1.0", True)])
@@ -215,7 +284,8 @@ def test_first_lines_that_no_answer_has(first: bytes) -> None:
     ],
 )
 def test_headers(first: bytes, lines: list[bytes], pairs: list[tuple[str, str]]) -> None:
-    assert list(_either(*lines, first=first).headers.items()) == pairs
+    headers = _either(*lines, first=first).headers
+    assert [pair for pair in headers.items() if pair[1] != "host"] == pairs
 
 
 def test_headers_are_found_in_any_case() -> None:
@@ -266,15 +336,16 @@ def test_lines_that_are_no_headers(first: bytes, line: bytes) -> None:
 
 @BOTH
 def test_there_is_a_cap_on_headers(first: bytes) -> None:
-    assert len(_either(*[b"X: a"] * 128, first=first).headers) == 128
+    lines = [HOST, *[b"X: a"] * 127]
+    assert len(_either(*lines, first=first).headers) == 128
     with pytest.raises(MalformedError, match="more than 128 headers"):
-        _either(*[b"X: a"] * 129, first=first)
+        _either(*lines, b"X: a", first=first)
 
 
 @BOTH
 def test_every_byte_goes_out_as_it_came(first: bytes) -> None:
     high = bytes(range(0x80, 0x100))
-    text = _text(b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
+    text = _text(HOST, b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
     headers = _either(*text.split(b"\r\n")[1:-2], first=first).headers
     assert write_head(first.decode(), headers.items()) == text
 
@@ -293,8 +364,9 @@ _VALUES = st.one_of(
 @LAW
 @given(st.lists(st.tuples(_TOKENS, _VALUES), max_size=8))
 def test_what_is_written_is_read(pairs: list[tuple[str, str]]) -> None:
-    request = write_head("POST /x HTTP/1.1", pairs)
-    assert list(parse_request_head(request).headers.items()) == pairs
+    named = [("Host", "a"), *pairs]
+    request = write_head("POST /x HTTP/1.1", named)
+    assert list(parse_request_head(request).headers.items()) == named
     answer = write_head("HTTP/1.1 200 OK", pairs)
     assert list(parse_response_head(answer, "POST").headers.items()) == pairs
 
@@ -502,14 +574,12 @@ def test_an_upgrade_is_an_ordinary_head(
 
 
 @pytest.mark.parametrize(
-    ("lines", "length"),
-    [([], 0), ([b"Content-Length: 5"], 5), ([b"Transfer-Encoding: chunked"], None)],
+    "lines", [[], [b"Content-Length: 5"], [b"Transfer-Encoding: chunked"], [b"Connection: close"]]
 )
 @pytest.mark.parametrize("target", ["host:80", "/x"])
-def test_connect_is_an_ordinary_head(lines: list[bytes], length: int | None, target: str) -> None:
-    head = _request(b"Host: a", *lines, first=f"CONNECT {target} HTTP/1.1".encode())
-    assert (head.method, head.target, head.length) == ("CONNECT", target, length)
-    assert head.keep_alive
+def test_connect_is_refused(lines: list[bytes], target: str) -> None:
+    with pytest.raises(MalformedError, match=f"CONNECT {target}"):
+        _request(b"Host: a", *lines, first=f"CONNECT {target} HTTP/1.1".encode())
 
 
 @pytest.mark.parametrize(
@@ -610,7 +680,7 @@ def test_heads_do_not_depend_on_how_they_come(
 @pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
 @pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_the_head_and_the_rest(parser: Parser, first: bytes, before: bytes, rest: bytes) -> None:
-    text = _text(b"X: a", b"Y:", first=first)
+    text = _text(HOST, b"X: a", b"Y:", first=first)
     for pieces in ways(before + text + rest):
         read = _read(parser, pieces)
         assert isinstance(read, tuple)
@@ -675,8 +745,8 @@ def test_what_is_no_head_is_refused_at_once(parser: Parser, start: bytes, fault:
 
 
 def _of_size(size: int) -> bytes:
-    text = _text(b"X: ")
-    return _text(b"X: " + b"a" * (size - len(text)))
+    text = _text(HOST, b"X: ")
+    return _text(HOST, b"X: " + b"a" * (size - len(text)))
 
 
 @pytest.mark.parametrize("size", [MAX_HEAD - 1, MAX_HEAD])

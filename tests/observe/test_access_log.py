@@ -8,9 +8,9 @@ from gateway.observe.access_log import AccessLog
 @pytest.mark.parametrize(
     ("status", "size", "seconds", "line"),
     [
-        (200, 12, 0.0123, "GET /v2?x=%20 200 12 B 12.3 ms"),
-        (0, 0, 0, "GET /v2?x=%20 0 0 B 0.0 ms"),
-        (502, 3_000_000_000, 3600, "GET /v2?x=%20 502 3000000000 B 3600000.0 ms"),
+        (200, 12, 0.0123, "GET /v2?x=%20 200 12 B 12.3 ms -"),
+        (0, 0, 0, "GET /v2?x=%20 0 0 B 0.0 ms -"),
+        (502, 3_000_000_000, 3600, "GET /v2?x=%20 502 3000000000 B 3600000.0 ms -"),
     ],
 )
 def test_a_line(
@@ -23,6 +23,12 @@ def test_a_line(
     assert (record.name, record.levelname) == ("tensorgate.access", "INFO")
 
 
+def test_the_id_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    AccessLog().write("GET", "/v2", 200, 0, 0, "a-1")
+    assert caplog.messages == ["GET /v2 200 0 B 0.0 ms a-1"]
+
+
 def test_nothing_where_it_is_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     AccessLog().write("GET", "/%s%d", 200, 0, 0)
@@ -32,4 +38,4 @@ def test_nothing_where_it_is_not_wanted(caplog: pytest.LogCaptureFixture) -> Non
 def test_targets_are_not_taken_for_formats(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     AccessLog().write("GET", "/%s%d%", 200, 0, 0)
-    assert caplog.messages == ["GET /%s%d% 200 0 B 0.0 ms"]
+    assert caplog.messages == ["GET /%s%d% 200 0 B 0.0 ms -"]

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.settings.addresses import TcpAddress
+from gateway.settings.keys import Keys
 from gateway.settings.load import load
 from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
@@ -22,10 +23,15 @@ REFERENCE = CONFIG / "reference.yaml"
 
 
 # Where the reference file goes on below a field that holds several items.
-ITEM: dict[str, KeyPath] = {"upstreams": ("triton",), "routes": (0,), "upstream": (0,)}
+ITEM: dict[str, KeyPath] = {
+    "upstreams": ("triton",),
+    "keys": ("team-a",),
+    "routes": (0,),
+    "upstream": (0,),
+}
 
 # A name right behind the mark, alone or with a value, and what stands below it.
-COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:(?: \S+)?$|  \S.*)", re.MULTILINE)
+COMMENTED_OUT = re.compile(r"^ *#(?:[a-z_]+:(?: \S+)?$|(?:  )+\S.*)", re.MULTILINE)
 
 
 def models(field: FieldInfo) -> list[type[BaseModel]]:
@@ -64,17 +70,24 @@ def with_all() -> str:
 
 
 def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
-    file.write_text(with_all().replace("[http://127.0.0.1:8000]", "[https://localhost:8000]"))
+    text = with_all().replace("[http://127.0.0.1:8000]", "[https://localhost:8000]")
+    file.write_text(text.replace("auth: []", "auth: [team-a, robots]"))
     settings = load(file, {})
     assert settings.tls is not None
     upstream = settings.upstreams["triton"]
     assert upstream.tls is not None
     assert upstream.health == Health()
     assert (upstream.resolve, upstream.discover) == (10.0, "models")
+    assert settings.routes[0].auth == tuple(settings.keys) == ("team-a", "robots")
 
 
 def test_the_reference_shows_every_setting() -> None:
-    shown = read_source(with_all(), {}).places
+    # One group of keys has a file, the other has not: each shows a part.
+    of_both = {"robots": "team-a"}
+    shown = {
+        tuple(of_both.get(str(part), part) for part in path)
+        for path in read_source(with_all(), {}).places
+    }
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
     assert [path for path in paths if path not in shown] == []
@@ -123,9 +136,15 @@ def test_the_canary_follows_the_environment() -> None:
     settings = load(CONFIG / "canary.yaml", environ)
     assert settings.upstreams["next"].endpoints == ("http://next:8000",)
     shown = {"upstream": "next", "share": "100%"}
-        assert settings.routes[0].mirror == Mirror.model_validate(shown)
+    assert settings.routes[0].mirror == Mirror.model_validate(shown)
     mirror = load(CONFIG / "canary.yaml", {}).routes[0].mirror
-    assert mirror == Mirror(upstream="next", share=0.1)
+    assert mirror == Mirror.model_validate({**shown, "share": "10%"})
+
+
+def test_keys_follow_the_environment() -> None:
+    settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
+    assert settings.keys["people"] == Keys(file="/k")
+    assert settings.keys["robots"] == Keys(environment="ROBOT_KEYS", header="X-Api-Key")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)

@@ -1,0 +1,15 @@
+"""Settings → what servers are told of clients."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+from gateway.exchange.forwarding import Forwarding
+from gateway.settings.schema import Settings
+
+
+def forwarding(settings: Settings) -> Forwarding:
+    """Make what the settings say of it."""
+    declared = settings.forwarded
+    trusted = tuple(map(ip_network, declared.trust))
+    return Forwarding(declared.headers, trusted, declared.via, settings.request_id)

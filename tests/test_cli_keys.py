@@ -1,0 +1,136 @@
+"""Keys, as an operator has them: in files, and in the environment of the command."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.servers.command import SCRIPT, Process, run, started
+from tests.servers.faulty_server import FaultyServer
+from tests.servers.http_text import request
+from tests.servers.raw_client import RawClient, connect
+
+CONFIG = """
+listen: 127.0.0.1:0
+workers: {workers}
+upstreams: {{demo: {{endpoints: ["{url}"]}}}}
+keys:
+  people: {{file: {file}}}
+  robots: {{environment: TEST_ROBOT_KEYS, header: X-Api-Key}}
+routes:
+  - {{match: {{kinds: [health]}}, upstream: demo}}
+  - {{upstream: demo, auth: [people, robots]}}
+"""
+COMMANDS = pytest.mark.parametrize(
+    "command", [("check",), ("serve", "--config")], ids=["check", "serve"]
+)
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "people"
+    path.write_text("# people\nold-key\n")
+    path.chmod(0o600)
+    return path
+
+
+def _config(file: Path, url: str = "http://127.0.0.1:1", workers: int = 1) -> str:
+    config = file.with_name("gateway.yaml")
+    config.write_text(CONFIG.format(file=file, url=url, workers=workers))
+    return str(config)
+
+
+def _write(file: Path, text: str | None) -> None:
+    """Write the file of keys, or leave none."""
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+        file.chmod(0o600)
+
+
+@asynccontextmanager
+async def _serving(config: str) -> AsyncIterator[tuple[Process, str]]:
+    command = (SCRIPT, "serve", "--config", config)
+    async with started(*command, TEST_ROBOT_KEYS="robot-key,another-key") as process:
+        found = await process.until_it_says(r"listening on (\S+)")
+        yield process, found[1]
+
+
+async def _status(client: RawClient, **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return (await client.ask(request("GET", "/v2/models/m", headers=named))).status
+
+
+async def test_check_tells_who_needs_a_key(file: Path) -> None:
+    status, out, err = await run(SCRIPT, "check", _config(file), TEST_ROBOT_KEYS="robot-key")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[1:] == [
+        "health → upstream demo (triton): http://127.0.0.1:1",
+        "every request, with a key of people or robots → upstream demo (triton): http://127.0.0.1:1",
+    ]
+
+
+@COMMANDS
+@WORKERS
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("", "there is no key"),
+        ("good-key\nsecret key\n", "line 2 is no key, which is"),
+    ],
+)
+async def test_a_file_that_cannot_be_used(
+    file: Path, command: tuple[str, ...], workers: int, text: str | None, fault: str
+) -> None:
+    config = _config(file, workers=workers)
+    _write(file, text)
+    status, out, err = await run(SCRIPT, *command, config, TEST_ROBOT_KEYS="robot-key")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"tensorgate: keys.people.file: {file}")
+    assert fault in err
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+@COMMANDS
+async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) -> None:
+    assert await run(SCRIPT, *command, _config(file)) == (
+        1,
+        "",
+        "tensorgate: keys.robots.environment: TEST_ROBOT_KEYS is not set\n",
+    )
+
+
+@WORKERS
+async def test_keys_are_renewed_while_connections_go_on(file: Path, workers: int) -> None:
+    async with FaultyServer() as server:
+        config = _config(file, server.url, workers)
+        async with _serving(config) as (process, url):
+            async with connect(url) as client, connect(url) as other:
+                for each in (client, other):
+                    assert await _status(each) == 401
+                    assert await _status(each, Authorization="Bearer old-key") == 200
+                    assert await _status(each, X_Api_Key="another-key") == 200
+                    assert (await each.call("GET", "/v2/health/live")).status == 200
+                _write(file, "new-key\n")
+                renewed = rf"people\.file: 1 from {re.escape(str(file))} are in use from now on"
+                await process.until_it_says("(?s)" + ".*".join([renewed] * workers))
+                for each in (client, other):
+                    assert await _status(each, Authorization="Bearer old-key") == 401
+                    assert await _status(each, Authorization="Bearer new-key") == 200
+                    assert await _status(each, X_Api_Key="robot-key") == 200
+                _write(file, "secret key\n")
+                await process.until_it_says(r"line 1 is no key.*; the keys from before stay in use")
+                assert await _status(client, Authorization="Bearer new-key") == 200
+            process.signal(signal.SIGTERM)
+            status, _, err = await process.end()
+    assert status == 0
+    for key in ("old-key", "new-key", "robot-key", "another-key", "secret"):
+        assert key not in err
