@@ -130,8 +130,9 @@ def test_its_labels_are_those_of_the_project() -> None:
     assert PROJECT["description"].startswith(labels[f"{begin}description"])
 
 
-def test_it_is_tagged_with_its_version() -> None:
-    assert set(re.findall(r"tensorgate:(\d[\d.]*)", FILE.read_text())) == {__version__}
+@pytest.mark.parametrize("file", [FILE, ROOT / "README.md"], ids=lambda file: file.name)
+def test_it_is_tagged_with_its_version(file: Path) -> None:
+    assert set(re.findall(r"tensorgate:(\d[\d.]*)", file.read_text())) == {__version__}
 
 
 def test_it_listens_where_it_is_reached() -> None:
