@@ -1,0 +1,24 @@
+"""The gateway, started by a command line that stands in deploy/."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from tests.servers.command import SCRIPT, Process, started
+
+
+@asynccontextmanager
+async def at_work(arguments: Sequence[str], **environ: str) -> AsyncIterator[tuple[Process, str]]:
+    """Run ``tensorgate`` with these arguments; give it, and where it listens.
+
+    Checks that SIGTERM ends it, and well.
+    """
+    async with started(SCRIPT, *arguments, **environ) as process:
+        found = await process.until_it_says(r"listening on (\S+)")
+        yield process, found[1]
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+        assert status == 0, err
+        assert "ERROR" not in err

@@ -1,0 +1,129 @@
+"""What the manifests for Kubernetes hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.settings.load import load
+from gateway.settings.schema import Settings
+from tests.deploy.files import Document, documents
+
+WORKLOADS = ("Deployment",)
+GATEWAY, TRITON = "gateway", "triton"
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What a workload makes its pods of."""
+
+    workload: Document
+
+    @property
+    def name(self) -> str:
+        """Give the workload's name."""
+        return str(self.workload["metadata"]["name"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Give the labels that selectors look for."""
+        labels: dict[str, str] = self.workload["spec"]["template"]["metadata"]["labels"]
+        return labels
+
+    @property
+    def spec(self) -> Document:
+        """Give what its containers share."""
+        spec: Document = self.workload["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def containers(self) -> dict[str, Document]:
+        """Give all containers by name, those that start first in front."""
+        listed = [*self.spec.get("initContainers", []), *self.spec["containers"]]
+        return {container["name"]: container for container in listed}
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Give the ports of all containers by name."""
+        return {
+            port["name"]: port["containerPort"]
+            for container in self.containers.values()
+            for port in container["ports"]
+        }
+
+    def chosen_by(self, selector: dict[str, str]) -> bool:
+        """Tell whether labels choose it."""
+        return selector.items() <= self.labels.items()
+
+
+class Manifest:
+    """A file of documents."""
+
+    def __init__(self, file: Path) -> None:
+        self.documents = documents(file)
+        self.pods = [Pod(each) for each in self.documents if each["kind"] in WORKLOADS]
+
+    def all(self, kind: str) -> list[Document]:
+        """Give the documents of a kind."""
+        return [each for each in self.documents if each["kind"] == kind]
+
+    def one(self, kind: str, name: str) -> Document:
+        """Give a document by its kind and name."""
+        (found,) = [each for each in self.all(kind) if each["metadata"]["name"] == name]
+        return found
+
+    def pod_with(self, container: str) -> Pod:
+        """Give the pod that has a container of this name."""
+        (found,) = [pod for pod in self.pods if container in pod.containers]
+        return found
+
+    @property
+    def gateway(self) -> Document:
+        """Give the gateway's container."""
+        return self.pod_with(GATEWAY).containers[GATEWAY]
+
+    @property
+    def triton(self) -> Document:
+        """Give Triton's container."""
+        return self.pod_with(TRITON).containers[TRITON]
+
+    @property
+    def settings_folder(self) -> str:
+        """Give where the gateway's container finds its settings."""
+        (mount,) = self.gateway["volumeMounts"]
+        return str(mount["mountPath"])
+
+    def settings_text(self) -> dict[str, str]:
+        """Give the files that the gateway's container finds there, by name."""
+        (mount,) = self.gateway["volumeMounts"]
+        volumes = self.pod_with(GATEWAY).spec["volumes"]
+        (volume,) = [each for each in volumes if each["name"] == mount["name"]]
+        data: dict[str, str] = self.one("ConfigMap", volume["configMap"]["name"])["data"]
+        return data
+
+    def write_settings(self, folder: Path) -> Settings:
+        """Write the gateway's settings to a folder; give those that its command names."""
+        for name, text in self.settings_text().items():
+            (folder / name).write_text(text)
+        return load(folder / Path(self.gateway["args"][-1]).name, {})
+
+    def selectors(self) -> Iterator[tuple[Document, dict[str, str]]]:
+        """Give each document that chooses pods, with the labels that it looks for."""
+        for document in self.documents:
+            for found in _selectors(document):
+                yield document, found
+
+
+def _selectors(value: Any, key: str = "") -> Iterator[dict[str, str]]:
+    """Find what chooses pods, however deep it stands."""
+    if not isinstance(value, dict | list):
+        return
+    if key == "matchLabels" or (key == "selector" and "matchLabels" not in value):
+        assert isinstance(value, dict)
+        yield value
+        return
+    for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _selectors(part, str(name))

@@ -1,0 +1,146 @@
+"""What deploy/compose.yaml says fits together, and the gateway runs as it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway import __version__
+from gateway.demo.server import DemoServer
+from gateway.settings.load import load
+from gateway.settings.quantities import parse_duration
+from tests.deploy.at_work import at_work
+from tests.deploy.dockerfile import read_stages
+from tests.deploy.files import DEPLOY, Document, documents, mapped
+from tests.servers.raw_client import connect
+
+FILE = DEPLOY / "compose.yaml"
+CHECKER = str(Path(sys.executable).with_name("check-jsonschema"))
+
+
+@pytest.fixture
+def services() -> dict[str, Document]:
+    """What the services are, by name."""
+    (compose,) = documents(FILE)
+    services: dict[str, Document] = compose["services"]
+    return services
+
+
+def environment(service: Document) -> dict[str, str]:
+    return {name: str(value) for name, value in service["environment"].items()}
+
+
+def volume(service: Document) -> tuple[Path, str]:
+    """Give the only volume of the gateway: where it is here, and where in the container."""
+    (text,) = service["volumes"]
+    here, there, mode = text.split(":")
+    assert mode == "ro"
+    return (DEPLOY / here).resolve(), there
+
+
+def settings_file(service: Document) -> Path:
+    """Give the settings file that the gateway's command names, as it is here."""
+    here, there = volume(service)
+    return Path(mapped(service["command"], {there: here})[-1])
+
+
+def check(file: Path) -> tuple[int, str]:
+    """Hold a file to the schema of the Compose specification."""
+    done = subprocess.run(
+        [CHECKER, "--builtin-schema", "vendor.compose-spec", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+def test_it_fits_the_schema() -> None:
+    assert check(FILE)[0] == 0
+
+
+def test_what_does_not_fit_the_schema(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(FILE.read_text().replace("depends_on", "depend_on"))
+    status, said = check(file)
+    assert (status, "depend_on" in said) == (1, True)
+
+
+def test_only_the_gateway_is_reached_from_outside(services: dict[str, Document]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert not any("network_mode" in service for service in services.values())
+    (ports,) = services["gateway"]["ports"]
+    port = environment(services["gateway"])["LISTEN"].rpartition(":")[2]
+    assert ports.rpartition(":")[2] == port
+    # There, its image's health check asks.
+    assert read_stages(DEPLOY / "Dockerfile")[-1].value("EXPOSE") == port
+    assert "healthcheck" not in services["gateway"]
+
+
+def test_the_gateway_asks_triton(services: dict[str, Document]) -> None:
+    url = urlsplit(environment(services["gateway"])["TRITON_URL"])
+    assert url.hostname == "triton"
+    # Its health check asks at the same port.
+    (asked,) = re.findall(
+        r"http://127.0.0.1:(\d+)/v2", " ".join(services["triton"]["healthcheck"]["test"])
+    )
+    assert str(url.port) == asked
+
+
+def test_what_the_gateway_waits_for_can_come_about(services: dict[str, Document]) -> None:
+    assert services["gateway"]["depends_on"] == {"triton": {"condition": "service_healthy"}}
+    assert "healthcheck" in services["triton"]
+
+
+def test_images_are_pinned(services: dict[str, Document]) -> None:
+    assert services["gateway"]["image"] == f"tensorgate:{__version__}"
+    assert re.fullmatch(r"nvcr\.io/nvidia/tritonserver:\d\d\.\d\d-py3", services["triton"]["image"])
+
+
+def test_what_it_builds_from_is_there(services: dict[str, Document]) -> None:
+    build = services["gateway"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_where_triton_finds_its_models(services: dict[str, Document]) -> None:
+    (models,) = services["triton"]["volumes"]
+    assert f"--model-repository={models['target']}" in services["triton"]["command"]
+    assert models["source"].startswith("${MODEL_REPOSITORY:?")
+
+
+def test_the_settings_take_each_variable(services: dict[str, Document]) -> None:
+    text = settings_file(services["gateway"]).read_text()
+    for name in environment(services["gateway"]):
+        assert f"${{{name}:-" in text
+
+
+def test_what_runs_may_finish(services: dict[str, Document]) -> None:
+    gateway, triton = services["gateway"], services["triton"]
+    settings = load(settings_file(gateway), environment(gateway))
+    assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_time
+    (exit_time,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(triton["command"]))
+    assert parse_duration(triton["stop_grace_period"]) > int(exit_time)
+
+
+def test_nobody_has_more_rights_than_needed(services: dict[str, Document]) -> None:
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    assert services["gateway"]["read_only"] is True
+
+
+async def test_the_gateway_serves(services: dict[str, Document]) -> None:
+    gateway = services["gateway"]
+    here, there = volume(gateway)
+    async with DemoServer() as server:
+        environ = {
+            **environment(gateway),
+            "LISTEN": "127.0.0.1:0",
+            "TRITON_URL": server.url,
+        }
+        arguments = mapped(gateway["command"], {there: here})
+        async with at_work(arguments, **environ) as (_, url), connect(url) as client:
+            assert (await client.call("GET", "/v2/health/ready")).status == 200

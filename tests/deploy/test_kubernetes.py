@@ -1,0 +1,270 @@
+"""What the manifests in deploy/kubernetes/ say is valid, and fits together."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+
+from gateway import __version__
+from gateway.settings.addresses import TcpAddress
+from gateway.settings.quantities import parse_size
+from tests.deploy.dockerfile import read_stages
+from tests.deploy.files import DEPLOY, Document, documents
+from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
+
+SIDECAR, GATEWAYS = DEPLOY / "kubernetes/sidecar.yaml", DEPLOY / "kubernetes/gateway.yaml"
+OLDEST = "1.30"
+OF_ITS_OWN = 256 * 2**20
+"""Bytes that the gateway and its helper take beside what `limits.held_bytes` counts, and more."""
+
+
+# What Kubernetes says
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_they_fit_the_schema(file: Path, version: str) -> None:
+    for document in documents(file):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_oldest_version_is_the_one_that_they_name(file: Path) -> None:
+    assert f"For Kubernetes {OLDEST} or newer." in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec.update(replica=2),
+        lambda spec: spec.update(replicas="2"),
+        lambda spec: spec.pop("selector"),
+    ],
+    ids=["unknown key", "wrong type", "missing key"],
+)
+def test_what_does_not_fit_the_schema(change: Callable[[Document], object]) -> None:
+    deployment = Manifest(SIDECAR).one("Deployment", "triton")
+    change(deployment["spec"])
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, OLDEST, strict=True)
+
+
+def test_a_key_that_is_given_twice_is_noticed(tmp_path: Path) -> None:
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("spec: {replicas: 1, replicas: 2}")
+    with pytest.raises(AssertionError, match="given twice"):
+        documents(twice)
+
+
+# What belongs together
+
+
+def test_every_selector_chooses_pods(manifest: Manifest) -> None:
+    chosen = [
+        [pod for pod in manifest.pods if pod.chosen_by(labels)]
+        for _, labels in manifest.selectors()
+    ]
+    assert [len(pods) for pods in chosen] == [1] * len(chosen)
+    assert len(chosen) >= len(manifest.pods) + len(manifest.all("Service"))
+
+
+def test_workloads_choose_their_own_pods(manifest: Manifest) -> None:
+    for pod in manifest.pods:
+        assert pod.chosen_by(pod.workload["spec"]["selector"]["matchLabels"])
+        for constraint in pod.spec.get("topologySpreadConstraints", []):
+            assert pod.chosen_by(constraint["labelSelector"]["matchLabels"])
+
+
+def test_services_lead_to_ports_that_are_there(manifest: Manifest) -> None:
+    for service in manifest.all("Service"):
+        (pod,) = [pod for pod in manifest.pods if pod.chosen_by(service["spec"]["selector"])]
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= pod.ports.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [(SIDECAR, "triton"), (GATEWAYS, "tensorgate")],
+    ids=["sidecar", "gateway"],
+)
+def test_clients_reach_the_gateway(file: Path, name: str) -> None:
+    manifest = Manifest(file)
+    service = manifest.one("Service", name)["spec"]
+    assert manifest.pod_with(GATEWAY).chosen_by(service["selector"])
+    (http,) = manifest.gateway["ports"]
+    (port,) = service["ports"]
+    assert port["targetPort"] == http["name"]
+
+
+def test_probes_ask_at_ports_of_their_container(manifest: Manifest) -> None:
+    for pod in manifest.pods:
+        for container in pod.containers.values():
+            names = {port["name"] for port in container["ports"]}
+            asked = {container[each]["httpGet"]["port"] for each in PROBES if each in container}
+            assert asked <= names
+            assert asked
+
+
+def test_every_port_has_a_name_and_number_of_its_own(manifest: Manifest) -> None:
+    for pod in manifest.pods:
+        ports = [port for each in pod.containers.values() for port in each["ports"]]
+        assert len({port["name"] for port in ports}) == len(ports)
+        assert len({port["containerPort"] for port in ports}) == len(ports)
+
+
+def test_volumes_are_there_and_used(manifest: Manifest) -> None:
+    for pod in manifest.pods:
+        mounts = [each for one in pod.containers.values() for each in one["volumeMounts"]]
+        assert {mount["name"] for mount in mounts} == {each["name"] for each in pod.spec["volumes"]}
+
+
+def test_settings_are_mounted_as_a_folder(manifest: Manifest) -> None:
+    """A file mounted by subPath is not renewed when its ConfigMap changes."""
+    (mount,) = manifest.gateway["volumeMounts"]
+    assert mount.keys() == {"name", "mountPath", "readOnly"}
+    assert Path(manifest.gateway["args"][-1]).parent == Path(mount["mountPath"])
+
+
+def test_triton_finds_its_models(manifest: Manifest) -> None:
+    places = [mount["mountPath"] for mount in manifest.triton["volumeMounts"]]
+    (models,) = re.findall(r"--model-repository=(\S+)", " ".join(manifest.triton["args"]))
+    assert models in places
+
+
+def test_images_are_pinned_and_the_same_everywhere(manifest: Manifest) -> None:
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    assert manifest.gateway["image"] == f"tensorgate:{__version__}"
+    assert manifest.triton["image"] == compose["services"]["triton"]["image"]
+
+
+# The settings
+
+
+def test_the_gateway_listens_where_it_is_asked(manifest: Manifest, tmp_path: Path) -> None:
+    settings = manifest.write_settings(tmp_path)
+    (port,) = manifest.gateway["ports"]
+    assert settings.listen == (TcpAddress("0.0.0.0", port["containerPort"]),)
+
+
+def test_the_gateway_asks_triton(manifest: Manifest, tmp_path: Path) -> None:
+    for url in manifest.write_settings(tmp_path).upstreams["triton"].endpoints:
+        assert urlsplit(url).port == manifest.pod_with(TRITON).ports["triton"]
+
+
+def test_the_sidecar_asks_in_its_own_pod(tmp_path: Path) -> None:
+    manifest = Manifest(SIDECAR)
+    (url,) = manifest.write_settings(tmp_path).upstreams["triton"].endpoints
+    assert urlsplit(url).hostname == "127.0.0.1"
+    assert manifest.pod_with(GATEWAY) == manifest.pod_with(TRITON)
+
+
+def test_gateways_find_each_pod_by_the_service(tmp_path: Path) -> None:
+    manifest = Manifest(GATEWAYS)
+    upstream = manifest.write_settings(tmp_path).upstreams["triton"]
+    (url,) = upstream.endpoints
+    service = manifest.one("Service", urlsplit(url).hostname or "")
+    assert service["spec"]["clusterIP"] == "None"
+    assert manifest.pod_with(TRITON).chosen_by(service["spec"]["selector"])
+    assert upstream.resolve is not None
+
+
+def test_memory_suffices_for_what_may_be_held(manifest: Manifest, tmp_path: Path) -> None:
+    settings = manifest.write_settings(tmp_path)
+    limit = parse_size(manifest.gateway["resources"]["limits"]["memory"] + "B")
+    assert limit >= settings.limits.held_bytes + OF_ITS_OWN
+
+
+# Its end
+
+
+def pause(container: Document) -> int:
+    return int(container["lifecycle"]["preStop"]["sleep"]["seconds"])
+
+
+def exit_time(container: Document) -> int:
+    """Give the seconds that a Triton takes at most to end."""
+    (seconds,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))
+    return int(seconds)
+
+
+def test_what_runs_may_finish(manifest: Manifest, tmp_path: Path) -> None:
+    settings = manifest.write_settings(tmp_path)
+    for pod in manifest.pods:
+        ends = 0.0
+        if GATEWAY in pod.containers:
+            ends += pause(manifest.gateway) + settings.limits.drain_time
+        if TRITON in pod.containers:
+            ends += exit_time(manifest.triton)
+        assert pod.spec["terminationGracePeriodSeconds"] > ends
+
+
+def test_the_gateway_in_the_sidecar_ends_before_triton() -> None:
+    """Restarted init containers end when all others have, in the opposite order to their start."""
+    spec = Manifest(SIDECAR).pod_with(GATEWAY).spec
+    assert [(each["name"], each["restartPolicy"]) for each in spec["initContainers"]] == [
+        (TRITON, "Always")
+    ]
+    assert [each["name"] for each in spec["containers"]] == [GATEWAY]
+
+
+# Rights
+
+
+def test_nobody_has_more_rights_than_needed(manifest: Manifest) -> None:
+    for pod in manifest.pods:
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert pod.spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        for container in pod.containers.values():
+            context = container["securityContext"]
+            assert context["runAsUser"] > 0
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_gateway_runs_as_in_its_image_and_writes_nothing(manifest: Manifest) -> None:
+    context = manifest.gateway["securityContext"]
+    user = f"{context['runAsUser']}:{context['runAsGroup']}"
+    assert user == read_stages(DEPLOY / "Dockerfile")[-1].value("USER")
+    assert context["readOnlyRootFilesystem"] is True
+
+
+def test_only_gateways_reach_triton() -> None:
+    manifest = Manifest(GATEWAYS)
+    policy = manifest.one("NetworkPolicy", "triton")["spec"]
+    gateways, metrics = policy["ingress"]
+    assert manifest.pod_with(TRITON).chosen_by(policy["podSelector"]["matchLabels"])
+    (peer,) = gateways["from"]
+    assert manifest.pod_with(GATEWAY).chosen_by(peer["podSelector"]["matchLabels"])
+    assert [port["port"] for port in gateways["ports"]] == ["triton"]
+    assert [port["port"] for port in metrics["ports"]] == ["triton-metrics"]
+
+
+# Several gateways
+
+
+def gateways() -> tuple[Manifest, Pod]:
+    manifest = Manifest(GATEWAYS)
+    return manifest, manifest.pod_with(GATEWAY)
+
+
+def test_there_are_always_gateways() -> None:
+    manifest, pod = gateways()
+    scaler = manifest.one("HorizontalPodAutoscaler", "tensorgate")["spec"]
+    assert 2 <= scaler["minReplicas"] < scaler["maxReplicas"]
+    budget = manifest.one("PodDisruptionBudget", "tensorgate")["spec"]
+    assert budget["maxUnavailable"] < scaler["minReplicas"]
+    assert pod.workload["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_gateways_are_as_many_as_their_load_asks_for() -> None:
+    manifest, pod = gateways()
+    scaler = manifest.one("HorizontalPodAutoscaler", "tensorgate")["spec"]
+    target = {key: pod.workload[key] for key in ("apiVersion", "kind")} | {"name": pod.name}
+    assert scaler["scaleTargetRef"] == target
+    # Who says how many there are here would undo what the scaler says.
+    assert "replicas" not in pod.workload["spec"]
+    # Without a request there is nothing to be a share of.
+    assert "cpu" in manifest.gateway["resources"]["requests"]
