@@ -17,7 +17,7 @@ from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
 from gateway.app.keys import KeysError
-from gateway.app.listen import ListenError, listen, shown, sockets_of
+from gateway.app.listen import ListenError, addresses_of, listen, shown, sockets_of
 from gateway.app.material import gather, warn
 from gateway.app.reload import FAULT, UNUSABLE, InUse
 from gateway.app.revision import Revision
@@ -50,7 +50,7 @@ class Leader(Superior):
         self._journal = Journal(Revision(time.time(), str(source.file)))
         self._material = gather(settings)
         warn(settings)
-        self._listening = listen(settings.listen)
+        self._listening = listen(addresses_of(settings))
         self._say_done: Callable[[], None] | None = None
 
     @property
@@ -66,7 +66,7 @@ class Leader(Superior):
     @property
     def addresses(self) -> list[str]:
         """Tell where clients connect."""
-        return shown(self._listening, self.settings.tls is not None)
+        return shown(self._listening, self.settings)
 
     def gateway(self, on_closed: Callable[[], None]) -> Gateway:
         """Make the gateway of a worker that starts now."""
@@ -111,7 +111,7 @@ class Leader(Superior):
         read = self._source.read()
         settings = as_far_as_possible(read, before.settings)
         material = gather(settings, before)
-        self._listening = listen(settings.listen, self._listening)
+        self._listening = listen(addresses_of(settings), self._listening)
         self._material = material
         self._journal.reloaded()
 

@@ -9,10 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
+from gateway.app.admin import pages
 from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.forwarding import forwarding
 from gateway.app.limits import shared_limits
-from gateway.app.listen import Listening, close, listen, shown, sockets_of, without
+from gateway.app.listen import (
+    Listening,
+    addresses_of,
+    close,
+    is_admin,
+    listen,
+    shown,
+    without,
+)
 from gateway.app.material import Material, gather, warn
 from gateway.app.processes import wants_helper
 from gateway.app.revision import Revision
@@ -21,10 +30,14 @@ from gateway.app.runtime import RetiredRuntimes, Runtime
 from gateway.app.upstreams import HeldUpstream, held_upstreams, of_held
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.helper.process import HelperProcess
+from gateway.listener.admin import Admin
 from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.settings.schema import Settings
+
+_LAST_PAGE = 0.1
+"""Seconds for an operator to get the page that is being written at the end."""
 
 
 class Gateway:
@@ -58,6 +71,11 @@ class Gateway:
         """Exchanges that took longer than the drain time allows."""
 
     @property
+    def listener(self) -> HttpListener:
+        """Give what clients connect to."""
+        return self._listener
+
+    @property
     def settings(self) -> Settings:
         """Give the settings in use."""
         return self._settings
@@ -82,7 +100,7 @@ class Gateway:
         routes = build_routes(
             settings, of_held(held), self._shared, self._helper, material.keys.groups
         )
-        self.runtime = Runtime(held, routes)
+        self.runtime = Runtime(held, routes, self._shared)
         self._listener = HttpListener(
             self._exchange,
             _access_log(settings),
@@ -92,13 +110,15 @@ class Gateway:
             _patience(settings),
             forwarding(settings),
         )
+        self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
         self._watch_files_of(material)
         await self._serve_on(self._listening)
         return self
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
-        self._listener.take(connection)
+        listener = self._admin if is_admin(self._settings, connection) else self._listener
+        listener.take(connection)
 
     async def reload(self, settings: Settings) -> str:
         """Go on with other settings, but for the number of workers; tell what has changed.
@@ -122,7 +142,7 @@ class Gateway:
             await _give_up(held)
             raise
         self._shared = shared
-        await self._swap(material, listening, Runtime(held, routes), helper)
+        await self._swap(material, listening, Runtime(held, routes, shared), helper)
         return changes(material, before)
 
     async def _swap(
@@ -134,8 +154,9 @@ class Gateway:
     ) -> None:
         """Begin with the new before anything else happens; then end the old."""
         opened = without(listening, self._listening)
-        for sock in sockets_of(without(self._listening, listening)):
-            self._listener.stop_listening(sock)
+        for each in without(self._listening, listening):
+            for sock in each.sockets:
+                self._listener_at(each).stop_listening(sock)
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
@@ -160,6 +181,7 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         self.dropped = await self._listener.drain(self._settings.limits.drain_time)
+        await self._admin.drain(_LAST_PAGE)
         close(self._listening)
         self._watch_nothing()
         await self._retired.close()
@@ -168,12 +190,18 @@ class Gateway:
             await self._helper.close()
 
     def _listen(self, settings: Settings) -> tuple[Listening, ...]:
-        return listen(settings.listen, self._listening) if self._on_closed is None else ()
+        if self._on_closed is not None:
+            return ()
+        return listen(addresses_of(settings), self._listening)
 
     async def _serve_on(self, opened: Iterable[Listening]) -> None:
-        self.addresses = shown(self._listening, self._settings.tls is not None)
-        for sock in sockets_of(opened):
-            await self._listener.listen(sock)
+        self.addresses = shown(self._listening, self._settings)
+        for each in opened:
+            for sock in each.sockets:
+                await self._listener_at(each).listen(sock)
+
+    def _listener_at(self, each: Listening) -> HttpListener:
+        return self._admin if each.address == self._settings.admin else self._listener
 
     def _watch_files_of(self, material: Material) -> None:
         self._watch_nothing()

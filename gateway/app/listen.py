@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
-from gateway.settings.addresses import Address, UnixAddress
+from gateway.settings.addresses import Address, TcpAddress, UnixAddress
+from gateway.settings.schema import Settings
 
 
 class ListenError(Exception):
@@ -20,6 +21,19 @@ class Listening:
 
     address: Address
     sockets: tuple[socket.socket, ...]
+
+
+def addresses_of(settings: Settings) -> tuple[Address, ...]:
+    """Give all addresses to listen on: those of clients, and that of operators."""
+    return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
+
+
+def is_admin(settings: Settings, connection: socket.socket) -> bool:
+    """Tell whether a connection was made to the address of operators."""
+    name = connection.getsockname()
+    if isinstance(settings.admin, TcpAddress):
+        return isinstance(name, tuple) and name[1] == settings.admin.port
+    return settings.admin is not None and name == settings.admin.path
 
 
 def listen(addresses: Sequence[Address], before: Iterable[Listening] = ()) -> tuple[Listening, ...]:
@@ -71,9 +85,15 @@ def _listen_on(address: Address) -> tuple[socket.socket, ...]:
         raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-def shown(listening: Iterable[Listening], is_tls: bool) -> list[str]:
-    """Tell where clients reach listening sockets: URLs, or unix:/path."""
-    return [_shown(sock, is_tls) for sock in sockets_of(listening)]
+def shown(listening: Iterable[Listening], settings: Settings) -> list[str]:
+    """Tell where clients reach listening sockets: URLs, or unix:/path; and where operators do."""
+    return [
+        f"{_shown(sock, False)} (admin)"
+        if each.address == settings.admin
+        else _shown(sock, settings.tls is not None)
+        for each in listening
+        for sock in each.sockets
+    ]
 
 
 def _shown(sock: socket.socket, is_tls: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from gateway.app.limits import SharedLimits
 from gateway.app.upstreams import HeldUpstream, of_held
 from gateway.exchange.base import ClientAnswer, ClientRequest, Upstream
 from gateway.exchange.dispatch import exchange
@@ -18,11 +19,14 @@ _LOOK = 0.1
 class Runtime:
     """Holds upstreams, which it may share with other runtimes, and the routes to them."""
 
-    def __init__(self, held: Mapping[str, HeldUpstream], routes: Routes) -> None:
+    def __init__(
+        self, held: Mapping[str, HeldUpstream], routes: Routes, shared: SharedLimits
+    ) -> None:
         self.held = held
         for each in held.values():
             each.hold()
         self.routes = routes
+        self.shared = shared
         self.straight = Straight(routes)
         self._exchanges = 0
 

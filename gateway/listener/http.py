@@ -73,6 +73,16 @@ class HttpListener(Owner):
         self.draining = False
         self.forwarding = forwarding
 
+    @property
+    def connections(self) -> int:
+        """Give how many connections there are."""
+        return len(self._connections)
+
+    @property
+    def requests(self) -> int:
+        """Give how many requests are under way."""
+        return len(self._busy)
+
     async def listen(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket; this owns it from now on."""
         is_unix = sock.family == socket.AF_UNIX

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
@@ -53,6 +54,15 @@ _Listen = Annotated[
 ]
 
 
+def _known_port(address: Address) -> Address:
+    if isinstance(address, TcpAddress) and address.port == 0:
+        raise ValueError("expected a port from 1 to 65535, got 0")
+    return address
+
+
+_Admin = Annotated[_Listen, AfterValidator(_known_port)]
+
+
 class ClientTls(Section):
     """Speak TLS with clients, on all TCP addresses."""
 
@@ -94,6 +104,11 @@ class Settings(Section):
         min_length=1,
         description="Where clients connect: host:port, [IPv6]:port or unix:/path, one or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
+    )
+    admin: _Admin | None = Field(
+        default=None,
+        description="Where operators read how the gateway does, over plain HTTP: host:port,"
+        " [IPv6]:port or unix:/path.",
     )
     tls: ClientTls | None = Field(
         default=None,

@@ -15,6 +15,9 @@ from gateway.settings.words import KeyPath, among, describe
 Fault = tuple[KeyPath, str]
 """Where in the settings something is wrong, and what."""
 
+_LISTEN = "127.0.0.1:8080"
+"""Where clients connect if nothing is said."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -29,6 +32,7 @@ def with_routes(value: Any) -> Any:
 def faults(value: Any) -> Iterator[Fault]:
     """Yield what is wrong with the settings as a whole; what lacks its type is passed over."""
     yield from _unasked_certificates(_value(value, "tls"))
+    yield from _admin_among_clients(value)
     yield from _mistaken_keys(value)
     upstreams = _upstreams(value)
     if not upstreams:
@@ -78,6 +82,12 @@ def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
         for j, name in enumerate(named if isinstance(named, list | tuple) else ()):
             if isinstance(name, str):
                 yield ("routes", i, "auth", j), name
+
+
+def _admin_among_clients(value: object) -> Iterator[Fault]:
+    admin, listen = _value(value, "admin"), _value(value, "listen") or _LISTEN
+    if admin is not None and admin in (listen if isinstance(listen, list | tuple) else [listen]):
+        yield ("admin",), "needs an address of its own: clients connect there (listen)"
 
 
 def _misnamed(section: str, names: Iterable[object]) -> Iterator[Fault]:

@@ -1,0 +1,55 @@
+"""How a gateway does: for operators to read, and for what collects metrics."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from gateway import __version__
+from gateway.app.revision import Revision
+from gateway.app.runtime import Runtime
+from gateway.exchange.base import Upstream
+from gateway.exchange.gate import Gate
+from gateway.listener.http import HttpListener
+
+
+class Observed(Protocol):
+    """A gateway, as far as it can be looked at."""
+
+    revision: Revision
+    runtime: Runtime
+
+    @property
+    def listener(self) -> HttpListener:
+        """Give what clients connect to."""
+
+
+def status(gateway: Observed) -> dict[str, Any]:
+    """Tell how a gateway does; of several workers, how this one does."""
+    listener, runtime = gateway.listener, gateway.runtime
+    return {
+        "version": __version__,
+        "process": os.getpid(),
+        "draining": listener.draining,
+        "settings": asdict(gateway.revision),
+        "connections": listener.connections,
+        "requests": listener.requests,
+        "places": _places(runtime.shared.gate),
+        "held_bytes": runtime.shared.held.total,
+        "upstreams": {name: _upstream(each) for name, each in runtime.upstreams.items()},
+    }
+
+
+def _upstream(upstream: Upstream) -> dict[str, Any]:
+    return {
+        "required": upstream.required,
+        "usable": upstream.pool.is_usable,
+        "places": _places(upstream.gate),
+        "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
+    }
+
+
+def _places(gate: Gate | None) -> dict[str, int] | None:
+    """Tell how many exchanges have a place, and how many wait; nothing where there is no limit."""
+    return None if gate is None else {"taken": gate.inside, "waiting": gate.waiting}
