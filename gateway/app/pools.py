@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 
+from gateway.routing.balancer import BY_LOAD, BalancePolicy
 from gateway.routing.health import EjectionPolicy, ProbePolicy
-from gateway.settings.upstreams import Ejection, Health
+from gateway.settings.upstreams import Balance, Ejection, Health
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import ServerAddress, server_at
 from gateway.upstream.discovery import Discovery
@@ -38,7 +39,13 @@ def build_pool(
         resolver,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
-    return Pool(endpoints, _ejection(declared.ejection), keeper=keeper)
+    ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
+    return Pool(endpoints, ejection, keeper=keeper, balance=balance)
+
+
+def _balance(declared: Balance) -> BalancePolicy:
+    policy = BalancePolicy(declared.by == "round_robin", declared.hash)
+    return BY_LOAD if policy == BY_LOAD else policy
 
 
 def _ejection(declared: Ejection) -> EjectionPolicy:

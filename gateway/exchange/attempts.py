@@ -42,7 +42,8 @@ class Attempts:
         self._request = request
         self._deadline = deadline
         repeatable = can_be_repeated(request.body)
-        self._again = Again(route.upstream, route.retry, repeatable, list(but), model)
+        key = route.upstream.pool.key_of(request.headers)
+        self._again = Again(route.upstream, route.retry, repeatable, list(but), model, key)
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
@@ -86,7 +87,7 @@ class Again:
     """Tells whether a request may be sent to another endpoint, which counts it as a retry.
 
     ``tried`` are those that it was sent to; ``repeatable`` tells whether all of it is at hand;
-    ``model`` is the one that it names.
+    ``model`` is the one that it names, ``key`` what its endpoint is chosen by.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Again:
         repeatable: bool,
         tried: list[UpstreamEndpoint],
         model: str | None = None,
+        key: str | None = None,
     ) -> None:
         self.upstream = upstream
+        self.key = key
         self.model = model
         self.tried = tried
         self._policy = policy
@@ -142,7 +145,7 @@ async def reaching(
 
 async def _reach(again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]]) -> tuple[Loan, _T]:
     while True:
-        loan = again.upstream.pool.endpoint(again.tried, again.model)
+        loan = again.upstream.pool.endpoint(again.tried, again.model, again.key)
         endpoint = loan.take()
         try:
             return loan, await use(endpoint)

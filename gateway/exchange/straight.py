@@ -59,6 +59,8 @@ class Plan:
     """What becomes of requests with the same head."""
 
     start: RequestStart
+    passed: CIMultiDictProxy[str]
+    """The client's headers that go to the server."""
     choice: Choice
     watch: Watch
     converts: bool
@@ -99,7 +101,7 @@ class Straight:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, _lines(passed))
-            return Plan(start, found.choice, watch, False, model, mirror)
+            return Plan(start, passed, found.choice, watch, False, model, mirror)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -107,7 +109,7 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, _lines(with_body(passed, changed)))
-        return Plan(start, found.choice, watch, True, model, mirror)
+        return Plan(start, passed, found.choice, watch, True, model, mirror)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
@@ -129,7 +131,8 @@ class Straight:
             return None  # it may wait, as a task
         sent = None
         try:
-            loan = route.upstream.pool.endpoint((), plan.model)
+            pool = route.upstream.pool
+            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed))
             exchange = StraightExchange(plan, route, headers, body, loan, client)
             sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         except GatewayError:

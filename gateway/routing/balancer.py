@@ -3,7 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True)
+class BalancePolicy:
+    """By what an endpoint is chosen: the fewest exchanges under way, if nothing else is said."""
+
+    in_turn: bool = False
+    """One after the other, however busy they are."""
+    header: str | None = None
+    """The header of which every value stays with one endpoint; without it, nothing is said."""
+
+
+BY_LOAD = BalancePolicy()
+
+
+def chosen(
+    policy: BalancePolicy,
+    names: Sequence[str],
+    outstanding: Sequence[int],
+    turn: int,
+    key: str | None,
+) -> int:
+    """Give the index of the endpoint that a policy chooses.
+
+    ``turn`` counts up with every call; ``key`` is the header's value.
+    """
+    if key is not None and policy.header is not None:
+        return by_hash(names, key)
+    if policy.in_turn:
+        return round_robin(len(names), turn)
+    return least_outstanding(outstanding, turn)
 
 
 def least_outstanding(outstanding: Sequence[int], turn: int) -> int:

@@ -1,12 +1,15 @@
 """The settings of an upstream: its servers, and how they are spoken to."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
 from gateway.settings.addresses import parse_endpoint, parse_host, parse_path
 from gateway.settings.fields import File, Percentage, Section, count, time
 from gateway.settings.limits import Places
+from gateway.settings.patterns import parse_header_name
+from gateway.settings.words import describe
 
 _DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
 
@@ -50,6 +53,34 @@ class UpstreamTls(Section):
         description="Whether the servers' certificates are checked. Without that, anybody on the"
         " way can read and change what is sent.",
     )
+
+
+_By = Literal["least_outstanding", "round_robin"]
+
+
+class Balance(Section):
+    """Say which endpoint takes a request."""
+
+    by: _By = Field(
+        default="least_outstanding",
+        description="The one with the fewest requests under way, or each in turn.",
+    )
+    hash: Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)] | None = (
+        Field(
+            default=None,
+            description="The header of which every value stays with one endpoint.",
+        )
+    )
+
+
+def _balance(value: object) -> object:
+    """Return what is meant by the one word that is needed most."""
+    if isinstance(value, str) and value in get_args(_By):
+        return Balance.model_validate({"by": value})
+    if isinstance(value, Mapping | Balance):
+        return value
+    wanted = "least_outstanding, round_robin or {hash: HEADER}"
+    raise ValueError(f"expected {wanted}, got {describe(value)}")
 
 
 class Retries(Section):
@@ -118,6 +149,9 @@ class Upstream(Section):
     )
     dialect: Annotated[Literal["triton"], BeforeValidator(_known_dialect)] = Field(
         default="triton", description="How the servers speak the protocol."
+    )
+    balance: Annotated[Balance, BeforeValidator(_balance, json_schema_input_type=_By | Balance)] = (
+        Field(default=Balance(), description="Which endpoint takes a request.")
     )
     retries: Retries = Field(
         default=Retries(), description="How many requests to these servers are sent again."

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing import health
-from gateway.routing.balancer import least_outstanding
+from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
@@ -42,9 +42,11 @@ class Pool:
         ejection: EjectionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         keeper: Keeper | None = None,
+        balance: BalancePolicy | None = None,
     ) -> None:
         self.turn = 0
         """Endpoints lent so far."""
+        self.balance = balance or BY_LOAD
         self._ejection = ejection or EjectionPolicy()
         self._clock = clock
         self._keeper = keeper or Keeper()
@@ -78,11 +80,17 @@ class Pool:
             return None
         return any(member.probed.healthy for member in self.members)
 
-    def endpoint(self, but: Collection[UpstreamEndpoint] = (), model: str | None = None) -> Loan:
+    def endpoint(
+        self,
+        but: Collection[UpstreamEndpoint] = (),
+        model: str | None = None,
+        key: str | None = None,
+    ) -> Loan:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
 
         It has ``model`` ready, if any is known to. One that is none of ``but`` is preferred to one
-        that does not fail. Raises GatewayError (503) where no endpoint is known.
+        that does not fail. Among these, it is chosen as the policy says; ``key`` is the value of
+        the policy's header. Raises GatewayError (503) where no endpoint is known.
         """
         if self.has_one:
             return Loan(self, self.members[0])
@@ -93,8 +101,15 @@ class Pool:
         now = self._clock()
         usable = [member for member in others if member.health.is_usable(now)]
         allowed = usable or others or fitting
-        index = least_outstanding([member.outstanding for member in allowed], self.turn)
-        return Loan(self, allowed[index])
+        outstanding = [member.outstanding for member in allowed]
+        if self.balance is BY_LOAD:
+            return Loan(self, allowed[least_outstanding(outstanding, self.turn)])
+        names = [member.endpoint.url for member in allowed]
+        return Loan(self, allowed[chosen(self.balance, names, outstanding, self.turn, key)])
+
+    def key_of(self, headers: Mapping[str, str]) -> str | None:
+        """Give what of a request's headers an endpoint is chosen by."""
+        return None if self.balance.header is None else headers.get(self.balance.header)
 
     def every_endpoint(self, model: str | None = None) -> list[Loan]:
         """Lend each endpoint, those that are left out too, for which that is no trial.

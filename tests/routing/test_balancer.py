@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.balancer import by_hash, least_outstanding, round_robin
+from gateway.routing.balancer import (
+    BY_LOAD,
+    BalancePolicy,
+    by_hash,
+    chosen,
+    least_outstanding,
+    round_robin,
+)
 
 BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
@@ -83,3 +90,17 @@ def test_only_the_keys_of_one_that_leaves_move(left: int) -> None:
 def test_any_text_is_a_key(key: str) -> None:
     assert by_hash(NAMES[:1], key) == 0
     assert by_hash(NAMES, key) == by_hash(NAMES, key)
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "index"),
+    [
+        (BY_LOAD, None, 1),
+        (BY_LOAD, "k", 1),
+        (BalancePolicy(in_turn=True), None, 2),
+        (BalancePolicy(header="x"), None, 1),
+        (BalancePolicy(header="x"), "k", by_hash(["a", "b", "c"], "k")),
+    ],
+)
+def test_the_policy_chooses(policy: BalancePolicy, key: str | None, index: int) -> None:
+    assert chosen(policy, ["a", "b", "c"], [2, 0, 1], 2, key) == index

@@ -70,6 +70,9 @@ async def mirrored(
             },
             "routes": [{"upstream": "server", **mirror}],
             "limits": {**LIMITS, **limits},
+            # Else no two requests would be the same.
+            "request_id": False,
+            "forwarded": {"headers": False, "via": False},
         }
     )
     async with Gateway(settings) as gateway:

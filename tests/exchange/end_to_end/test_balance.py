@@ -1,0 +1,87 @@
+"""Which endpoint takes a request, on the straight way and on the ordinary one."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.servers.faulty_server import FaultyServer, always
+from tests.servers.raw_client import RawClient
+from tests.servers.running_gateway import client_of
+from tests.servers.tensors import binary_answer, infer_json
+
+# In one write it is at hand as a whole and goes straight; in two it takes a task.
+WAYS = {"straight": 10_000, "ordinary": 40}
+COUNT = 3
+
+
+async def _ask(client: RawClient, first: int, user: str | None) -> None:
+    data = infer_json(headers={} if user is None else {"X-User": user})
+    await client.send(data[:first])
+    if data[first:]:
+        await asyncio.sleep(0.005)
+        await client.send(data[first:])
+    assert (await client.reply()).status == 200
+
+
+async def _servers(stack: AsyncExitStack) -> list[FaultyServer]:
+    script = always(binary_answer(bytes(4)))
+    return [await stack.enter_async_context(FaultyServer(script)) for _ in range(COUNT)]
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_a_value_stays_with_one_endpoint(first: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        upstream = {"balance": {"hash": "X-User"}}
+        client = await stack.enter_async_context(
+            client_of(*[server.url for server in servers], upstream=upstream)
+        )
+        users = [f"user-{number}" for number in range(12)]
+        for _ in range(3):
+            for user in users:
+                await _ask(client, first, user)
+        seen = [{each.head.get("X-User") for each in server.requests} for server in servers]
+        assert sum(map(len, seen)) == len(users)  # nobody was at two
+        assert all(seen)
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        upstream = {"balance": {"hash": "X-User"}}
+        client = await stack.enter_async_context(
+            client_of(*[server.url for server in servers], upstream=upstream)
+        )
+        for _ in range(2 * COUNT):
+            await _ask(client, first, None)
+        assert [len(server.requests) for server in servers] == [2] * COUNT
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_each_in_turn(first: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        client = await stack.enter_async_context(
+            client_of(*[server.url for server in servers], upstream={"balance": "round_robin"})
+        )
+        for _ in range(4 * COUNT):
+            await _ask(client, first, "anybody")
+        assert [len(server.requests) for server in servers] == [4] * COUNT
+
+
+async def test_where_its_endpoint_is_gone_a_value_goes_elsewhere() -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        nowhere = "http://127.0.0.1:1"
+        client = await stack.enter_async_context(
+            client_of(
+                nowhere,
+                *[server.url for server in servers],
+                upstream={"balance": {"hash": "X-User"}},
+            )
+        )
+        for number in range(20):
+            await _ask(client, 10_000, f"user-{number}")
+        assert sum(len(server.requests) for server in servers) == 20
