@@ -153,9 +153,10 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
         await go_on.wait()
         await connection.send(chunk(b"two"), chunk(b""))
 
+    grace = "limits: {drain_grace: 100ms}\n"
     async with (
         FaultyServer(script) as server,
-        serving(settings_in(file, server.url)) as (process, url),
+        serving(settings_in(file, server.url, more=grace)) as (process, url),
     ):
         async with connect(url) as busy, connect(url) as idle:
             await busy.send(request("GET", "/v2/x"))

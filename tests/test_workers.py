@@ -176,7 +176,11 @@ async def test_a_worker_may_be_told_to_leave(file: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
     held = _Held()
-    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+    grace = "limits: {drain_grace: 100ms}\n"
+    async with (
+        FaultyServer(held) as server,
+        _gateway(file, server.url, more=grace) as (process, url),
+    ):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             idle = [await stack.enter_async_context(connect(url)) for _ in range(2)]
@@ -198,6 +202,24 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
     for word in ("dropped", "worker ", "Traceback"):
         assert word not in err
     await _until_gone(workers)
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
+async def test_who_waits_to_be_accepted_is_served_before_the_end(file: Path, to_all: bool) -> None:
+    async with FaultyServer() as server, _gateway(file, server.url) as (process, url):
+        workers = _workers_of(process)
+        process.signal(signal.SIGSTOP)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connect(url)) for _ in range(20)]
+            for client in clients:
+                await client.send(request("GET", "/v2/x"))
+            for pid in workers if to_all else ():
+                os.kill(pid, signal.SIGTERM)
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+            replies = [await client.reply() for client in clients]
+        assert [reply.status for reply in replies] == [200] * 20
+        assert (await process.end())[0] == 0
 
 
 async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:

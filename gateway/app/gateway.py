@@ -180,7 +180,8 @@ class Gateway:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.dropped = await self._listener.drain(self._settings.limits.drain_time)
+        limits = self._settings.limits
+        self.dropped = await self._listener.drain(limits.drain_time, limits.drain_grace)
         await self._admin.drain(_LAST_PAGE)
         close(self._listening)
         self._watch_nothing()

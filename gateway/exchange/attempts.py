@@ -67,17 +67,20 @@ class Attempts:
         if error is None:
             self._loan.give_back(*self._loan.judge(self.response.status))
         else:
-            self._loan.end(error)
+            self._loan.end(self._deadline.cause(error))
         leave(self._gates)
 
     async def _attempt(self) -> None:
         """Send the request until there is an answer for the client."""
         again = self._again
-        self._loan, self.response = await _reach(again, self._send)
+        self._loan, self.response = await self._reach()
         while again.after_answer(self.response.status, self._loan.endpoint):
             self.response.close()
             self._loan.give_back(Outcome.FAILED, f"it answered {self.response.status}")
-            self._loan, self.response = await _reach(again, self._send)
+            self._loan, self.response = await self._reach()
+
+    async def _reach(self) -> tuple[Loan, UpstreamResponse]:
+        return await _reach(self._again, self._send, self._deadline)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         return await _send(endpoint, self._request, self._deadline)
@@ -134,23 +137,26 @@ def can_be_repeated(body: Body) -> bool:
 async def reaching(
     upstream: Upstream,
     use: Callable[[UpstreamEndpoint], Awaitable[_T]],
+    deadline: Deadline,
     model: str | None = None,
 ) -> tuple[Loan, _T]:
     """Use an endpoint that can be reached; give it, taken, and what came of it.
 
     It has ``model``, as far as is known.
     """
-    return await _reach(Again(upstream, CAREFUL, True, [], model), use)
+    return await _reach(Again(upstream, CAREFUL, True, [], model), use, deadline)
 
 
-async def _reach(again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]]) -> tuple[Loan, _T]:
+async def _reach(
+    again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
+) -> tuple[Loan, _T]:
     while True:
         loan = again.upstream.pool.endpoint(again.tried, again.model, again.key)
         endpoint = loan.take()
         try:
             return loan, await use(endpoint)
         except BaseException as error:
-            loan.end(error)
+            loan.end(deadline.cause(error))
             if not again.after_failure(error, endpoint):
                 raise
 

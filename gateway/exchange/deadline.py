@@ -57,8 +57,15 @@ class Deadline:
         if not self._missed:
             return
         left = self._task.uncancel() > self._cancelled_before
-        if not left and isinstance(error, asyncio.CancelledError):
-            raise self.error(self._missed) from None
+        cause = self.cause(error)
+        if cause is not None and cause is not error and not left:
+            raise cause from None
+
+    def cause(self, error: BaseException | None) -> BaseException | None:
+        """Give what is behind an error inside: running out of time looks like being cancelled."""
+        if self._missed and isinstance(error, asyncio.CancelledError):
+            return self.error(self._missed)
+        return error
 
     def wait_for_client(self) -> None:
         """Note that something moved, and that it is the client's turn."""

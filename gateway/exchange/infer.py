@@ -207,7 +207,7 @@ async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMeta
         deadline.wait_for_server(endpoint.url)
         return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
 
-    loan, model = await reaching(route.upstream, ask, model=asked.model)
+    loan, model = await reaching(route.upstream, ask, deadline, asked.model)
     loan.give_back(Outcome.ANSWERED)
     return model
 

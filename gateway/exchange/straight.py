@@ -44,7 +44,7 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.pool import FIRST_ERROR, Loan, Outcome
+from gateway.upstream.pool import FIRST_ERROR, Loan, Outcome, told_by
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
@@ -284,7 +284,11 @@ class StraightExchange(Receiver, Watched):
 
         async def run(deadline: Deadline) -> None:
             deadline.wait_for_server(url)
-            await self._pass_on(response, url, answer, deadline)
+            try:
+                await self._pass_on(response, url, answer, deadline)
+            except BaseException as error:
+                self._end(*told_by(deadline.cause(error)))
+                raise
 
         try:
             await in_time(run, answer, self._deadline(spent))

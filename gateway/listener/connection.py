@@ -115,7 +115,7 @@ class ClientConnection(Connection, StraightClient):
         self._broken = False
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
-        self._quiet_since = self.loop.time()
+        self._quiet_since = 0.0
         self._began = 0.0
 
     @property
@@ -131,6 +131,7 @@ class ClientConnection(Connection, StraightClient):
         address = name[0].partition("%")[0] if name else None
         self._peer = Peer(address, self._is_unix, self._is_tls)
         self._introduction = Introduction(self._owner.forwarding, self._peer)
+        self._quiet_since = self.loop.time()
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,13 +163,15 @@ class ClientConnection(Connection, StraightClient):
         self._note_answer(answer.status, answer.size)
         if self.closed or self._body is None:
             return
-        if not answer.finished or answer.last or self._broken or self._owner.draining:
+        # While draining too, a client that was not told may send its next request: see see_out.
+        if not answer.finished or answer.last or self._broken:
             self.close()
             return
         self._body.discard()  # what nobody has read
         if self._body.ended:
             self._next()
         else:
+            self._quiet_since = self.loop.time()
             self._linger = self.loop.call_later(_LINGER, self.close)
 
     def answer(
@@ -195,11 +198,6 @@ class ClientConnection(Connection, StraightClient):
         # Not sooner: for the listener there is always one of the two under way.
         self._owner.over(straight)
 
-    def close_idle(self) -> None:
-        """Close the connection if no exchange is under way."""
-        if self._exchange is None:
-            self.close()
-
     def close_quiet(self) -> None:
         """Close the connection if it has been without a request for too long."""
         if self._exchange is not None or self._closing:
@@ -213,12 +211,25 @@ class ClientConnection(Connection, StraightClient):
             what = f"the request's head did not come within {patience.head_time:g} s"
             self._refuse(408, f"{what} (limits.head_time)")
 
+    def see_out(self, grace: float) -> None:
+        """Close the connection if nothing has happened on it for so many seconds; see drain."""
+        if self._exchange is not None or self.loop.time() - self._quiet_since < grace:
+            return
+        if not self._closing:
+            self._closing = True
+            self.transport.close()
+        elif not self.unsent:
+            self.transport.abort()  # the client has its answer, and does not close its side
+
     def close(self) -> None:
         """Close the connection once all is sent; gently, where the client may still be sending."""
         if self._closing or self.closed:
             return
         self._closing = True
-        sending = self._broken or bool(self._ahead) or (self._body and not self._body.ended)
+        self._quiet_since = self.loop.time()
+        draining = self._owner.draining  # which a client may not have known
+        unread = bool(self._ahead) or (self._body and not self._body.ended)
+        sending = draining or self._broken or unread
         if not sending or not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -231,7 +242,8 @@ class ClientConnection(Connection, StraightClient):
             return
         if self._body is not None:
             self._body.discard()
-        self._linger = self.loop.call_later(_LINGER, self.transport.abort)
+        if not draining:
+            self._linger = self.loop.call_later(_LINGER, self.transport.abort)
 
     def _take_head(self, data: bytes | memoryview) -> None:
         if not self._reader.begun:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import lru_cache
 
 from gateway.accept_queue import last_connections
@@ -27,6 +26,8 @@ _SWEEP = 5.0
 """Seconds between two looks for connections on which nothing happens, at most."""
 _LAST_MOMENT = 0.05
 """Seconds for what was cancelled to end."""
+_LOOK = 0.01
+"""Seconds between two looks at what is left while draining."""
 
 _REMEMBERED = 512
 """Heads of requests, and what becomes of them."""
@@ -68,7 +69,6 @@ class HttpListener(Owner):
         self._listening: list[tuple[socket.socket, asyncio.Server]] = []
         self._connections: set[ClientConnection] = set()
         self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
-        self._all_over = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self.draining = False
         self.forwarding = forwarding
@@ -143,49 +143,56 @@ class HttpListener(Owner):
             if self._on_closed is not None:
                 self._on_closed()
 
-    async def drain(self, patience: float) -> int:
-        """Stop accepting, let exchanges under way finish, drop those that take too long.
+    async def drain(self, patience: float, grace: float = 0.0) -> int:
+        """Stop accepting, let clients finish, drop what takes too long.
 
-        ``patience`` is in seconds. Gives the number of exchanges dropped.
+        Where no exchange is under way, a client may be about to send a request. It can for
+        ``grace``, and the answer tells it that the connection ends. ``patience`` bounds it all;
+        both are in seconds. Gives the number of exchanges dropped.
         """
-        if self._adoptions:
-            await asyncio.wait(self._adoptions)
         self.draining = True
         until = self._loop.time() + patience
+        await self._stop_accepting()
         if self._sweep is not None:
             self._sweep.cancel()
-        for _, server in self._listening:
-            server.close()
-        for shaking in tuple(self._shaking):
-            shaking.abort()
-        for connection in tuple(self._connections):
-            connection.close_idle()
-        late = await self._exchanges(patience)
+        await self._see_out(min(grace, patience), until)
+        late = tuple(self._busy.values())
         for connection in late:
             connection.reset()
-        await self._exchanges(_LAST_MOMENT)
-        while self._unsent() and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(_LAST_MOMENT / 5)
+        until = self._loop.time() + _LAST_MOMENT
+        while self._busy and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(_LOOK)
         for connection in tuple(self._connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # in which the transports close
         return len(late)
 
-    async def _exchanges(self, patience: float) -> list[ClientConnection]:
-        """Wait for the exchanges under way; give the connections of those that take too long."""
-        if self._busy:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await self._all_over.wait()
-        return list(self._busy.values())
+    async def _stop_accepting(self) -> None:
+        """Close the listening sockets; whoever has connected by now is served."""
+        for sock, _ in tuple(self._listening):
+            self.stop_listening(sock)
+        await asyncio.sleep(0)  # in which the connections are made that the loop has accepted
+        if self._adoptions:
+            await asyncio.wait(self._adoptions)
 
-    def _unsent(self) -> int:
-        return sum(connection.unsent for connection in self._connections)
+    async def _see_out(self, grace: float, until: float) -> None:
+        """Wait until no connection is left; those on which nothing happens stay for the grace."""
+        end_of_grace = self._loop.time() + grace
+        while self._connections or self._shaking:
+            now = self._loop.time()
+            if now >= until:
+                return
+            if now >= end_of_grace:
+                for shaking in tuple(self._shaking):
+                    shaking.abort()
+                for connection in tuple(self._connections):
+                    connection.see_out(grace)
+            await asyncio.sleep(_LOOK)
 
     def opened(self, connection: ClientConnection) -> None:
         """Note a connection."""
         self._connections.add(connection)
-        if self._sweep is None:
+        if self._sweep is None and not self.draining:
             self._sweep = self._loop.call_later(self._pause, self._close_quiet)
 
     def lost(self, connection: ClientConnection) -> None:
@@ -242,8 +249,6 @@ class HttpListener(Owner):
     def over(self, exchange: asyncio.Task[None] | StraightExchange) -> None:
         """Note that an exchange has ended."""
         del self._busy[exchange]
-        if self.draining and not self._busy:
-            self._all_over.set()
 
     def log(
         self, head: RequestHead, status: int, size: int, seconds: float, request_id: str

@@ -89,6 +89,11 @@ class Limits(Places):
     drain_time: Annotated[float, time("1ms", "24h")] = Field(
         default=30.0, description="How long running exchanges may go on after SIGTERM."
     )
+    drain_grace: Annotated[float, time("0s", "1h")] = Field(
+        default=1.0,
+        description="How long connections without a request stay open after SIGTERM, within"
+        " drain_time.",
+    )
     metadata_time: Annotated[float, time("1ms", "24h")] = Field(
         default=60.0,
         description="How long a model's metadata is used before it is asked for again.",

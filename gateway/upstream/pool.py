@@ -264,10 +264,7 @@ class Loan:
 
     def end(self, error: BaseException | None) -> None:
         """Give it back; the error, or that there was none, tells how it did."""
-        if error is None:
-            self.give_back(Outcome.ANSWERED)
-        else:
-            self.give_back(_outcome_of(error), str(error))
+        self.give_back(*told_by(error))
 
     def __enter__(self) -> UpstreamEndpoint:
         """Take the endpoint."""
@@ -283,7 +280,9 @@ class Loan:
         self.end(error)
 
 
-def _outcome_of(error: BaseException) -> Outcome:
-    """Tell what an error says of the endpoint."""
+def told_by(error: BaseException | None) -> tuple[Outcome, str]:
+    """Tell what an error, or that there was none, says of the endpoint, and why that failed."""
+    if error is None:
+        return Outcome.ANSWERED, ""
     of_server = isinstance(error, GatewayError) and error.kind.value.of_server
-    return Outcome.FAILED if of_server else Outcome.UNKNOWN
+    return (Outcome.FAILED if of_server else Outcome.UNKNOWN), str(error)

@@ -161,7 +161,7 @@ class Parent:
             self._stop()
 
     def _stop(self) -> None:
-        """Accept nothing more; each worker sees the end of its channel, and drains."""
+        """Take what waits in the system's queues, and nothing more; the workers drain with it."""
         self._stopping = True
         self._accept_if_possible()
         if self._desk is not None:
@@ -169,12 +169,11 @@ class Parent:
             for sock in self._desk.sockets:
                 sock.close()
         for sock in self._sockets:
+            self._unplaced.extend(last_connections(sock))
             sock.close()
-        self._drop_unplaced()
-        for worker in self._workers:
-            worker.stop()
         self._kill_at = time.monotonic() + self._patience + _LAST_MOMENT
         self._events.stopping()
+        self._place()
 
     def _execute(self, orders: Orders) -> None:
         """Accept from other sockets from now on; whoever has connected before is served."""
@@ -229,9 +228,15 @@ class Parent:
         self._retry_at = _NEVER
         while self._unplaced:
             if not self._give(self._unplaced[0]):
+                if self._stopping and not any(worker.taking for worker in self._workers):
+                    self._drop_unplaced()
+                    break
                 self._retry_at = time.monotonic() + _FULL_PAUSE
                 return
             self._unplaced.popleft()
+        stopped = [worker.stop() for worker in self._workers if self._stopping or worker.leaving]
+        if not all(stopped):
+            self._retry_at = time.monotonic() + _FULL_PAUSE
 
     def _give(self, connection: socket.socket) -> bool:
         seats = sorted(self._seats, key=attrgetter("open"))
@@ -239,7 +244,6 @@ class Parent:
         return any(worker.taking and worker.give(connection) for worker in workers)
 
     def _drop_unplaced(self) -> None:
-        self._retry_at = _NEVER
         while self._unplaced:
             self._unplaced.popleft().close()
 
@@ -281,8 +285,18 @@ class Parent:
             seat.worker.hear(words)
             if self._begun and seat.worker.up and not was_up:
                 _log.info("worker %d is up", seat.worker.pid)
+            if seat.worker.leaving:
+                self._see_off(seat.worker)
         else:
             self._bury(seat, seat.worker)
+
+    def _see_off(self, worker: Worker) -> None:
+        """Let a worker go that was told to leave."""
+        # What it was told by may be a signal to all processes: then it still takes what waits.
+        self._hear_signals()
+        if not self._stopping:
+            worker.taking = False
+            self._place()
 
     def _bury(self, seat: Seat, worker: Worker) -> None:
         self._selector.unregister(worker.channel)
@@ -291,9 +305,7 @@ class Parent:
         self._dropped += worker.dropped
         pause = seat.vacate(worker.began, time.monotonic())
         self._unplaced.extend(worker.on_the_way)
-        if self._stopping:
-            self._drop_unplaced()
-        elif self._retry_at == _NEVER:
+        if self._stopping or self._retry_at == _NEVER:
             self._place()
         if not self._stopping:
             then = f"in {pause:g} s" if pause else "at once"

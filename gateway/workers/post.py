@@ -17,8 +17,9 @@ from gateway.workers.letters import Letter
 
 CONNECTION, LETTER, STOP = b"+", b"=", b"."
 """What comes from the parent: a connection, a letter, or word that there is no more."""
-UP, TAKEN = b".", b"+"
-"""What a worker says once it serves, and of each connection that it has; at its end, a number."""
+UP, TAKEN, LEAVING = b".", b"+", b"-"
+"""What a worker says once it serves, of each connection that it has, and where it is to end before
+its parent does; at its end, a number."""
 
 _log = logging.getLogger("tensorgate.workers")
 
@@ -50,9 +51,8 @@ class Post:
         self._say(str(exchanges).encode())
 
     def leave(self) -> None:
-        """Ask for no more connections; those that are on their way still come."""
-        self._ending = True
-        self._channel.shutdown(socket.SHUT_RD)
+        """Ask for no more connections; it is the parent that says when the last has come."""
+        self._say(LEAVING)
 
     async def deliver(self, take: Take, read: Read) -> None:
         """Give each connection that comes to ``take``, each letter to ``read``, until the end."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.workers.post import CONNECTION, STOP, TAKEN, UP
+from gateway.workers.post import CONNECTION, LEAVING, STOP, TAKEN, UP
 
 _LASTING = 10.0
 """Seconds after which a worker's end has nothing to do with its start."""
@@ -30,6 +29,8 @@ class Worker:
     up: bool = False
     taking: bool = False
     """It takes connections: it is up, and does not leave."""
+    leaving: bool = False
+    """It was told to end, and waits for word that no more connections come."""
     _number: bytes = b""
 
     def hear(self, words: bytes) -> None:
@@ -40,6 +41,8 @@ class Worker:
                 self.on_the_way.popleft().close()
             elif word == UP:
                 self.up = self.taking = True
+            elif word == LEAVING:
+                self.leaving = True
             else:
                 self._number += word
 
@@ -48,7 +51,7 @@ class Worker:
         try:
             socket.send_fds(self.channel, [CONNECTION], [connection.fileno()])
         except ConnectionError:
-            self.taking = False  # it leaves, or has ended
+            self.taking = False  # it has been told to stop, or has ended
             return False
         except OSError:
             return False  # it has yet to take what it got before
@@ -56,12 +59,16 @@ class Worker:
         self.on_the_way.append(connection)
         return True
 
-    def stop(self) -> None:
-        """Let it drain: nothing more comes."""
-        with suppress(OSError):  # it has just ended, or has yet to take what it got before
+    def stop(self) -> bool:
+        """Let it drain: nothing more comes. False where it has yet to take what it got before."""
+        try:
             self.channel.send(STOP)
-        with suppress(OSError):
-            self.channel.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # it knows, or has just ended
+        self.channel.shutdown(socket.SHUT_WR)
+        return True
 
     @property
     def dropped(self) -> int:

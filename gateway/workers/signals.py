@@ -25,7 +25,10 @@ class Signals:
 
     def heard(self) -> set[int]:
         """Give those that have come."""
-        return set(self._ear.recv(64))
+        try:
+            return set(self._ear.recv(64))
+        except BlockingIOError:
+            return set()
 
     @contextmanager
     def hearing(self) -> Iterator[None]:

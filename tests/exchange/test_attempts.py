@@ -196,6 +196,37 @@ async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["before its answer", "within its answer"])
+async def test_one_that_does_not_answer_in_time_has_failed(begun: bool) -> None:
+    upstream, endpoints = _servers(Log(), OK if begun else asyncio.Event(), OK)
+
+    async def ask() -> None:
+        with Deadline(0.01, 5) as deadline:
+            async with Attempts(_to(upstream), REQUEST, deadline, (endpoints[1],)):
+                await asyncio.Event().wait()
+
+    for _ in range(5):
+        assert upstream.pool.members[0].health.ejections == 0
+        endpoints[0]._turns = [OK if begun else asyncio.Event()]
+        with pytest.raises(GatewayError, match="waiting for http://0: nothing moved"):
+            await ask()
+    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.outstanding == [0, 0]
+
+
+async def test_one_whose_clients_leave_has_not_failed() -> None:
+    upstream, endpoints = _servers(Log(), asyncio.Event(), OK)
+    for _ in range(6):
+        endpoints[0]._turns = [asyncio.Event()]
+        task = asyncio.create_task(_ask(upstream, (endpoints[1],)))
+        await until(lambda: sum(upstream.pool.outstanding))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert upstream.pool.members[0].health.failures == 0
+
+
 async def test_anything_can_be_asked_of_an_endpoint() -> None:
     async def use(endpoint: UpstreamEndpoint) -> str:
         if endpoint is endpoints[0]:
@@ -203,7 +234,8 @@ async def test_anything_can_be_asked_of_an_endpoint() -> None:
         return endpoint.url
 
     upstream, endpoints = _servers(Log(), OK, OK)
-    loan, url = await reaching(upstream, use)
+    with Deadline(5, 5) as deadline:
+        loan, url = await reaching(upstream, use, deadline)
     assert url == "http://1"
     assert upstream.pool.outstanding == [0, 1]
     loan.give_back(Outcome.ANSWERED)

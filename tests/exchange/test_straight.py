@@ -524,6 +524,27 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
     straight.close()
 
 
+@pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
+async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls: bool) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = route_to(bad, good, limits=replace(LIMITS, idle_time=0.01))
+    straight = Straight(only(route))
+    plan = straight.plan("GET", "/v2/x", _headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert straight.begin(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            fault = asyncio.Event() if stalls else bad_answer("it fell over")
+            steps = [b"begun", fault] if bad.asked else [b"whole"]
+            asked.receiver.begun(ScriptedResponse(200, {}, steps))
+            await client.begin_task(ScriptedAnswer(Log()))
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.health.ejections for each in route.upstream.pool.members] == [1, 0]
+    straight.close()
+
+
 # ---------------------------------------------------------------------------------- whole answers
 
 

@@ -89,7 +89,7 @@ def test_what_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> None:
         running = Background(lambda: client.infer("slow", slow_body(1.5)))
         tap.wait_for_request(SLOW)
         gateway.terminate()
-        # The idle connection is closed at once, and no new one is taken.
+        # The idle connection takes one more request, and no new one is taken.
         while _answers(idle):
             pass
         with pytest.raises(ConnectionRefusedError):

@@ -97,7 +97,7 @@ async def _listening(
         try:
             yield here
         finally:
-            await listener.drain(0.05)
+            await listener.drain(0.05, 0.05)
             straight.close()
             await route.upstream.metadata.close()
             await route.upstream.pool.close()
@@ -519,7 +519,7 @@ async def test_draining_lets_an_exchange_finish() -> None:
     async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
-        draining = asyncio.create_task(here.listener.drain(60))
+        draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await asyncio.sleep(0.02)
         assert not draining.done()
         slow.go_on.set()
@@ -542,7 +542,7 @@ async def test_draining_lets_an_exchange_fail() -> None:
     async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
-        draining = asyncio.create_task(here.listener.drain(60))
+        draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         closing.set()
         reply = await client.reply()
@@ -563,7 +563,7 @@ async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
         await here.until_straight()
         await two.send(POST[:-1])
         await until(lambda: len(here.listener._busy) == 2)
-        draining = asyncio.create_task(here.listener.drain(60))
+        draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         await two.send(POST[-1:])
         assert (await two.reply()).body == b""
@@ -579,7 +579,7 @@ async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -
     async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(data)
         await here.until_straight()
-        draining = asyncio.create_task(here.listener.drain(60))
+        draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         slow.go_on.set()
         reply = await client.reply()
@@ -598,11 +598,30 @@ async def test_draining_drops_what_takes_too_long() -> None:
         await client.send(GET)
         await here.until_straight()
         async with asyncio.timeout(5):
-            assert await here.listener.drain(0.02) == 1
+            assert await here.listener.drain(0.02, 0.02) == 1
         with pytest.raises(ConnectionResetError):
             await client.rest()
         await _left(server)
         assert here.outstanding == 0
+
+
+async def test_draining_answers_what_comes_in_the_grace_as_the_last(
+    went_straight: list[str],
+) -> None:
+    async with (
+        FaultyServer(_echo) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        draining = asyncio.create_task(here.listener.drain(60, 60))
+        await until(lambda: here.listener.draining)
+        reply = await client.ask(GET)
+        assert (reply.status, reply.head.get("Connection")) == (200, "close")
+        assert went_straight == ["/v2/x"]
+        assert await client.rest() == b""
+        await client.close()
+        async with asyncio.timeout(5):
+            assert await draining == 0
 
 
 async def test_draining_serves_nothing_more(went_straight: list[str]) -> None:
@@ -612,7 +631,7 @@ async def test_draining_serves_nothing_more(went_straight: list[str]) -> None:
         await here.until_straight()
         await client.send(request("GET", "/v2/late"))
         await until(lambda: here.connection._ahead)
-        draining = asyncio.create_task(here.listener.drain(60))
+        draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         slow.go_on.set()
         assert (await client.reply()).body == b"done"

@@ -175,7 +175,7 @@ async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
         await server.connection()
         listener = gateway.gateway._listener
         await until(lambda: any(connection.unsent for connection in listener._connections))
-        leaving = asyncio.create_task(listener.drain(20))
+        leaving = asyncio.create_task(listener.drain(20, 0.05))
         assert await idle.rest() == b""
         await asyncio.sleep(0.1)
         assert not leaving.done()
@@ -326,13 +326,33 @@ async def test_a_client_without_a_handshake_costs_nothing(
     assert _said(caplog) == []
 
 
+async def test_a_handshake_under_way_may_still_lead_to_an_answer(tls: dict[str, str]) -> None:
+    def ask(sock: socket.socket) -> bytes:
+        with client_context().wrap_socket(sock, server_hostname="127.0.0.1") as client:
+            client.sendall(request("GET", "/v2/x"))
+            with client.makefile("rb") as answered:
+                return answered.read()
+
+    async with FaultyServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        with socket.create_connection(_address(gateway.url), timeout=10) as late:
+            await until(lambda: listener._shaking)
+            draining = asyncio.create_task(listener.drain(20, 20))
+            await until(lambda: listener.draining)
+            answered = await asyncio.to_thread(ask, late)
+        assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in answered
+        async with asyncio.timeout(5):
+            assert await draining == 0
+
+
 async def test_a_handshake_under_way_does_not_hold_up_the_end(tls: dict[str, str]) -> None:
     async with FaultyServer() as server, _serving(server, tls) as gateway:
         listener = gateway.gateway._listener
         with socket.create_connection(_address(gateway.url)) as silent:
             await until(lambda: listener._shaking)
             async with asyncio.timeout(5):
-                await listener.drain(20)
+                await listener.drain(20, 0.05)
             silent.settimeout(5)
             assert silent.recv(1) == b""
 

@@ -4,6 +4,7 @@ from signal import SIGKILL
 
 import pytest
 
+from gateway.workers.post import STOP
 from gateway.workers.seat import Seat, Worker, how_it_ended
 
 
@@ -70,6 +71,23 @@ def test_a_worker_that_is_full_can_be_asked_again(
         assert worker.give(connection)
 
 
+def test_a_worker_that_is_full_is_stopped_later(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    worker = Worker(1, ours, 0.0, taking=True)
+    with socket.socket() as connection:
+        while worker.give(connection):
+            pass
+    assert not worker.stop()
+    for _ in range(worker.given):
+        _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
+        socket.socket(fileno=numbers[0]).close()
+    assert worker.stop()
+    assert theirs.recv(9) == STOP
+    assert theirs.recv(9) == b""
+
+
 def test_what_is_on_its_way_is_kept_until_the_worker_has_it(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -88,16 +106,16 @@ def test_what_is_on_its_way_is_kept_until_the_worker_has_it(
         socket.socket(fileno=numbers[0]).close()
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["leaving", "gone"])
-def test_a_worker_that_leaves_is_asked_no_more(
+@pytest.mark.parametrize("gone", [False, True], ids=["stopped", "gone"])
+def test_a_worker_that_has_ended_is_asked_no_more(
     pair: tuple[socket.socket, socket.socket], gone: bool
 ) -> None:
     ours, theirs = pair
+    worker = Worker(1, ours, 0.0, taking=True)
     if gone:
         theirs.close()
-    else:
-        theirs.shutdown(socket.SHUT_RD)
-    worker = Worker(1, ours, 0.0, taking=True)
+    for _ in range(2):
+        assert worker.stop()
     with socket.socket() as connection:
         assert not worker.give(connection)
     assert not worker.taking
@@ -117,6 +135,15 @@ def test_a_worker_says_that_it_is_up_and_what_it_dropped(
         assert worker.up
         assert worker.taking
     assert worker.dropped == dropped
+    assert not worker.leaving
+
+
+def test_a_worker_that_wants_to_leave_takes_what_comes_until_it_is_stopped(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    worker = Worker(1, pair[0], 0.0)
+    worker.hear(b".-12")
+    assert (worker.taking, worker.leaving, worker.dropped) == (True, True, 12)
 
 
 def test_how_it_ended() -> None:

@@ -1,0 +1,105 @@
+"""Servers as processes, which a test can kill, stop and start again, with a gateway before them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from tests.resilience.server import Behaviour
+from tests.servers.command import PATIENCE, Process, serving
+from tests.servers.raw_client import connect
+
+_PORTS = range(20_000, 32_000)
+"""None that the system gives to a connection while a server is down."""
+
+
+class FleetServer:
+    """One server of a fleet: a process at a port that it keeps for life."""
+
+    def __init__(self, port: int) -> None:
+        self.name = str(port)
+        self.url = f"http://127.0.0.1:{port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, for the first time or again, and wait until it listens."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.resilience.server", self.name),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            assert await self._process.stdout.readline() == b"ready\n"
+
+    async def kill(self) -> None:
+        """Kill it, and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.communicate()
+            self._process = None
+
+    def stop(self) -> None:
+        """Have it do nothing at all, with its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Have it go on where it was stopped."""
+        self._signal(signal.SIGCONT)
+
+    async def behave(self, behaviour: Behaviour) -> None:
+        """Tell it how to behave from now on."""
+        async with connect(self.url) as client:
+            assert (await client.call("PUT", "/behave", behaviour.text)).status == 200
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+@asynccontextmanager
+async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
+    """Run so many servers."""
+    async with AsyncExitStack() as stack:
+        servers = [FleetServer(port) for port in _free_ports(size)]
+        for server in servers:
+            stack.push_async_callback(server.kill)
+        await asyncio.gather(*(server.start() for server in servers))
+        yield servers
+
+
+def gateway_before(
+    file: Path, servers: Sequence[FleetServer], more: str = "", care: str = ""
+) -> AbstractAsyncContextManager[tuple[Process, str]]:
+    """Run a gateway in front of servers.
+
+    ``more`` is added to its settings, which go to a file, and ``care`` to those of the upstream.
+    """
+    urls = ", ".join(server.url for server in servers)
+    file.write_text(
+        "listen: 127.0.0.1:0\n"
+        # Nobody reads what it says while clients are at work: its log must not fill the pipe.
+        "log: {access: false}\n"
+        f"upstreams: {{fleet: {{endpoints: [{urls}], {care}}}}}\n{more}"
+    )
+    return serving(str(file))
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            break
+    return found

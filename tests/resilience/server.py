@@ -1,0 +1,102 @@
+"""A small inference server in a process of its own, which fails as it is told to.
+
+    python -m tests.resilience.server PORT
+
+It answers an infer request in binary form with its own tensors, and names itself by its port. What
+it is told with PUT /behave holds from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.servers.http_text import Head, answer, read_body, read_head
+from tests.servers.tensors import LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a server behaves: well, if nothing is said."""
+
+    unavailable: bool = False
+    """It answers 503."""
+    delay: float = 0.0
+    """Seconds before each answer."""
+    cut: bool = False
+    """It closes the connection in the middle of an answer's body."""
+    keep_alive: float | None = None
+    """Seconds after which it closes a connection without a request."""
+    forgets: bool = False
+    """It closes a kept connection when the next request is there, and does not answer it."""
+
+    @property
+    def text(self) -> bytes:
+        """Give it in the form in which a server is told."""
+        return json.dumps(asdict(self)).encode()
+
+
+class Server:
+    """Serves connections, each as the behaviour of the moment has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._behaviour = Behaviour()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of a connection."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            kept = False
+            while await self._answer(reader, writer, kept):
+                kept = True
+        writer.close()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool
+    ) -> bool:
+        """Answer one request; tell whether another one may follow."""
+        async with asyncio.timeout(self._behaviour.keep_alive):
+            head = await read_head(reader)
+        body = await read_body(reader, head)
+        if head.first.startswith("PUT /behave "):
+            self._behaviour = Behaviour(**json.loads(body))
+            writer.write(answer())
+            return True
+        behaviour = self._behaviour
+        if kept and behaviour.forgets:
+            return False
+        await asyncio.sleep(behaviour.delay)
+        data = self._written(head, body)
+        writer.write(data[: -len(body) // 2] if behaviour.cut else data)
+        await writer.drain()
+        return not behaviour.cut
+
+    def _written(self, head: Head, body: bytes) -> bytes:
+        headers = {"Server": self._name}
+        if self._behaviour.unavailable:
+            error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
+            return answer(error, headers, "503 Service Unavailable")
+        size = int(head.get(LENGTH) or len(body))
+        fields = json.dumps(_echo(json.loads(body[:size]))).encode()
+        headers[LENGTH] = str(len(fields))
+        headers["Content-Type"] = "application/octet-stream"
+        return answer(fields + body[size:], headers)
+
+
+def _echo(asked: dict[str, Any]) -> dict[str, Any]:
+    fields = {"model_name": "echo", "model_version": "1", "outputs": asked["inputs"]}
+    return fields | ({"id": asked["id"]} if "id" in asked else {})
+
+
+async def _main(port: int) -> None:
+    server = await asyncio.start_server(Server(str(port)).serve, "127.0.0.1", port, backlog=1024)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

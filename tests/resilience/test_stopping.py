@@ -1,0 +1,78 @@
+"""A gateway that stops under load: each request that is sent is answered."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.resilience.fleet import FleetServer, fleet, gateway_before
+from tests.resilience.load import MIXED, Kind, load_on
+from tests.servers.certificates import certificate_files, server_certificate
+from tests.servers.command import Process
+
+FRESH = (Kind.FRESH,) * 8
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file that is yet to be written."""
+    return tmp_path / "gateway.yaml"
+
+
+def _to_the_gateway(process: Process) -> None:
+    process.signal(signal.SIGTERM)
+
+
+def _to_all_processes(process: Process) -> None:
+    """As systemd does if nobody says otherwise, and a terminal for Ctrl-C."""
+    found = re.search(r"workers: (.*)", process.said)
+    assert found is not None
+    for pid in (process.pid, *map(int, found[1].split(", "))):
+        os.kill(pid, signal.SIGTERM)
+
+
+async def _stop_under_load(
+    file: Path,
+    servers: Sequence[FleetServer],
+    more: str,
+    kinds: tuple[Kind, ...] = MIXED,
+    stop: Callable[[Process], None] = _to_the_gateway,
+) -> None:
+    async with (
+        gateway_before(file, servers, more) as (process, url),
+        load_on(url, kinds) as load,
+    ):
+        assert not await load.goes_on(100)
+        stop(process)
+        tally = await load.until_refused()
+        assert tally.failures == {"refused": load.clients}
+        status, _, err = await process.end()
+    assert status == 0
+    assert err.splitlines()[-1].endswith(": stopped")
+    for word in ("dropped", "ERROR", "Traceback"):
+        assert word not in err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_request_is_lost(file: Path, workers: int) -> None:
+    async with fleet(2) as servers:
+        for kinds in (*[MIXED] * 5, FRESH, FRESH):
+            await _stop_under_load(file, servers, f"workers: {workers}\n", kinds)
+
+
+async def test_no_request_is_lost_where_every_process_is_told(file: Path) -> None:
+    async with fleet(2) as servers:
+        for kinds in (MIXED, FRESH, FRESH):
+            await _stop_under_load(file, servers, "workers: 2\n", kinds, _to_all_processes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_request_is_lost_over_tls(file: Path, tmp_path: Path, workers: int) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    more = f"workers: {workers}\ntls: {{certificate: {certificate}, key: {key}}}\n"
+    async with fleet(2) as servers:
+        for kinds in (MIXED, FRESH):
+            await _stop_under_load(file, servers, more, kinds)

@@ -1,0 +1,28 @@
+"""A worker that dies under load."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.resilience.fleet import fleet, gateway_before
+from tests.resilience.load import Kind, load_on
+
+KEPT = (*[Kind.SMALL] * 8, Kind.LARGE, Kind.CHUNKED)
+"""Five connections for each of two workers."""
+
+
+async def test_a_worker_that_is_killed_costs_what_it_had_under_way(tmp_path: Path) -> None:
+    async with (
+        fleet() as servers,
+        gateway_before(tmp_path / "gateway.yaml", servers, "workers: 2\n") as (process, url),
+        load_on(url, KEPT) as load,
+    ):
+        assert not await load.goes_on()
+        victim = int((await process.until_it_says(r"2 workers: (\d+), "))[1])
+        os.kill(victim, signal.SIGKILL)
+        await process.until_it_says(f"worker {victim} was killed by SIGKILL; another one starts")
+        await process.until_it_says(r"worker (\d+) is up")
+        await load.goes_on()
+        assert set(load.tally.failures) <= {"unanswered", "aborted"}
+        assert load.tally.failures.total() <= 5
+        assert not await load.goes_on()
