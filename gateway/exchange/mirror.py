@@ -21,6 +21,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.nobody import Nobody, answered
 from gateway.exchange.tally import Tally
 from gateway.protocol.endpoints import KINDS, Endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -30,9 +31,6 @@ MIRRORED = KINDS["infer"] | KINDS["generate"]
 
 MOST = 64
 """Copies of a rule's requests under way at a time; what comes then is not mirrored."""
-
-_SHOWN = 200
-"""Bytes of a failed answer that the log repeats."""
 
 _OF_THE_CLIENT = frozenset((ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE))
 """What a request is refused with that no server has seen; its client is told."""
@@ -107,13 +105,13 @@ class Mirror:
         self.tally.tell()
 
     async def _exchange(self, copy: Copy) -> None:
-        answer = _Nobody()
+        answer = Nobody()
         try:
             with self.route.limits.deadline() as deadline:
                 await self._dispatch(copy, answer, copy.asked, self.route, deadline)
             why = answer.failure
         except ServerRefusalError as refusal:
-            why = _answered(refusal.status, refusal.body)
+            why = answered(refusal.status, refusal.body)
         except GatewayError as error:
             if error.kind in _OF_THE_CLIENT:
                 return
@@ -243,33 +241,3 @@ class _Copied(ClientRequest):
         piece = await self._request.read()
         self._copy.add(piece)
         return piece
-
-
-class _Nobody(ClientAnswer):
-    """Drops an answer, but for what it says of a failure."""
-
-    def __init__(self) -> None:
-        self._status = 0
-        self._said = b""
-
-    @property
-    def failure(self) -> str:
-        """Say what is wrong with the answer; nothing, if all is well."""
-        return _answered(self._status, self._said) if self._status >= 400 else ""
-
-    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        self.started = True
-        self._status = status
-
-    async def write(self, data: bytes | memoryview) -> None:
-        self._said += data[: _SHOWN - len(self._said)]
-
-    async def finish(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-
-def _answered(status: int, body: bytes) -> str:
-    return f"the answer was {status}: {body[:_SHOWN].decode(errors='replace')!r}"

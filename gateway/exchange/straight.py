@@ -7,68 +7,25 @@ start, or from where its answer begins. Both give the client the same.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
-from gateway.exchange.attempts import Again, Attempts
-from gateway.exchange.base import ClientAnswer, Limits, Route, StraightClient
-from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
-from gateway.exchange.dispatch import FAULT, error_body, error_headers, in_time
-from gateway.exchange.forward import forward_answer
+from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, end_to_end, to_server, with_body
-from gateway.exchange.infer_answer import (
-    answer_header_size,
-    naming,
-    relay_answer,
-    whole_as_json,
-    with_empty_data,
-)
+from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
 from gateway.exchange.mirror import Head
-from gateway.exchange.routes import Choice, Found, Routes
-from gateway.exchange.watch import Watch, Watched
+from gateway.exchange.routes import Found, Routes
+from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
+from gateway.exchange.watch import Watch
 from gateway.protocol.endpoints import EndpointKind
-from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
-    AnswerHead,
     HeaderLines,
-    Receiver,
     RequestStart,
-    Sent,
-    UpstreamRequest,
-    UpstreamResponse,
 )
-from gateway.upstream.pool import FIRST_ERROR, Loan, Outcome, told_by
-
-_REMEMBERED = 512
-"""Heads of answers, and what becomes of them."""
-
-_ALL_JSON = AnswerForm(binary_by_default=False, binary_by_output={})
-
-_log = logging.getLogger("tensorgate.exchange")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What becomes of requests with the same head."""
-
-    start: RequestStart
-    passed: CIMultiDictProxy[str]
-    """The client's headers that go to the server."""
-    choice: Choice
-    watch: Watch
-    converts: bool
-    """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
-    model: str | None = None
-    """The one that they name."""
-    mirror: Callable[[bytes, HeaderLines], None] | None = None
-    """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
 
 
 class Straight:
@@ -100,7 +57,7 @@ class Straight:
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
-            start = RequestStart(method, target, _lines(passed))
+            start = RequestStart(method, target, header_lines(passed))
             return Plan(start, passed, found.choice, watch, False, model, mirror)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
@@ -108,7 +65,7 @@ class Straight:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-        start = RequestStart(method, target, _lines(with_body(passed, changed)))
+        start = RequestStart(method, target, header_lines(with_body(passed, changed)))
         return Plan(start, passed, found.choice, watch, True, model, mirror)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
@@ -159,169 +116,6 @@ class Straight:
             watch.close()
 
 
-class StraightExchange(Receiver, Watched):
-    """A request that was sent, until its client has the answer, or a task sees to that."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        route: Route,
-        headers: HeaderLines,
-        body: bytes,
-        loan: Loan,
-        client: StraightClient,
-    ) -> None:
-        self._plan = plan
-        self._route = route
-        self._headers = headers
-        self._body = body
-        self._loan = loan
-        self._watch = plan.watch
-        self._client = client
-        self._sent: Sent | None = None
-
-    def under_way(self, sent: Sent) -> None:
-        """Note that the server has been asked."""
-        self._sent = sent
-        self._loan.take()
-        self._watch.add(self)
-
-    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
-        """Answer the client."""
-        if self._is_unwanted(head.status):
-            return
-        if head.status < FIRST_ERROR:
-            self._end(Outcome.ANSWERED)
-        else:
-            self._end(*self._loan.judge(head.status))
-        try:
-            headers, data = self._answer(head, bytes(body))
-        except Exception as error:
-            self._answer_failure(error)
-        else:
-            self._client.answer(head.status, head.reason, headers, data)
-
-    def begun(self, response: UpstreamResponse) -> None:
-        """Have a task pass the answer on as it comes."""
-        if self._is_unwanted(response.status):
-            return
-        spent = self._watch.remove(self)
-        over = partial(self._end, *self._loan.judge(response.status))
-        self._client.go_on(partial(self._relay, response, spent), over)
-
-    def failed(self, error: Exception) -> None:
-        """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
-        self._end(Outcome.FAILED, str(error))
-        if self._again.after_failure(error, self._loan.endpoint):
-            self._client.go_on(self._ask_another, lambda: None)
-        else:
-            self._answer_failure(error)
-
-    def _is_unwanted(self, status: int) -> bool:
-        """Tell whether another endpoint is asked, as this one answered so; have a task do it."""
-        statuses = self._route.retry.statuses
-        if not statuses or not self._again.after_answer(status, self._loan.endpoint):
-            return False
-        self._end(Outcome.FAILED, f"it answered {status}")
-        self._client.go_on(self._ask_another, lambda: None)
-        return True
-
-    @property
-    def _again(self) -> Again:
-        return Again(self._route.upstream, self._route.retry, True, [], self._plan.model)
-
-    def late(self) -> None:
-        """Tell the client that the server did not answer in time."""
-        limits = self._route.limits
-        in_idle_time = limits.idle_time < limits.total_time
-        what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
-        error = server_timeout(self._loan.endpoint.url, what)
-        self._end(Outcome.FAILED, str(error))
-        self._answer_failure(error)
-
-    def cancel(self) -> None:
-        """End, as the client is gone."""
-        self._end(Outcome.UNKNOWN)
-
-    def _end(self, outcome: Outcome, why: str = "") -> None:
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            self._watch.remove(self)
-            sent.close()
-            self._loan.give_back(outcome, why)
-            leave(self._route.gates)
-
-    def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
-        """Give headers and body of the client's answer; raises GatewayError."""
-        if not self._plan.converts or head.status != 200:
-            return _passed(head), body
-        cap = self._route.limits.header_bytes
-        try:
-            header_size, headers = _as_json(head, cap)
-            if header_size is not None:
-                return headers, whole_as_json(body, header_size, self._route)
-        except GatewayError as error:
-            raise naming(self._loan.endpoint.url, error) from error
-        if len(body) <= cap:
-            body = with_empty_data(body, _ALL_JSON, self._route)
-        return headers, body
-
-    def _answer_failure(self, error: Exception) -> None:
-        fault = not isinstance(error, GatewayError)
-        request_id = self._client.request_id
-        if fault:
-            # A fault of our own: never a silent one.
-            start = self._plan.start
-            where = (request_id or "-", start.method, start.target)
-            _log.error("request %s: %s %s failed", *where, exc_info=error)
-        told = error if isinstance(error, GatewayError) else FAULT
-        headers = error_headers(request_id)
-        body = error_body(told.message)
-        self._client.answer(told.kind.value.status, "", headers, body, last=fault)
-
-    async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
-        url = self._loan.endpoint.url
-
-        async def run(deadline: Deadline) -> None:
-            deadline.wait_for_server(url)
-            try:
-                await self._pass_on(response, url, answer, deadline)
-            except BaseException as error:
-                self._end(*told_by(deadline.cause(error)))
-                raise
-
-        try:
-            await in_time(run, answer, self._deadline(spent))
-        finally:
-            response.close()
-
-    async def _ask_another(self, answer: ClientAnswer) -> None:
-        start = self._plan.start
-        headers = CIMultiDict([*start.headers, *self._headers])
-        has_body = bool(self._body) or "Content-Length" in headers
-        body = (self._body,) if has_body else None
-        asked = UpstreamRequest(start.method, start.target, headers, body)
-
-        async def run(deadline: Deadline) -> None:
-            tried = (self._loan.endpoint,)
-            model = self._plan.model
-            async with Attempts(self._route, asked, deadline, tried, model) as attempt:
-                await self._pass_on(attempt.response, attempt.url, answer, deadline)
-
-        await in_time(run, answer, self._deadline())
-
-    async def _pass_on(
-        self, response: UpstreamResponse, url: str, answer: ClientAnswer, deadline: Deadline
-    ) -> None:
-        if self._plan.converts:
-            await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
-        else:
-            await forward_answer(response, answer, url, deadline)
-
-    def _deadline(self, spent: float = 0.0) -> Deadline:
-        return self._route.limits.deadline(spent)
-
-
 def _mirror(
     found: Found, method: str, headers: CIMultiDictProxy[str], length: int
 ) -> Callable[[bytes, HeaderLines], None] | None:
@@ -334,20 +128,3 @@ def _mirror(
 def _patience(limits: Limits) -> float:
     """Give the seconds after which a server that has not answered is late."""
     return min(limits.idle_time, limits.total_time)
-
-
-def _lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:
-    return tuple(headers.items())
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _passed(head: AnswerHead) -> HeaderLines:
-    return _lines(end_to_end(head.headers))
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _as_json(head: AnswerHead, cap: int) -> tuple[int | None, HeaderLines]:
-    """Give the size of the JSON part, None if there are no tensors behind it, and the headers."""
-    header_size = answer_header_size(head, cap)
-    changed = {} if header_size is None else {"Content-Type": "application/json"}
-    return header_size, _lines(with_body(head.headers, changed))

@@ -13,7 +13,7 @@ from httptools import HttpRequestParser
 from gateway.errors import bad_request
 from gateway.exchange.base import ClientAnswer, HeaderLines, StraightClient
 from gateway.exchange.forwarding import Forwarding, Introduction, Peer
-from gateway.exchange.straight import StraightExchange
+from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (

@@ -13,7 +13,8 @@ from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import SILENT, Forwarding
-from gateway.exchange.straight import Plan, Straight, StraightExchange
+from gateway.exchange.straight import Straight
+from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection, Owner, Patience, Rest
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form

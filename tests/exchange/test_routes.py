@@ -13,7 +13,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import Route
 from gateway.exchange.dispatch import exchange
 from gateway.exchange.routes import Rewrite, Routes, Rule
-from gateway.exchange.straight import Plan, Straight
+from gateway.exchange.straight import Straight
+from gateway.exchange.straight_exchange import Plan
 from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.weights import Shares, number_of

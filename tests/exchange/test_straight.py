@@ -13,11 +13,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.small_request import LARGEST
 from gateway.errors import bad_answer
-from gateway.exchange import straight as straight_module
+from gateway.exchange import straight_exchange as straight_module
 from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.routes import Routes, Rule
-from gateway.exchange.straight import Plan, Straight, StraightExchange
+from gateway.exchange.straight import Straight
+from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.routing.matcher import Match
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
 from gateway.upstream.discovery import Discovery

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_answer
-from gateway.exchange import straight as straight_module
+from gateway.exchange import straight_exchange as straight_module
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route
 from gateway.exchange.dispatch import exchange
-from gateway.exchange.straight import Straight, StraightExchange
+from gateway.exchange.straight import Straight
+from gateway.exchange.straight_exchange import StraightExchange
 from gateway.listener.connection import ClientConnection, Rest
 from gateway.listener.http import HttpListener
 from gateway.listener.sockets import tcp_sockets

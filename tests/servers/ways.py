@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.exchange.base import StraightClient
-from gateway.exchange.straight import Plan, Straight, StraightExchange
+from gateway.exchange.straight import Straight
+from gateway.exchange.straight_exchange import Plan, StraightExchange
 
 
 @pytest.fixture
