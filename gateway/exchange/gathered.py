@@ -34,17 +34,21 @@ async def repository_index(
 ) -> None:
     """Answer with the models of all upstreams, each with the name of its upstream.
 
-    Raises GatewayError (502) that names an upstream that fails: an index without its models would
-    say that there are none.
+    Where an upstream's endpoints differ, all are asked: its models are those that any of them has.
+    Raises GatewayError (502) that names who fails: an index without its models would say that there
+    are none.
     """
+    alike = [each for each in upstreams if not each.pool.differs]
+    differing = [each for each in upstreams if each.pool.differs]
     with route.held.holding() as holding:
         body = await whole_body(request, route.limits, deadline, holding)
         asked_for = question(request, request.target, body)
-        asked = await ask_one_of_each(route, upstreams, asked_for, deadline, holding)
+        asked = await ask_one_of_each(route, alike, asked_for, deadline, holding)
+        asked += await ask_every_endpoint(route, differing, lambda _: asked_for, deadline, holding)
         if not all(each.good for each in asked):
             await pass_on(agreed(request, asked), answer, deadline)
             return
-        entries = await _gathered(asked, _models, _upstream, route.turns)
+        entries = await _gathered(asked, _Models(), _upstream, route.turns)
         deadline.wait_for_client()
         await answer.send(200, "", _json(), b"[%b]" % entries)
 
@@ -75,15 +79,30 @@ async def statistics(
         await answer.send(200, "", headers, b'{"model_stats":[%b]}' % entries)
 
 
-def _models(document: Any) -> Any:
-    return document
+class _Models:
+    """Gives the models of an index, but for those that an endpoint of the upstream gave before."""
+
+    def __init__(self) -> None:
+        self._given: set[tuple[str, str, str]] = set()
+
+    def __call__(self, document: Any, who: Asked) -> Any:
+        if not isinstance(document, list):
+            raise TypeError
+        return [model for model in document if self._is_new(who, model)]
+
+    def _is_new(self, who: Asked, model: Mapping[str, Any]) -> bool:
+        """Tell it by what tells models apart: their names and versions."""
+        what = (who.upstream, str(model.get("name")), str(model.get("version")))
+        is_new = what not in self._given
+        self._given.add(what)
+        return is_new
 
 
 def _upstream(asked: Asked) -> dict[str, str]:
     return {"upstream": asked.upstream}
 
 
-def _statistics(document: Any) -> Any:
+def _statistics(document: Any, _: Asked) -> Any:
     return document["model_stats"]
 
 
@@ -93,7 +112,7 @@ def _endpoint(asked: Asked) -> dict[str, str]:
 
 async def _gathered(
     asked: Iterable[Asked],
-    entries_of: Callable[[Any], Any],
+    entries_of: Callable[[Any, Asked], Any],
     names_of: Callable[[Asked], Mapping[str, str]],
     turns: Turns,
 ) -> bytes:
@@ -101,21 +120,24 @@ async def _gathered(
     parts = []
     for each in asked:
         if each.good:
-            parts.append(_entries(each.good, each.name, entries_of, names_of(each)))
+            parts.append(_entries(each.good, each, entries_of, names_of(each)))
             await turns.next()
     return b",".join(filter(None, parts))
 
 
 def _entries(
-    reply: Reply, who: str, entries_of: Callable[[Any], Any], names: Mapping[str, str]
+    reply: Reply,
+    who: Asked,
+    entries_of: Callable[[Any, Asked], Any],
+    names: Mapping[str, str],
 ) -> bytes:
     try:
-        entries = entries_of(orjson.loads(reply.body))
+        entries = entries_of(orjson.loads(reply.body), who)
         if not isinstance(entries, list):
             raise TypeError
         return orjson.dumps([{**entry, **names} for entry in entries])[1:-1]
-    except (ValueError, TypeError, KeyError):
-        raise bad_answer(f"{who} did not answer with a list of models") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise bad_answer(f"{who.name} did not answer with a list of models") from None
 
 
 def _json() -> CIMultiDict[str]:

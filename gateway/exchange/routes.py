@@ -129,8 +129,8 @@ class Found:
             return kind in UNTOUCHED
         if any(upstream.pool.changes for upstream in self.upstreams):
             return False  # what is found for a head is remembered, for longer than that
-        # Of an upstream, the servers have the same models.
-        if kind is EndpointKind.INDEX:
+        # Of most upstreams, the servers have the same models.
+        if kind is EndpointKind.INDEX and not self.upstreams[0].pool.differs:
             return len(self.upstreams) == 1
         return endpoints_of(self.upstreams) == 1
 

@@ -145,6 +145,11 @@ class Pool:
         return self._keeper.resolver is not None
 
     @property
+    def differs(self) -> bool:
+        """Tell whether endpoints are asked for the models that they have, as those may differ."""
+        return self._keeper.discovery is not None
+
+    @property
     def why_empty(self) -> str:
         """Tell why no endpoint is known."""
         resolver = self._keeper.resolver

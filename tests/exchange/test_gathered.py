@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from gateway.exchange.asking import FAILED
+from gateway.exchange.base import Route
 from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.keeper import Keeper
 from tests.servers.doubles import LIMITS, ScriptedAnswer, ScriptedEndpoint, only, route_to
 from tests.servers.several import A, B, C, Turn, among, ask, asked, says, servers, unreachable
 
@@ -88,6 +91,32 @@ async def test_another_endpoint_answers_for_one_that_cannot_be_reached() -> None
     one, down, up = servers(a=_models("x"), b=unreachable(B), c=_models("y"))
     routes = among(route_to(one, name="one"), route_to(down, up, name="two"))
     assert [entry["name"] for entry in _json(await ask(routes, "POST", INDEX))] == ["x", "y"]
+
+
+def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
+    return route_to(*endpoints, name=name, keeper=Keeper(discovery=Discovery(60)))
+
+
+async def test_the_index_has_the_models_of_all_endpoints_that_differ() -> None:
+    endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
+    routes = among(_differing(*endpoints[:2], name="d"), route_to(endpoints[2], name="e"))
+    answer = await ask(routes, "POST", INDEX)
+    assert answer.status == 200
+    found = sorted((entry["upstream"], entry["name"]) for entry in _json(answer))
+    assert found == [("d", "both"), ("d", "one"), ("d", "two"), ("e", "both")]
+
+
+async def test_of_one_upstream_too() -> None:
+    endpoints = servers(a=_models("one"), b=_models("two"))
+    answer = await ask(only(_differing(*endpoints)), "POST", INDEX)
+    assert sorted(entry["name"] for entry in _json(answer)) == ["one", "two"]
+
+
+async def test_an_endpoint_that_fails_may_have_models_that_no_other_has() -> None:
+    endpoints = servers(a=_models("one"), b=unreachable(B))
+    answer = await ask(only(_differing(*endpoints)), "POST", INDEX)
+    assert answer.status == 502
+    assert f"cannot connect to {B}" in answer.body.decode()
 
 
 @pytest.mark.parametrize(
