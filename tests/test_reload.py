@@ -148,7 +148,8 @@ async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
         assert set(load.answers) == {(200, b"one"), (200, b"two"), (200, b"infer")}
         asked = load.asked + 3 * RELOADS
         assert sum(len(server.requests) for server in servers) == asked
-        # Connections to servers that have been replaced are closed; each worker left one out once.
+        # Connections to servers that have been replaced are closed; one was left out once, or once
+        # more by a worker that found out before it heard.
         assert said.count("settings reloaded from") == RELOADS
         assert 1 <= said.count("it is left out for 10 s") <= workers
         await until(lambda: all(each.left.is_set() for each in one.connections[:-workers]))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,13 @@ async def _gateway(
     config = settings_in(file, server, listen, f"workers: {workers}\n{more}")
     async with serving(config) as running:
         yield running
+
+
+def _settings(file: Path, servers: str, care: str) -> str:
+    """Write a file for two workers that look after servers with care; give its name."""
+    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], {care}}}}}\n"
+    file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
+    return str(file)
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
@@ -140,6 +148,49 @@ async def test_what_a_worker_has_not_taken_when_it_dies_goes_to_another(file: Pa
         status, _, err = await process.end()
     assert status == 0
     assert f"worker {victim} was killed by SIGKILL" in err
+
+
+async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None:
+    is_well = False
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            if not is_well:
+                return  # which closes it without an answer
+            await connection.send(answer())
+
+    async def ask(client: RawClient, times: int) -> Counter[int]:
+        return Counter([(await client.call("GET", "/v2/x")).status for _ in range(times)])
+
+    async with FaultyServer(script) as bad, FaultyServer() as one, FaultyServer() as two:
+        servers = f"{bad.url}, {one.url}, {two.url}"
+        config = _settings(file, servers, "ejection: {time: 3s}")
+        async with (
+            serving(config) as (process, url),
+            connect(url) as finder,
+            connect(url) as hearer,  # at the other worker
+        ):
+            assert await ask(hearer, 6) == {200: 4, 502: 2}
+            assert await ask(finder, 15) == {200: 10, 502: 5}
+            found = await process.until_it_says(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
+            heard = await process.until_it_says(rf"\[(\d+)\]: {bad.url}: left out, as another")
+            assert {int(found[1]), int(heard[1])} == set(_workers_of(process))
+            assert await ask(hearer, 9) == {200: 9}
+            assert len(bad.requests) == 7
+            is_well = True
+            while len(bad.requests) == 7:
+                await asyncio.sleep(0.05)
+                assert await ask(finder, 3) == {200: 3}
+            await process.until_it_says(rf"\[{found[1]}\]: {bad.url} is used again")
+            await process.until_it_says(rf"\[{heard[1]}\]: {bad.url}: used again, as another")
+            asked = len(bad.requests)
+            assert await ask(hearer, 9) == {200: 9}
+            assert len(bad.requests) > asked
+            process.signal(signal.SIGTERM)
+            status, _, err = await process.end()
+    assert status == 0
+    assert err.count("it is left out for 3 s") == 1
 
 
 async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(file: Path) -> None:

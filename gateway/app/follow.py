@@ -24,6 +24,7 @@ from gateway.app.revision import Revision
 from gateway.app.source import Source, why_not
 from gateway.app.tls import UpstreamTlsError
 from gateway.settings.schema import Settings
+from gateway.workers.board import Board
 from gateway.workers.letters import Letter
 from gateway.workers.orders import Orders, Superior
 
@@ -51,6 +52,8 @@ class Leader(Superior):
         self._material = gather(settings)
         warn(settings)
         self._listening = listen(addresses_of(settings))
+        # It is made before any worker is, and outlives them all, and each reload.
+        self._board = Board()
         self._say_done: Callable[[], None] | None = None
 
     @property
@@ -71,7 +74,8 @@ class Leader(Superior):
     def gateway(self, on_closed: Callable[[], None]) -> Gateway:
         """Make the gateway of a worker that starts now."""
         # The files may have become unusable since they were loaded.
-        return Gateway(self.settings, on_closed, self._material, self._journal.revision)
+        revision = self._journal.revision
+        return Gateway(self.settings, on_closed, self._material, revision, self._board)
 
     def look(self, wished: bool) -> Orders | None:
         """Read the settings if that is wished, or if the files have changed; see Superior."""

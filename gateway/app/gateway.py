@@ -12,6 +12,7 @@ from typing import Self
 from gateway.app.admin import pages
 from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.forwarding import forwarding
+from gateway.app.hearsay import Hearsay
 from gateway.app.limits import shared_limits
 from gateway.app.listen import (
     Listening,
@@ -35,6 +36,8 @@ from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.settings.schema import Settings
+from gateway.upstream.pool import Pool
+from gateway.workers.board import Board
 
 _LAST_PAGE = 0.1
 """Seconds for an operator to get the page that is being written at the end."""
@@ -45,7 +48,8 @@ class Gateway:
 
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``material`` is what
-    ``gather`` gave for these settings, if it was asked already. Raises ListenError on entering,
+    ``gather`` gave for these settings, if it was asked already; ``board`` is what it shares with
+    other workers, if there are any. Raises ListenError on entering,
     where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
@@ -55,10 +59,12 @@ class Gateway:
         on_closed: Callable[[], None] | None = None,
         material: Material | None = None,
         revision: Revision | None = None,
+        board: Board | None = None,
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
         self._given = material
+        self._hearsay = None if board is None else Hearsay(board)
         self._helper: HelperProcess | None = None
         self._listening: tuple[Listening, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
@@ -90,7 +96,7 @@ class Gateway:
         self._listening = self._listen(settings)
         self._helper = HelperProcess() if wants_helper(settings) else None
         self._shared = shared_limits(settings)
-        held = held_upstreams(material.recipes, {})
+        held = held_upstreams(material.recipes, {}, self._hearsay)
         try:
             await _start(held)
         except BaseException:
@@ -113,6 +119,8 @@ class Gateway:
         self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
         self._watch_files_of(material)
         await self._serve_on(self._listening)
+        if self._hearsay is not None:
+            self._hearsay.start(self._pools)
         return self
 
     def take(self, connection: socket.socket) -> None:
@@ -131,7 +139,7 @@ class Gateway:
         material = await asyncio.to_thread(gather, settings, before)
         helper = (self._helper or HelperProcess()) if wants_helper(settings) else None
         shared = shared_limits(settings, self._shared)
-        held = held_upstreams(material.recipes, self.runtime.held)
+        held = held_upstreams(material.recipes, self.runtime.held, self._hearsay)
         try:
             await _start(held)
             routes = await asyncio.to_thread(
@@ -185,10 +193,15 @@ class Gateway:
         await self._admin.drain(_LAST_PAGE)
         close(self._listening)
         self._watch_nothing()
+        if self._hearsay is not None:
+            await self._hearsay.close()
         await self._retired.close()
         await self.runtime.close()
         if self._helper is not None:
             await self._helper.close()
+
+    def _pools(self) -> dict[str, Pool]:
+        return {name: each.pool for name, each in self.runtime.upstreams.items()}
 
     def _listen(self, settings: Settings) -> tuple[Listening, ...]:
         if self._on_closed is not None:

@@ -12,7 +12,7 @@ from gateway.upstream.address import ServerAddress, server_at
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Pool
+from gateway.upstream.pool import Pool, Tell
 from gateway.upstream.probe import Prober
 from gateway.upstream.resolver import Resolver, addresses_of
 
@@ -21,9 +21,15 @@ _DISCOVER_EVERY = 10.0
 
 
 def build_pool(
-    declared: UpstreamSettings, context: ssl.SSLContext | None, connect_time: float
+    declared: UpstreamSettings,
+    context: ssl.SSLContext | None,
+    connect_time: float,
+    tell: Tell | None = None,
 ) -> Pool:
-    """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds."""
+    """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds.
+
+    ``tell`` is told which endpoints are ejected, and which answer again.
+    """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
         return HttpEndpoint(address, connect_time)
@@ -40,7 +46,7 @@ def build_pool(
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
-    return Pool(endpoints, ejection, keeper=keeper, balance=balance)
+    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell)
 
 
 def _balance(declared: Balance) -> BalancePolicy:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gateway.app.hearsay import Hearsay
 from gateway.app.limits import gate_of
 from gateway.app.pools import build_pool
 from gateway.exchange.base import Upstream
@@ -81,14 +82,17 @@ class HeldUpstream:
 
 
 def held_upstreams(
-    recipes: Iterable[Recipe], before: Mapping[str, HeldUpstream]
+    recipes: Iterable[Recipe],
+    before: Mapping[str, HeldUpstream],
+    hearsay: Hearsay | None = None,
 ) -> dict[str, HeldUpstream]:
     """Make the upstreams, by name.
 
     One that is made as before is the one from before, with its connections and all that it knows.
     Of one that has changed, the endpoints that are still there keep their health.
+    ``hearsay`` is what all of them tell other workers by, if there are any.
     """
-    return {recipe.name: _held(recipe, before.get(recipe.name)) for recipe in recipes}
+    return {recipe.name: _held(recipe, before.get(recipe.name), hearsay) for recipe in recipes}
 
 
 def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
@@ -96,21 +100,22 @@ def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
     return {name: each.upstream for name, each in held.items()}
 
 
-def _held(recipe: Recipe, before: HeldUpstream | None) -> HeldUpstream:
+def _held(recipe: Recipe, before: HeldUpstream | None, hearsay: Hearsay | None) -> HeldUpstream:
     if before is not None and before.recipe == recipe:
         return before
     pool = None if before is None else before.upstream.pool
-    return HeldUpstream(recipe, _build(recipe), pool)
+    return HeldUpstream(recipe, _build(recipe, hearsay), pool)
 
 
-def _build(recipe: Recipe) -> Upstream:
+def _build(recipe: Recipe, hearsay: Hearsay | None) -> Upstream:
     declared = recipe.declared
     clock = asyncio.get_running_loop().time
+    tell = None if hearsay is None else hearsay.teller(recipe.name)
     gate = gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers)
     return Upstream(
         recipe.name,
         DIALECTS[declared.dialect],
-        build_pool(declared, recipe.context, recipe.connect_time),
+        build_pool(declared, recipe.context, recipe.connect_time, tell),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
         gate,

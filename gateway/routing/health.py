@@ -62,13 +62,41 @@ def succeeded(health: Health) -> Health:
 def failed(health: Health, others: Sequence[Health], now: float, policy: EjectionPolicy) -> Health:
     """Note that the endpoint failed; ``others`` are those of the same upstream."""
     failures = health.failures + 1
-    if health.on_trial or (not health.ejections and 0 < policy.failures <= failures):
-        ejected = 1 + sum(each.ejections > 0 for each in others)
-        if ejected <= policy.most * (1 + len(others)):
-            time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
-            return Health(failures, health.ejections + 1, now + time)
+    is_due = health.on_trial or (not health.ejections and 0 < policy.failures <= failures)
+    if is_due and _may_be_ejected(others, policy):
+        time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
+        return Health(failures, health.ejections + 1, now + time)
     # One that was on trial and may not be ejected again is used, as there is no better one.
     return Health(failures) if health.on_trial else replace(health, failures=failures)
+
+
+def heard_ejected(
+    health: Health, told: Health, others: Sequence[Health], now: float, policy: EjectionPolicy
+) -> Health:
+    """Note that another process has ejected the endpoint, as it tells; its failures are its own.
+
+    ``others`` are those of the same upstream.
+    """
+    if told.until <= now:
+        return health
+    if health.ejections:
+        # Later than here, if a trial failed there: so one that fails here too adds nothing to it.
+        is_news = told.until > health.until
+    else:
+        is_news = policy.failures > 0 and _may_be_ejected(others, policy)
+    if not is_news:
+        return health
+    return Health(health.failures, max(health.ejections, told.ejections), told.until)
+
+
+def heard_well(health: Health) -> Health:
+    """Note that the endpoint answers another process; what fails here still counts."""
+    return HEALTHY if health.ejections else health
+
+
+def _may_be_ejected(others: Sequence[Health], policy: EjectionPolicy) -> bool:
+    ejected = 1 + sum(each.ejections > 0 for each in others)
+    return ejected <= policy.most * (1 + len(others))
 
 
 HEALTHY = Health()

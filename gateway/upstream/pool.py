@@ -11,7 +11,7 @@ from types import TracebackType
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
-from gateway.routing.health import HEALTHY, EjectionPolicy
+from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member, MemberState
@@ -20,6 +20,9 @@ FIRST_ERROR = 400
 """The first status that may tell against an endpoint."""
 
 _log = logging.getLogger("tensorgate.upstream")
+
+Tell = Callable[[str, Health], None]
+"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does."""
 
 
 class Outcome(Enum):
@@ -34,6 +37,7 @@ class Pool:
     """Lends endpoints to exchanges: of those that do not fail, the least busy one first.
 
     ``clock`` gives seconds. ``keeper`` looks after the endpoints from ``start`` to ``close``.
+    ``tell`` is called when what exchanges here meet with changes which endpoints are used.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         keeper: Keeper | None = None,
         balance: BalancePolicy | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self.turn = 0
         """Endpoints lent so far."""
@@ -50,6 +55,7 @@ class Pool:
         self._ejection = ejection or EjectionPolicy()
         self._clock = clock
         self._keeper = keeper or Keeper()
+        self._tell = tell
         self._leaving: list[Member] = []
         self._lend(tuple(Member(endpoint) for endpoint in endpoints))
 
@@ -170,8 +176,7 @@ class Pool:
             after = health.left(before)
         else:
             now = self._clock()
-            others = [each.health for each in self.members if each is not member]
-            after = health.failed(before, others, now, self._ejection)
+            after = health.failed(before, self._others(member), now, self._ejection)
             if after.ejections > before.ejections:
                 _log.warning(
                     "%s failed %d times in a row: it is left out for %g s; at last: %s",
@@ -180,9 +185,34 @@ class Pool:
                     after.until - now,
                     why,
                 )
+                if self._tell is not None:
+                    self._tell(url, after)
         if before.ejections and not after.ejections:
             _log.warning("%s is used again", url)
+            # One that is used as there is no better one is none to recommend.
+            if outcome is Outcome.ANSWERED and self._tell is not None:
+                self._tell(url, after)
         member.health = after
+
+    def hear(self, member: Member, told: Health) -> None:
+        """Note what another process tells of an endpoint, as it is now; that is not told again."""
+        if self.has_one:
+            return
+        before = member.health
+        if told.ejections:
+            others, now = self._others(member), self._clock()
+            after = health.heard_ejected(before, told, others, now, self._ejection)
+        else:
+            after = health.heard_well(before)
+        if after.ejections and not before.ejections:
+            _log.info("%s: left out, as another worker says", member.endpoint.url)
+        elif before.ejections and not after.ejections:
+            _log.info("%s: used again, as another worker says", member.endpoint.url)
+        member.health = after
+
+    def _others(self, member: Member) -> list[Health]:
+        """Tell how all endpoints but one do."""
+        return [each.health for each in self.members if each is not member]
 
     def judge(self, status: int) -> tuple[Outcome, str]:
         """Tell what the status of an answer says of its endpoint, and why that failed."""

@@ -12,6 +12,8 @@ from gateway.routing.health import (
     Probed,
     ProbePolicy,
     failed,
+    heard_ejected,
+    heard_well,
     left,
     probed,
     succeeded,
@@ -89,6 +91,57 @@ def test_which_are_used(health: Health, now: float, usable: bool) -> None:
 def test_an_exchange_goes_there(before: Health, after: Health) -> None:
     assert taken(before) == after
     assert left(after) == before
+
+
+TOLD = Health(ejections=2, until=120)
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "others", "after"),
+    [
+        (HEALTHY, TOLD, [HEALTHY], TOLD),
+        # What failed here is still known.
+        (Health(2), TOLD, [HEALTHY], Health(2, 2, 120)),
+        # What is over is no news.
+        (HEALTHY, replace(TOLD, until=100), [HEALTHY], HEALTHY),
+        (ON_TRIAL, replace(TOLD, until=100), [HEALTHY], ON_TRIAL),
+        # Not more than the share.
+        (HEALTHY, TOLD, [], HEALTHY),
+        (Health(2), TOLD, [EJECTED], Health(2)),
+        (HEALTHY, TOLD, [EJECTED, HEALTHY], HEALTHY),
+        (HEALTHY, TOLD, [EJECTED, HEALTHY, HEALTHY], TOLD),
+        # One that is left out here too: what ends later holds, and never fewer ejections.
+        (EJECTED, TOLD, [HEALTHY], Health(3, 2, 120)),
+        (EJECTED, TOLD, [EJECTED], Health(3, 2, 120)),
+        (EJECTED, replace(TOLD, until=110), [HEALTHY], EJECTED),
+        (EJECTED, replace(TOLD, until=109), [HEALTHY], EJECTED),
+        (replace(EJECTED, ejections=3), TOLD, [HEALTHY], Health(3, 3, 120)),
+        (replace(ON_TRIAL, until=99), TOLD, [HEALTHY], Health(3, 2, 120)),
+    ],
+)
+def test_another_process_has_ejected_it(
+    before: Health, told: Health, others: list[Health], after: Health
+) -> None:
+    assert heard_ejected(before, told, others, 100, POLICY) == after
+
+
+def test_nothing_is_ejected_on_hearsay_where_that_is_off() -> None:
+    policy = replace(POLICY, failures=0)
+    assert heard_ejected(HEALTHY, TOLD, [HEALTHY], 100, policy) == HEALTHY
+
+
+def test_a_trial_that_fails_here_and_elsewhere_counts_once() -> None:
+    on_trial = replace(EJECTED, until=99, on_trial=True)
+    heard = heard_ejected(on_trial, TOLD, [HEALTHY], 100, POLICY)
+    assert failed(heard, [HEALTHY], 101, POLICY) == Health(4, 2, 120)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(HEALTHY, HEALTHY), (Health(2), Health(2)), (EJECTED, HEALTHY), (ON_TRIAL, HEALTHY)],
+)
+def test_it_answers_another_process(before: Health, after: Health) -> None:
+    assert heard_well(before) == after
 
 
 @pytest.mark.parametrize("before", [HEALTHY, Health(2), EJECTED, ON_TRIAL])

@@ -1,9 +1,10 @@
+import logging
 from contextlib import suppress
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.routing.health import HEALTHY, EjectionPolicy, Probed, ProbePolicy
+from gateway.routing.health import HEALTHY, EjectionPolicy, Health, Probed, ProbePolicy
 from gateway.upstream.discovery import Discovery, EveryModel
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import MemberState
@@ -435,6 +436,87 @@ def test_one_that_is_left_out_and_answers_is_used_again() -> None:
     with pool.every_endpoint()[0]:
         pass
     assert set(_used(pool)) == set("012")
+
+
+class _Told:
+    """What a pool has told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int, float]] = []
+
+    def __call__(self, url: str, health: Health) -> None:
+        self.all.append((url, health.ejections, health.until))
+
+
+def _telling_pool(count: int, clock: _Times, told: _Told) -> Pool:
+    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(count)]
+    return Pool(endpoints, EjectionPolicy(time=10), clock, tell=told)
+
+
+def test_it_tells_who_is_ejected_and_who_answers_again() -> None:
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(3, clock, told)
+    _failing(pool, 0, error, times=4)
+    _failing(pool, 1, None)
+    assert told.all == []
+    _failing(pool, 0, error)
+    assert told.all == [("http://0", 1, 10)]
+    clock.now = 10
+    _failing(pool, 0, error)
+    clock.now = 30
+    _failing(pool, 0, None, times=2)
+    assert told.all[1:] == [("http://0", 2, 30), ("http://0", 0, 0)]
+
+
+def test_what_is_used_as_there_is_no_better_one_is_not_told_to_be_well() -> None:
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(2, clock, told)
+    _failing(pool, 0, error, times=5)
+    pool.members[1].health = Health(5, 1, 99)
+    clock.now = 10
+    _failing(pool, 0, error)
+    assert pool.members[0].health == Health(6)
+    assert told.all == [("http://0", 1, 10)]
+
+
+def test_what_others_say_counts_and_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate")
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(3, clock, told)
+    ejected, well = Health(ejections=1, until=10), Health(until=3)
+    for _ in range(2):
+        pool.hear(pool.members[0], ejected)
+    assert set(_used(pool)) == set("12")
+    # No more than half of them, whoever says so.
+    pool.hear(pool.members[1], ejected)
+    assert set(_used(pool)) == set("12")
+    for _ in range(2):
+        pool.hear(pool.members[0], well)
+    assert set(_used(pool)) == set("012")
+    assert told.all == []
+    assert caplog.messages == [
+        "http://0: left out, as another worker says",
+        "http://0: used again, as another worker says",
+    ]
+
+
+def test_what_others_have_ejected_is_tried_here_when_its_time_is_over() -> None:
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(3, clock, told)
+    pool.hear(pool.members[0], Health(ejections=1, until=10))
+    clock.now = 10
+    _failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""))
+    assert told.all == [("http://0", 2, 30)]
+    assert set(_used(pool)) == set("12")
+
+
+def test_an_endpoint_that_is_alone_is_used_whatever_others_say() -> None:
+    pool = _pool(1)
+    pool.hear(pool.members[0], Health(ejections=1, until=1e9))
+    assert pool.members[0].health == HEALTHY
+    assert set(_used(pool)) == {"0"}
 
 
 def _used(pool: Pool, model: str | None = None) -> str:
