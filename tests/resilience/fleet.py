@@ -75,7 +75,11 @@ async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
 
 
 def gateway_before(
-    file: Path, servers: Sequence[FleetServer], more: str = "", care: str = ""
+    file: Path,
+    servers: Sequence[FleetServer],
+    more: str = "",
+    care: str = "",
+    listen: str = "127.0.0.1:0",
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
     """Run a gateway in front of servers.
 
@@ -83,7 +87,7 @@ def gateway_before(
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
-        "listen: 127.0.0.1:0\n"
+        f"listen: {listen}\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], {care}}}}}\n{more}"
