@@ -515,6 +515,7 @@ async def test_the_last_answer_arrives_whole_though_its_client_goes_on() -> None
         reading = asyncio.create_task(asyncio.to_thread(ask, *url))
         await until(lambda: asked)
         draining = asyncio.create_task(here.listener.drain(60, 60))
+        await until(lambda: here.listener.draining)
         go_ahead.set()
         await until(lambda: all(each._closing for each in here.listener._connections))
         go_on.set()
