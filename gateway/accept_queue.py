@@ -1,9 +1,9 @@
 """The last connections of a listening socket, before it is closed.
 
 A client is connected once the system has put it into the socket's queue, and may have sent its
-request: closing the socket would reset all that wait there, those that come between the last look
-at the queue and the close, and those whose handshake is under way. So nobody is let in any more
-first, for a moment if clients are about, and then the queue is emptied.
+request: closing the socket would reset all that wait there, and those that come between the last
+look at the queue and the close. So nobody is let in any more before that look. A client from afar
+is reset if the last step of its handshake is on its way just then.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-
-HANDSHAKES = 0.05
-"""Seconds in which handshakes under way come to an end."""
 
 _SO_ATTACH_FILTER = 26
 _FLAGS, _SYN = 13, 0x02
@@ -35,26 +32,17 @@ _NO_SYN = ctypes.create_string_buffer(
 _PROGRAM = struct.pack("HP", 4, ctypes.addressof(_NO_SYN))
 
 
-def shut_out(listening: socket.socket) -> None:
-    """Let nobody begin to connect over TCP any more; Unix sockets know no handshakes.
-
-    A client that comes from then on tries again after a second, and is refused, as the socket is
-    closed by then, or finds who listens there next.
-    """
-    if listening.family != socket.AF_UNIX:
-        with suppress(OSError):  # without it, those who come at the wrong moment are lost
-            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
-
-
 def last_connections(listening: socket.socket) -> Iterator[socket.socket]:
     """Let nobody connect any more, and give the connections that wait; the socket must not block.
 
-    Over a Unix socket, who comes from then on is refused.
+    A client that comes over TCP from then on tries again after a second, and is refused, as the
+    socket is closed by then, or finds who listens there next. Over a Unix socket it is refused.
     """
-    if listening.family == socket.AF_UNIX:
-        listening.shutdown(socket.SHUT_RD)
-    else:
-        shut_out(listening)
+    with suppress(OSError):  # without it, a few microseconds are left in which one may be lost
+        if listening.family == socket.AF_UNIX:
+            listening.shutdown(socket.SHUT_RD)
+        else:
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
     while True:
         try:
             yield listening.accept()[0]

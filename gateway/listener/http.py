@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
-from gateway.accept_queue import HANDSHAKES, last_connections, shut_out
+from gateway.accept_queue import last_connections
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
@@ -151,12 +151,8 @@ class HttpListener(Owner):
         ``grace``, and the answer tells it that the connection ends. ``patience`` bounds it all;
         both are in seconds. Gives the number of exchanges dropped.
         """
-        until = self._loop.time() + patience
-        for sock, _ in self._listening:
-            shut_out(sock)
-        if self._listening and (self._connections or self._shaking):
-            await asyncio.sleep(min(HANDSHAKES, patience))
         self.draining = True
+        until = self._loop.time() + patience
         await self._stop_accepting()
         if self._sweep is not None:
             self._sweep.cancel()

@@ -27,7 +27,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Protocol
 
-from gateway.accept_queue import HANDSHAKES, last_connections, shut_out
+from gateway.accept_queue import last_connections
 from gateway.workers.fork import Work, fork
 from gateway.workers.orders import OrderDesk, Orders, Superior
 from gateway.workers.seat import Seat, Worker, how_it_ended
@@ -87,7 +87,6 @@ class Parent:
         self._unplaced: deque[socket.socket] = deque()
         self._retry_at = _NEVER
         self._begun = False
-        self._stop_at = _NEVER
         self._stopping = False
         self._kill_at = _NEVER
         self._dropped = 0
@@ -129,7 +128,7 @@ class Parent:
 
     def _wait(self) -> float | None:
         """Give the seconds until something is due."""
-        due = [self._stop_at, self._kill_at, self._retry_at]
+        due = [self._kill_at, self._retry_at]
         if self._begun and not self._stopping:
             due += [seat.due for seat in self._seats if seat.worker is None]
             if self._desk is not None:
@@ -138,9 +137,6 @@ class Parent:
         return None if first == _NEVER else max(0.0, first - time.monotonic())
 
     def _do_what_is_due(self, now: float) -> None:
-        if now >= self._stop_at:
-            self._stop_at = _NEVER
-            self._stop()
         if now >= self._kill_at:
             self._kill_at = _NEVER
             for worker in self._workers:
@@ -161,15 +157,8 @@ class Parent:
         heard = self._signals.heard()
         if signal.SIGHUP in heard and self._desk is not None:
             self._desk.wish()
-        if heard & set(STOPS) and not self._stopping and self._stop_at == _NEVER:
-            self._shut_out()
-
-    def _shut_out(self) -> None:
-        """Let nobody connect any more; stop when the handshakes under way are over."""
-        for sock in self._sockets:
-            shut_out(sock)
-        busy = any(seat.open for seat in self._seats)
-        self._stop_at = time.monotonic() + (HANDSHAKES if busy else 0.0)
+        if heard & set(STOPS) and not self._stopping:
+            self._stop()
 
     def _stop(self) -> None:
         """Take what waits in the system's queues, and nothing more; the workers drain with it."""
@@ -245,8 +234,7 @@ class Parent:
                 self._retry_at = time.monotonic() + _FULL_PAUSE
                 return
             self._unplaced.popleft()
-        ending = self._workers if self._stopping else [each for each in self._workers if each.left]
-        stopped = [worker.stop() for worker in ending]
+        stopped = [worker.stop() for worker in self._workers if self._stopping or worker.leaving]
         if not all(stopped):
             self._retry_at = time.monotonic() + _FULL_PAUSE
 
@@ -306,7 +294,7 @@ class Parent:
         """Let a worker go that was told to leave."""
         # What it was told by may be a signal to all processes: then it still takes what waits.
         self._hear_signals()
-        if not self._stopping and self._stop_at == _NEVER:
+        if not self._stopping:
             worker.taking = False
             self._place()
 

@@ -75,11 +75,7 @@ async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
 
 
 def gateway_before(
-    file: Path,
-    servers: Sequence[FleetServer],
-    more: str = "",
-    care: str = "",
-    listen: str = "127.0.0.1:0",
+    file: Path, servers: Sequence[FleetServer], more: str = "", care: str = ""
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
     """Run a gateway in front of servers.
 
@@ -87,7 +83,7 @@ def gateway_before(
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
-        f"listen: {listen}\n"
+        "listen: 127.0.0.1:0\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], {care}}}}}\n{more}"

@@ -30,7 +30,7 @@ class Behaviour:
     cut: bool = False
     """It closes the connection in the middle of an answer's body."""
     keep_alive: float | None = None
-    """Seconds after which it closes a kept connection without a request."""
+    """Seconds after which it closes a connection without a request."""
     forgets: bool = False
     """It closes a kept connection when the next request is there, and does not answer it."""
 
@@ -59,7 +59,7 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool
     ) -> bool:
         """Answer one request; tell whether another one may follow."""
-        async with asyncio.timeout(self._behaviour.keep_alive if kept else None):
+        async with asyncio.timeout(self._behaviour.keep_alive):
             head = await read_head(reader)
         body = await read_body(reader, head)
         if head.first.startswith("PUT /behave "):

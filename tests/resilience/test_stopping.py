@@ -40,10 +40,9 @@ async def _stop_under_load(
     more: str,
     kinds: tuple[Kind, ...] = MIXED,
     stop: Callable[[Process], None] = _to_the_gateway,
-    listen: str = "127.0.0.1:0",
 ) -> None:
     async with (
-        gateway_before(file, servers, more, listen=listen) as (process, url),
+        gateway_before(file, servers, more) as (process, url),
         load_on(url, kinds) as load,
     ):
         assert not await load.goes_on(100)
@@ -68,17 +67,6 @@ async def test_no_request_is_lost_where_every_process_is_told(file: Path) -> Non
     async with fleet(2) as servers:
         for kinds in (MIXED, FRESH, FRESH):
             await _stop_under_load(file, servers, "workers: 2\n", kinds, _to_all_processes)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_no_request_is_lost_at_a_unix_socket(
-    file: Path, tmp_path: Path, workers: int
-) -> None:
-    listen = f"unix:{tmp_path / 'gateway.sock'}"
-    async with fleet(2) as servers:
-        for kinds in (MIXED, FRESH):
-            more = f"workers: {workers}\n"
-            await _stop_under_load(file, servers, more, kinds, listen=listen)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
