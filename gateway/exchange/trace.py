@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.server_settings import server_settings
@@ -26,7 +27,12 @@ async def trace_setting(
 
     def target_at(upstream: Upstream) -> str:
         dialect = upstream.dialect
-        if asked.version is not None and not dialect.trace_per_version:
+        if dialect.trace is None:
+            raise GatewayError(
+                ErrorKind.UNSUPPORTED,
+                f"upstream '{upstream.name}' ({dialect.name}) lacks the trace extension",
+            )
+        if asked.version is not None and not dialect.trace.per_version:
             _log.info(
                 "trace settings of version %s of model %s: %s keeps them per model, "
                 "all versions share",
@@ -34,6 +40,6 @@ async def trace_setting(
                 asked.model,
                 dialect.name,
             )
-        return dialect.trace_path(asked.model, asked.version) + query
+        return dialect.trace.path(asked.model, asked.version) + query
 
     await server_settings(request, answer, route, upstreams, deadline, target_at, asked.model)

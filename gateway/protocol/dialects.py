@@ -1,4 +1,4 @@
-"""How each server family speaks the protocol."""
+"""How each server family speaks the protocol: what they do differently stands here alone."""
 
 from __future__ import annotations
 
@@ -8,26 +8,57 @@ from gateway.protocol.endpoints import model_path
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """What a server family does in its own way.
+class TraceForm:
+    """How a server family serves the trace extension.
 
-    ``trace_suffix`` follows a model's path, or ``/v2``, in the path of its trace settings.
-    ``trace_per_version`` tells whether a version has trace settings of its own.
+    ``suffix`` follows a model's path, or ``/v2``, in the path of its trace settings.
+    ``per_version`` tells whether a version has settings of its own.
     """
 
-    name: str
-    trace_suffix: str
-    trace_per_version: bool
+    suffix: str
+    per_version: bool
 
-    def trace_path(self, model: str | None, version: str | None) -> str:
+    def path(self, model: str | None, version: str | None) -> str:
         """Give the path of the trace settings, global where no model is named."""
         if model is None:
-            return "/v2" + self.trace_suffix
-        return model_path(model, version if self.trace_per_version else None) + self.trace_suffix
+            return "/v2" + self.suffix
+        return model_path(model, version if self.per_version else None) + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a server family does in its own way."""
+
+    name: str
+    binary: bool = True
+    """Whether tensors travel in binary form; where they do not, all of them travel as JSON."""
+    lists_outputs: bool = False
+    """Whether just the outputs that a request lists can come back in binary form."""
+    versions: bool = True
+    """Whether paths may name a model's version."""
+    batches: bool = False
+    """Whether ``/config`` tells if the leading dimension is that of a batch."""
+    encodings: frozenset[str] = frozenset()
+    """The content encodings that it takes request bodies in."""
+    wants_json_type: bool = False
+    """Whether a JSON body is refused that does not say that it is JSON."""
+    trace: TraceForm | None = None
+    """How it serves the trace extension, if it does."""
 
 
 # Triton serves `trace/setting`, where the specification says `trace`, and keeps settings per
 # model: a version's path is 404.
-TRITON = Dialect("triton", trace_suffix="/trace/setting", trace_per_version=False)
+TRITON = Dialect(
+    "triton",
+    batches=True,
+    encodings=frozenset(("gzip", "deflate")),
+    trace=TraceForm("/trace/setting", per_version=False),
+)
+# Takes binary tensors without saying so in `GET /v2`.
+KSERVE = Dialect("kserve", versions=False, wants_json_type=True)
+# Makes nothing of `binary_data_output`.
+OPENVINO = Dialect("openvino", lists_outputs=True)
+# MLServer, and any server that is not known to take the binary form.
+JSON = Dialect("json", binary=False, wants_json_type=True)
 
-DIALECTS = {dialect.name: dialect for dialect in (TRITON,)}
+DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, JSON)}

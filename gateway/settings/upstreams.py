@@ -11,15 +11,6 @@ from gateway.settings.limits import Places
 from gateway.settings.patterns import parse_header_name
 from gateway.settings.words import describe
 
-_DIALECTS_TO_COME = ("auto", "kserve", "openvino", "json")
-
-
-def _known_dialect(value: object) -> object:
-    if value in _DIALECTS_TO_COME:
-        raise ValueError(f"the dialect {value} is not available yet; triton is")
-    return value
-
-
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]
 _ProbeTime = Annotated[float, time("1ms", "1h")]
@@ -147,8 +138,10 @@ class Upstream(Section):
     tls: UpstreamTls | None = Field(
         default=None, description="How TLS is spoken to the endpoints that are https."
     )
-    dialect: Annotated[Literal["triton"], BeforeValidator(_known_dialect)] = Field(
-        default="triton", description="How the servers speak the protocol."
+    dialect: Literal["triton", "kserve", "openvino", "json"] = Field(
+        default="triton",
+        description="How the servers speak the protocol: as Triton does, KServe, OpenVINO Model"
+        " Server, or a server without the binary form (json).",
     )
     balance: Annotated[Balance, BeforeValidator(_balance, json_schema_input_type=_By | Balance)] = (
         Field(default=Balance(), description="Which endpoint takes a request.")

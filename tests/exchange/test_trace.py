@@ -2,8 +2,10 @@ import logging
 
 import pytest
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.trace import trace_setting
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from tests.servers.doubles import (
     Log,
@@ -58,3 +60,17 @@ async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
     (message,) = caplog.messages
     assert "version 7 of model m" in message
     assert "triton" in message
+
+
+@pytest.mark.parametrize("dialect", [KSERVE, OPENVINO, JSON], ids=lambda each: each.name)
+@pytest.mark.parametrize("target", ["/v2/trace", "/v2/models/m/trace/setting"])
+async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: str) -> None:
+    log = Log()
+    endpoint = ScriptedEndpoint(log, ScriptedResponse(200, {}, [b"{}"]))
+    route = route_to(endpoint, name="models", dialect=dialect)
+    request, asked = ScriptedRequest(log, "GET", target), parse_endpoint("GET", target)
+    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
+        await trace_setting(request, ScriptedAnswer(log), asked, route, [route.upstream], turns)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
+    assert not endpoint.requests

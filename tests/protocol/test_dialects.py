@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocol.dialects import DIALECTS, TRITON, Dialect
+from gateway.protocol.dialects import DIALECTS, TRITON, TraceForm
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,15 @@ from gateway.protocol.dialects import DIALECTS, TRITON, Dialect
 def test_triton_keeps_trace_settings_per_model(
     model: str | None, version: str | None, path: str
 ) -> None:
-    assert TRITON.trace_path(model, version) == path
+    assert TRITON.trace is not None
+    assert TRITON.trace.path(model, version) == path
 
 
 def test_the_specification_has_trace_settings_per_version() -> None:
-    dialect = Dialect("specification", trace_suffix="/trace", trace_per_version=True)
-    assert dialect.trace_path(None, None) == "/v2/trace"
-    assert dialect.trace_path("m", None) == "/v2/models/m/trace"
-    assert dialect.trace_path("m", "3") == "/v2/models/m/versions/3/trace"
+    form = TraceForm("/trace", per_version=True)
+    assert form.path(None, None) == "/v2/trace"
+    assert form.path("m", None) == "/v2/models/m/trace"
+    assert form.path("m", "3") == "/v2/models/m/versions/3/trace"
 
 
 def test_dialects_are_found_by_name() -> None:

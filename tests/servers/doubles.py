@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.policies import JsonPolicies
 from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Upstream
 from gateway.exchange.routes import Routes, Rule
-from gateway.protocol.dialects import TRITON
+from gateway.protocol.dialects import TRITON, Dialect
 from gateway.routing.matcher import Match
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.keeper import Keeper
@@ -203,10 +203,11 @@ def route_to(
     metadata: MetadataCache | None = None,
     keeper: Keeper | None = None,
     name: str = "servers",
+    dialect: Dialect = TRITON,
 ) -> Route:
-    """Make a route to servers that speak as Triton does."""
+    """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream(name, TRITON, Pool(endpoints, keeper=keeper), cache)
+    upstream = Upstream(name, dialect, Pool(endpoints, keeper=keeper), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
 
 
