@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.infer_answer import AnswerReader, JsonAnswer, MixedAnswer
+from gateway.codec.infer_answer import JsonAnswer, MixedAnswer, answer_reader
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.inference_header import AnswerForm
@@ -426,10 +426,10 @@ def test_policies_hold_for_the_json_outputs_alone() -> None:
 
 def test_the_reader_gives_pieces_of_each_output() -> None:
     body, size = answer_body(FULL)
-    reader = AnswerReader(size)
+    reader = answer_reader(size)
     assert list(reader.feed(body[:size])) == []
     assert reader.fields is not None
-    assert [o.binary_size for o in reader.outputs] == [4, 0, 11]
+    assert [o.binary_size for o in reader.tensors] == [4, 0, 11]
     pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size : size + 6])]
     assert pieces == [(0, b"abcd", True), (1, b"", True), (2, b"\1\0", False)]
     pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size + 6 :])]

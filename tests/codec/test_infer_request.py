@@ -279,6 +279,13 @@ REFUSED = [
     (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY),
     (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY),
     (
+        b'{"note":"'
+        + b"long " * 40
+        + b'","x":{"data":1},'
+        + request_body("INT32", "[1]", "null")[1:],
+        NOT_AN_ARRAY + " under a plain key",
+    ),
+    (
         request_body("FP8", "[1]", "[1]"),
         X + 'unknown datatype "FP8"; known are BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, '
         "INT32, INT64, FP16, FP32, FP64, BF16, BYTES",
