@@ -20,7 +20,8 @@ from gateway.protocol.tensors import element_count
 Fields = dict[str, Any]
 
 _LARGEST_SIZE = 2**63 - 1
-_DEEPEST_ANSWER = 200
+DEEPEST_ANSWER = 200
+"""Levels of nesting that an answer's JSON may have."""
 
 
 class Source(Enum):
@@ -173,8 +174,8 @@ def parse_answer(text: bytes) -> Fields:
         raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
     if not isinstance(fields, dict):
         raise bad_answer("the server's answer is JSON, but no object")
-    if _is_deeper(text, fields, _DEEPEST_ANSWER):
-        raise bad_answer(f"the server's answer is JSON nested deeper than {_DEEPEST_ANSWER}")
+    if _is_deeper(text, fields, DEEPEST_ANSWER):
+        raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
     return fields
 
 

@@ -349,3 +349,62 @@ def _shown(value: Any, nonfinite: str, bytes_as: str) -> Any:
         token = json.dumps(value)
         return {"literal": value, "null": None, "string": token}[nonfinite]
     return value
+
+
+# ---------------------------------------------------------------------------------- JSON servers
+
+
+def request_as_json(
+    header: Fields, tensors: list[bytes], nonfinite: str, bytes_as: str, as_text: set[int]
+) -> Fields:
+    """Write a request in binary form for a server that takes JSON only.
+
+    BYTES of the inputs in `as_text`, by index, and of those with a content type, are text. Raises
+    RefusedError.
+    """
+    header.get("parameters", {}).pop("binary_data_output", None)
+    for entry in header.get("outputs", []):
+        entry.get("parameters", {}).pop("binary_data", None)
+    rest = list(tensors)
+    for index, entry in enumerate(header["inputs"]):
+        parameters = entry.get("parameters", {})
+        if parameters.pop("binary_data_size", None) is None:
+            continue
+        is_text = index in as_text or "content_type" in parameters
+        shown_as = "utf8" if is_text else bytes_as
+        if shown_as == "base64" and entry["datatype"] == "BYTES":
+            parameters["content_type"] = "base64"
+        values = unpack(entry["datatype"], rest.pop(0))
+        check(len(values) == math.prod(entry["shape"]), "count")
+        entry["data"] = [_shown(x, nonfinite, shown_as) for x in values]
+    return header
+
+
+def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
+    """Bring the outputs of these names of a JSON answer into binary form; raises RefusedError."""
+    fields, _ = _parse(body)
+    tail = b""
+    for entry in fields["outputs"]:
+        if "data" not in entry or entry["name"] not in binary:
+            continue
+        elements = list(_flat(entry.pop("data")))
+        check(len(elements) == math.prod(entry["shape"]), "count")
+        if entry["datatype"] in FLOATS:
+            elements = [BareToken("nan") if x is None else x for x in elements]
+        data = pack(entry["datatype"], elements)
+        parameters = entry["parameters"] = entry.get("parameters") or {}
+        if entry["datatype"] == "BYTES" and parameters.get("content_type") == "base64":
+            del parameters["content_type"]
+            data = pack_bytes([_from_base64(x) for x in elements])
+        parameters["binary_data_size"] = len(data)
+        tail += data
+    return fields, tail
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text.encode(), validate=True)
+    except ValueError:
+        raise RefusedError("no base64") from None
+    check(base64.b64encode(data).decode() == text, "no base64")
+    return data
