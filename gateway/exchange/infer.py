@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
+from gateway.codec.json_request import JsonRequest
+from gateway.codec.policies import BytesAs
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.attempts import Attempts, reaching
@@ -15,6 +17,7 @@ from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
+from gateway.exchange.json_upstream import json_body, relay_json_answer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.inference_header import AnswerForm
@@ -28,12 +31,13 @@ _ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """A request in the server's form; ``size`` in bytes is the whole body's."""
+    """A request in binary form; ``size`` in bytes is the whole body's. See also InferRequest."""
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
+    written_as: Mapping[int, BytesAs] = field(default_factory=dict)
 
 
 async def infer(
@@ -55,13 +59,16 @@ async def infer(
             converted = await _convert_raw(body, asked, route, deadline, holding)
         else:
             converted = await _convert(body, length, route, holding)
-        upstream_request = _upstream_request(request, converted)
+        if route.upstream.dialect.binary:
+            upstream_request, relay = _upstream_request(request, converted), relay_answer
+        else:
+            upstream_request, relay = _json_request(request, converted, route), relay_json_answer
         async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
             response = attempt.response
             if length == 0 and response.status != 200:
                 # The header may have been made from metadata that is no longer true.
                 route.upstream.metadata.drop(asked.model or "")
-            await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
+            await relay(response, answer, converted.answer, route, attempt.url, deadline)
 
 
 def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
@@ -75,6 +82,20 @@ def _upstream_request(request: ClientRequest, converted: _Converted) -> Upstream
         # The answer has to be read here.
         headers.popall("Accept-Encoding", None)
     return UpstreamRequest(request.method, request.target, headers, converted.body)
+
+
+def _json_request(request: ClientRequest, converted: _Converted, route: Route) -> UpstreamRequest:
+    """Make the request for a server that takes JSON only."""
+
+    def writer() -> JsonRequest:
+        return JsonRequest(converted.header_size, route.policies, converted.written_as)
+
+    headers = with_body(request.headers, {"Content-Type": "application/json"})
+    if not converted.answer.all_json:
+        # The answer has to be read here.
+        headers.popall("Accept-Encoding", None)
+    body = json_body(converted.body, converted.size, writer, route.turns)
+    return UpstreamRequest(request.method, request.target, headers, body)
 
 
 async def _convert(
@@ -104,7 +125,7 @@ async def _convert(
         await _check_end(body)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return _Converted(held, length, len(request.header), request.answer)
+    return _Converted(held, length, len(request.header), request.answer, request.written_as)
 
 
 async def _read_json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from gateway.codec.elements_to_json import LentText
@@ -156,15 +156,26 @@ async def _relay_mixed(
                 holding.is_now(codec.held)
                 await route.turns.next()
         header, tensors = codec.finish()
-        changed = {"Content-Type": "application/json"}
-        if any(tensors):
-            changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-        headers = with_body(response.headers, changed)
-        headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-        await answer.start(200, response.reason, headers)
-        for part in (header, *tensors):
-            await write(answer, part, deadline)
-        await answer.finish()
+        await send_held(response, answer, header, tensors, deadline)
+
+
+async def send_held(
+    response: UpstreamResponse,
+    answer: ClientAnswer,
+    header: bytes,
+    tensors: Sequence[bytes | memoryview],
+    deadline: Deadline,
+) -> None:
+    """Give an answer of a header, and tensors in binary form if there are any behind it."""
+    changed = {"Content-Type": "application/json"}
+    if any(tensors):
+        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    headers = with_body(response.headers, changed)
+    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
+    await answer.start(200, response.reason, headers)
+    for part in (header, *tensors):
+        await write(answer, part, deadline)
+    await answer.finish()
 
 
 async def relay_document(

@@ -63,6 +63,8 @@ class Straight:
             return None
         if not 0 < length <= limits.header_bytes:
             return None
+        if not all(upstream.dialect.binary for upstream in found.upstreams):
+            return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))

@@ -63,7 +63,7 @@ class Limits(Places):
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
         description="What is held of a body whose length is not known or that goes to several"
-        " servers, or of an answer in mixed form.",
+        " servers, or of an answer in mixed form, or in binary form from a server of JSON only.",
     )
     held_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
         default=1 * _GIB, description="What all exchanges together may hold of bodies."

@@ -182,13 +182,13 @@ class Route(Section):
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
     ] = Field(
         default="literal",
-        description="What NaN and infinities become in JSON: the bare tokens that Triton writes"
-        " (literal), null, a string, or an error.",
+        description="What NaN and infinities become in JSON, for clients and for servers that take"
+        " JSON only: the bare tokens that Triton writes (literal), null, a string, or an error.",
     )
     bytes: Literal["utf8", "base64"] = Field(
         default="utf8",
-        description="What BYTES elements become in JSON: text, which is an error for a tensor"
-        " that is not UTF-8, or base64.",
+        description="What BYTES elements become in JSON, for clients and for servers that take JSON"
+        " only: text, which is an error for a tensor that is not UTF-8, or base64.",
     )
     limits: RouteLimits = Field(
         default=RouteLimits(), description="Where the limits differ from those of all routes."
