@@ -169,7 +169,7 @@ class _TextToJson:
         if self._open is not None:
             position = min(self._missing, len(data))
             out.append(self._continue(self._open, data[:position]))
-        whole, position = _split_elements(data, position)
+        whole, position = split_elements(data, position)
         if whole:
             out.append(self._separator() + b",".join(self._texts(whole)))
             self.count += len(whole)
@@ -214,7 +214,7 @@ class _TextToJson:
         return element.feed(data, last=True) + b'"'
 
 
-def _split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
+def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     """Give the whole elements from ``position`` on, and where they end."""
     elements = []
     while position + _LENGTH.size <= len(data):
@@ -232,7 +232,7 @@ def _not_utf8(label: str, index: int) -> GatewayError:
     return GatewayError(
         ErrorKind.NOT_ACCEPTABLE,
         f"{label}: element {index} is not UTF-8 text, which JSON needs; ask for this output in "
-        "binary form, or set the policy bytes: base64",
+        "binary form or with content_type base64, or set the policy bytes: base64",
     )
 
 

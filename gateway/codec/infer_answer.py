@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from gateway.codec.elements_to_json import LentText, TensorToJson, tensor_to_json
 from gateway.codec.loans import Lender
-from gateway.codec.policies import JsonPolicies
+from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
+from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import (
     AnswerForm,
     Fields,
@@ -119,7 +120,9 @@ class JsonAnswer:
 
     def _begin(self) -> bytes:
         wants_json = [output.binary_size is not None for output in self._reader.outputs]
-        self._skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
+        fields = self._reader.fields or {}
+        _mark_base64(fields, self._reader.outputs, self._policies)
+        self._skeleton = answer_skeleton(fields, wants_json)
         return self._skeleton.pop(0)
 
     def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[bytes | LentText]:
@@ -170,7 +173,9 @@ class MixedAnswer:
         """Give the header and the binary tensors behind it."""
         self._reader.finish()
         wants_json = [i in self._texts for i in range(len(self._reader.outputs))]
-        skeleton = answer_skeleton(self._reader.fields or {}, wants_json)
+        fields = self._reader.fields or {}
+        _mark_base64(fields, self._reader.outputs, self._policies)
+        skeleton = answer_skeleton(fields, wants_json)
         header: list[bytes | memoryview] = [skeleton[0]]
         for index, text in zip(sorted(self._texts), skeleton[1:], strict=True):
             header += [*self._texts[index], text]
@@ -197,6 +202,8 @@ class MixedAnswer:
 
 def output_converter(output: OutputTensor, policies: JsonPolicies) -> TensorToJson:
     """Make the converter of one output to JSON."""
+    if output.name in policies.as_base64:
+        policies = replace(policies, bytes_as=BytesAs.BASE64)
     return tensor_to_json(f"output '{output.name}'", output.datatype, policies)
 
 
@@ -209,6 +216,16 @@ def check_count(output: OutputTensor, converter: TensorToJson) -> None:
             f"output '{output.name}' of the server's answer holds {converter.count} elements, "
             f"its shape {list(output.shape)} takes {expected}"
         )
+
+
+def _mark_base64(fields: Fields, outputs: tuple[OutputTensor, ...], policies: JsonPolicies) -> None:
+    """Say of outputs that become base64 because the request wants them so that they are."""
+    if not policies.as_base64:
+        return
+    for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
+        is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
+        if is_text and output.name in policies.as_base64:
+            entry["parameters"]["content_type"] = "base64"
 
 
 def answer_skeleton(fields: Fields, wants_json: list[bool]) -> list[bytes]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.codec.array_scanner import Run, StringPart
+from gateway.codec.base64_elements import Base64Elements
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
@@ -23,6 +24,7 @@ from gateway.protocol.inference_header import (
     read_answer_form,
     read_inputs,
     request_binary_outputs,
+    says_base64,
     set_binary_size,
 )
 from gateway.protocol.tensors import element_count
@@ -95,6 +97,7 @@ class InferRequestCodec:
         self._waiting_text = 0
         self._failure: GatewayError | None = None
         self._header: _Header | None = None
+        self._encoded: deque[Base64Elements] = deque()
 
     @property
     def room(self) -> int:
@@ -133,7 +136,7 @@ class InferRequestCodec:
             self.work()
 
     def work(self) -> bool:
-        """Convert one run that had to wait for a datatype; tell whether there was one.
+        """Convert one run that had to wait, or a piece of base64; tell whether there was one.
 
         Raises GatewayError as ``feed`` does.
         """
@@ -147,7 +150,15 @@ class InferRequestCodec:
                 return True
         if self._failure is not None and not self._lent:
             raise self._failure
-        return False
+        return self._decode()
+
+    def _decode(self) -> bool:
+        """Decode a piece of what came as base64, once all of the text is converted."""
+        if self._lent or self._failure is not None or not self._encoded:
+            return False
+        if not self._encoded[0].decode_piece():
+            self._encoded.popleft()
+        return True
 
     @property
     def held(self) -> int:
@@ -226,6 +237,9 @@ class InferRequestCodec:
         self._header = _Header(text, fields, inputs)
         for array in self._arrays:
             array.learn(fields["inputs"][array.index])
+            declared, tensor = inputs[array.index], array.tensor
+            if declared.base64 and tensor is not None and tensor.datatype is declared.datatype:
+                self._encoded.append(Base64Elements(f"input '{declared.name}'", tensor))
 
     def _check_places(self, entries: list[Fields]) -> None:
         """Check that every data is an array that was cut out, and stands where it was cut."""
@@ -250,6 +264,8 @@ class _Array:
         name, datatype = fields.get("name"), fields.get("datatype")
         if isinstance(name, str):
             self._label = f"input '{name}'"
+        if says_base64(fields) and datatype != "BYTES":
+            return  # it is refused when all is read
         if self.tensor is None and isinstance(datatype, str) and datatype in DATATYPES:
             self.tensor = TensorFromJson(self._label, DATATYPES[datatype])
 

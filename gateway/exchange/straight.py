@@ -75,7 +75,7 @@ class Straight:
         route = plan.choice.next
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
-            if request is None or not request.answer.all_json:
+            if request is None or not request.answer.all_json or request.answer.as_base64:
                 return None
             body = request.body
             headers = (

@@ -282,6 +282,14 @@ REQUESTS = {
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
         False,
     ),
+    "an output as base64": Asked(
+        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
+    ),
+    "numbers said to be base64": Asked(_tensor(parameters={"content_type": "base64"}), False),
+    "BYTES as base64": Asked(
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+    ),
+    "another content type": Asked(_tensor(parameters={"content_type": "np"})),
     "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
     "compressed": Asked(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
     "GET": Asked(request("GET", "/v2/models/m/stats?x=1")),
