@@ -10,6 +10,7 @@ from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.cloud_forms import in_ordinary_form
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
@@ -44,6 +45,7 @@ async def infer(
     deadline: Deadline,
 ) -> None:
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
+    answer = in_ordinary_form(request, answer)
     if encoded(request.headers):
         # What is inside cannot be seen; the server decodes it, or says that it cannot.
         await forward(request, answer, route, deadline, model=asked.model)

@@ -15,6 +15,7 @@ from multidict import CIMultiDictProxy
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
+from gateway.exchange.cloud_forms import is_cloud_form
 from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
 from gateway.exchange.mirror import Head
@@ -61,7 +62,7 @@ class Straight:
             return Plan(start, passed, found.choice, watch, False, model, mirror)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
-        if not 0 < length <= limits.header_bytes:
+        if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}

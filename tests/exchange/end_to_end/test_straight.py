@@ -32,6 +32,7 @@ from tests.servers.tensors import (
 )
 
 WARM = "/v2/warm"
+CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
 LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
@@ -290,6 +291,16 @@ REQUESTS = {
         _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
     ),
     "another content type": Asked(_tensor(parameters={"content_type": "np"})),
+    "a cloud's type": Asked(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
+    "a size in a cloud's type": Asked(
+        request(
+            "POST",
+            INFER,
+            binary_header(12) + FLOATS.tobytes(),
+            {"Content-Type": f"{CLOUD_TYPE};json-header-size={len(binary_header(12))}"},
+        ),
+        False,
+    ),
     "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
     "compressed": Asked(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
     "GET": Asked(request("GET", "/v2/models/m/stats?x=1")),
