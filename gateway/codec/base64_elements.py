@@ -23,8 +23,8 @@ class Base64Elements:
     """Decodes the elements of a tensor, which holds their texts and gets their bytes instead.
 
     A text must be what encoding its bytes gives: the standard alphabet, padded, without white
-    space (RFC 4648, section 4). ``label`` names the tensor of the message in
-    errors.
+    space (RFC 4648, section 4). ``label`` names the tensor of the
+    message in errors.
     """
 
     def __init__(self, label: str, tensor: TensorFromJson, message: Message = REQUEST) -> None:

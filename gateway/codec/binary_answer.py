@@ -7,7 +7,7 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
 from gateway.errors import bad_answer
-from gateway.protocol.datatypes import DATATYPES, Family
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import (
     DEEPEST_ANSWER,
     AnswerForm,
@@ -15,8 +15,9 @@ from gateway.protocol.inference_header import (
     OutputTensor,
     parse_answer,
     read_outputs,
+    says_base64,
 )
-from gateway.protocol.messages import ANSWER, Tensor
+from gateway.protocol.messages import ANSWER
 
 
 class BinaryAnswer(JsonTensors):
@@ -82,9 +83,6 @@ class BinaryAnswer(JsonTensors):
         fields = parse_answer(text)
         return fields, read_outputs(fields)
 
-    def _is_base64(self, declared: Tensor, entry: Fields) -> bool:
-        return declared.datatype.family is Family.TEXT and _says_base64(entry)
-
 
 class _KeptText:
     """The text between the brackets of an array, as it is."""
@@ -115,14 +113,10 @@ class _KeptText:
         self.size += len(text)
 
 
-def _says_base64(entry: Fields) -> bool:
-    return (entry.get("parameters") or {}).get("content_type") == "base64"
-
-
 def _in_binary(entry: Fields, size: int) -> Fields:
     """Give an output's fields for data that follows the header as ``size`` bytes."""
     parameters = dict(entry.get("parameters") or {})
-    if _says_base64(entry) and entry["datatype"] == "BYTES":
+    if says_base64(entry) and entry["datatype"] == "BYTES":
         del parameters["content_type"]  # it was that of the data
     plain = {key: value for key, value in entry.items() if key != "data"}
     return {**plain, "parameters": {**parameters, "binary_data_size": size}}

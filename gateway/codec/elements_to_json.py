@@ -130,8 +130,8 @@ class _NumbersToJson:
             raise GatewayError(
                 self._message.refused,
                 f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
-                f"which JSON does not have (policy nonfinite: error); {self._message.way_out}"
-                "set another policy",
+                f"which JSON does not have (policy nonfinite: error); "
+                f"{self._message.instead_of_number}set another policy",
             )
         text = _dump(values)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
@@ -240,8 +240,8 @@ def _not_utf8(label: str, index: int, message: Message) -> GatewayError:
     """Make the error for an element that JSON cannot hold as text."""
     return GatewayError(
         message.refused,
-        f"{label}: element {index} is not UTF-8 text, which JSON needs; {message.way_out}"
-        "set the policy bytes: base64",
+        f"{label}: element {index} is not UTF-8 text, which JSON needs; "
+        f"{message.instead_of_text}set the policy bytes: base64",
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
 from gateway.codec.json_writer import (
     JsonWriter,
@@ -10,8 +13,9 @@ from gateway.codec.json_writer import (
     check_count,
     skeleton,
 )
-from gateway.codec.policies import JsonPolicies
+from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
+from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import (
     AnswerForm,
     Fields,
@@ -41,6 +45,10 @@ class JsonAnswer(JsonWriter):
 
     def _converter_of(self, index: int) -> TensorToJson:
         return output_converter(self._reader.tensors[index], self._policies)
+
+    def _rewritten(self, fields: Fields) -> Fields:
+        _mark_base64(fields, self._reader.tensors, self._policies)
+        return fields
 
 
 class MixedAnswer:
@@ -76,7 +84,9 @@ class MixedAnswer:
         """Give the header and the binary tensors behind it."""
         self._reader.finish()
         wants_json = [i in self._texts for i in range(len(self._reader.tensors))]
-        header_parts = skeleton(self._reader.fields or {}, ANSWER.tensors, wants_json)
+        fields = self._reader.fields or {}
+        _mark_base64(fields, self._reader.tensors, self._policies)
+        header_parts = skeleton(fields, ANSWER.tensors, wants_json)
         header: list[bytes | memoryview] = [header_parts[0]]
         for index, text in zip(sorted(self._texts), header_parts[1:], strict=True):
             header += [*self._texts[index], text]
@@ -103,4 +113,16 @@ class MixedAnswer:
 
 def output_converter(output: Tensor, policies: JsonPolicies) -> TensorToJson:
     """Make the converter of one output to JSON."""
+    if output.name in policies.as_base64:
+        policies = replace(policies, bytes_as=BytesAs.BASE64)
     return tensor_to_json(ANSWER.label(output.name), output.datatype, policies)
+
+
+def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
+    """Say of outputs that become base64 because the request wants them so that they are."""
+    if not policies.as_base64:
+        return
+    for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
+        is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
+        if is_text and output.name in policies.as_base64:
+            entry["parameters"]["content_type"] = "base64"

@@ -21,6 +21,7 @@ from gateway.protocol.inference_header import (
     read_answer_form,
     read_inputs,
     request_binary_outputs,
+    says_base64,
     set_binary_size,
 )
 from gateway.protocol.messages import REQUEST
@@ -71,6 +72,8 @@ class InferRequestCodec(JsonTensors):
 
     def _elements(self, label: str, fields: Fields) -> TensorFromJson | None:
         datatype = fields.get("datatype")
+        if says_base64(fields) and datatype != "BYTES":
+            return None  # it is refused when all is read
         if isinstance(datatype, str) and datatype in DATATYPES:
             return TensorFromJson(label, DATATYPES[datatype])
         return None
@@ -97,7 +100,9 @@ class InferRequestCodec(JsonTensors):
         changed = request_binary_outputs(fields)
         # Byte for byte where nothing had to change.
         text = orjson.dumps(fields) if changed or converted else header.text
-        written_as = dict.fromkeys(converted, BytesAs.UTF8)
+        written_as = {
+            index: BytesAs.BASE64 if inputs[index].base64 else BytesAs.UTF8 for index in converted
+        }
         return InferRequest(text, _body(inputs, converted), answer, written_as)
 
 

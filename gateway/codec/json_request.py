@@ -23,15 +23,21 @@ class JsonRequest(JsonWriter):
 
     ``header_size`` is its JSON part's, in bytes. BYTES are written as they were in the client's
     JSON, which ``written_as`` tells by the index of the input, and else by the policy; but as text
-    where the input says its content type, which tells the server what to make of them.
+    where the input says its content type, which tells the server what to make of them. Outputs that
+    are wanted ``as_base64`` are asked for so.
     """
 
     def __init__(
-        self, header_size: int, policies: JsonPolicies, written_as: Mapping[int, BytesAs]
+        self,
+        header_size: int,
+        policies: JsonPolicies,
+        written_as: Mapping[int, BytesAs],
+        as_base64: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(TensorReader(header_size, _parse, REQUEST), REQUEST)
         self._policies = policies
         self._written_as = written_as
+        self._as_base64 = as_base64
         self._bytes_as: list[BytesAs] = []
 
     def _rewritten(self, fields: Fields) -> Fields:
@@ -43,8 +49,13 @@ class JsonRequest(JsonWriter):
                 entry["parameters"] |= _BASE64
         if "outputs" in fields:
             outputs = [without_parameter(entry, "binary_data") for entry in fields["outputs"]]
-            fields = {**fields, "outputs": outputs}
+            fields = {**fields, "outputs": [self._asked_for(entry) for entry in outputs]}
         return without_parameter(fields, "binary_data_output")
+
+    def _asked_for(self, output: Fields) -> Fields:
+        if output["name"] not in self._as_base64:
+            return output
+        return {**output, "parameters": {**output.get("parameters", {}), **_BASE64}}
 
     def _form_of(self, index: int, entry: Fields) -> BytesAs:
         if index in self._written_as:

@@ -14,7 +14,8 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
 from gateway.errors import GatewayError
-from gateway.protocol.inference_header import Fields
+from gateway.protocol.datatypes import Family
+from gateway.protocol.inference_header import Fields, says_base64
 from gateway.protocol.messages import Message, Tensor
 from gateway.protocol.tensors import element_count
 
@@ -80,10 +81,6 @@ class JsonTensors(ABC):
     @abstractmethod
     def _parse(self, text: bytes) -> tuple[Fields, Sequence[Tensor]]:
         """Parse the JSON around the data; raises GatewayError."""
-
-    def _is_base64(self, declared: Tensor, entry: Fields) -> bool:
-        """Tell whether the strings of a converted tensor's data are base64 of its elements."""
-        return False
 
     @property
     def room(self) -> int:
@@ -230,9 +227,12 @@ class JsonTensors(ABC):
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._learn(array, entry)
-            if isinstance(array.elements, TensorFromJson) and self._is_base64(declared, entry):
+            tensor = array.elements
+            if not isinstance(tensor, TensorFromJson) or not says_base64(entry):
+                continue
+            if tensor.datatype is declared.datatype and tensor.datatype.family is Family.TEXT:
                 label = self._message.label(declared.name)
-                self._encoded.append(Base64Elements(label, array.elements, self._message))
+                self._encoded.append(Base64Elements(label, tensor, self._message))
 
     def _check_places(self, entries: list[Fields]) -> None:
         """Check that every data is an array that was cut out, and stands where it was cut."""

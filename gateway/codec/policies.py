@@ -25,7 +25,8 @@ class BytesAs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JsonPolicies:
-    """The policies of a route."""
+    """The policies of a route; ``as_base64`` names outputs that a request wants as base64."""
 
     nonfinite: Nonfinite = Nonfinite.LITERAL
     bytes_as: BytesAs = BytesAs.UTF8
+    as_base64: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.cloud_forms import in_ordinary_form
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
@@ -48,6 +49,7 @@ async def infer(
     deadline: Deadline,
 ) -> None:
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
+    answer = in_ordinary_form(request, answer)
     if encoded(request.headers):
         # What is inside cannot be seen; the server decodes it, or says that it cannot.
         await forward(request, answer, route, deadline, model=asked.model)
@@ -88,7 +90,8 @@ def _json_request(request: ClientRequest, converted: _Converted, route: Route) -
     """Make the request for a server that takes JSON only."""
 
     def writer() -> JsonRequest:
-        return JsonRequest(converted.header_size, route.policies, converted.written_as)
+        written_as, as_base64 = converted.written_as, converted.answer.as_base64
+        return JsonRequest(converted.header_size, route.policies, written_as, as_base64)
 
     headers = with_body(request.headers, {"Content-Type": "application/json"})
     if not converted.answer.all_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gateway.codec.elements_to_json import LentText
@@ -37,6 +38,8 @@ async def relay_answer(
     if response.status != 200 or form.all_binary:
         await forward_answer(response, answer, url, deadline)
         return
+    if form.as_base64:
+        route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
     try:
         header_size = answer_header_size(response, route.limits.header_bytes)
         if header_size is None:

@@ -15,6 +15,7 @@ from multidict import CIMultiDictProxy
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
+from gateway.exchange.cloud_forms import is_cloud_form
 from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
 from gateway.exchange.mirror import Head
@@ -61,7 +62,7 @@ class Straight:
             return Plan(start, passed, found.choice, watch, False, model, mirror)
         if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
             return None
-        if not 0 < length <= limits.header_bytes:
+        if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
             return None
         if not all(upstream.dialect.binary for upstream in found.upstreams):
             return None
@@ -77,7 +78,7 @@ class Straight:
         route = plan.choice.next
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
-            if request is None or not request.answer.all_json:
+            if request is None or not request.answer.all_json or request.answer.as_base64:
                 return None
             body = request.body
             headers = (

@@ -45,8 +45,10 @@ class Message:
     """What it is if it exceeds a cap."""
     refused: ErrorKind
     """What it is if it holds a value that a policy keeps out of JSON."""
-    way_out: str
+    instead_of_number: str
     """What else can be done then, beside another policy."""
+    instead_of_text: str
+    """What else can be done where it holds text that is none, beside another policy."""
     null_is_nan: bool
     """Whether null stands for NaN: servers that know JSON only write it so."""
 
@@ -66,7 +68,8 @@ REQUEST = Message(
     broken=ErrorKind.BAD_REQUEST,
     too_large=ErrorKind.TOO_LARGE,
     refused=ErrorKind.BAD_REQUEST,
-    way_out="",
+    instead_of_number="",
+    instead_of_text="",
     null_is_nan=False,
 )
 ANSWER = Message(
@@ -76,6 +79,7 @@ ANSWER = Message(
     broken=ErrorKind.BAD_ANSWER,
     too_large=ErrorKind.BAD_ANSWER,
     refused=ErrorKind.NOT_ACCEPTABLE,
-    way_out="ask for this output in binary form, or ",
+    instead_of_number="ask for this output in binary form, or ",
+    instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
 )

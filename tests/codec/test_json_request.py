@@ -41,8 +41,9 @@ def written(
     header_size: int,
     policies: JsonPolicies | None = None,
     written_as: Mapping[int, BytesAs] | None = None,
+    as_base64: frozenset[str] = frozenset(),
 ) -> bytes | Failed:
-    codec = JsonRequest(header_size, policies or JsonPolicies(), written_as or {})
+    codec = JsonRequest(header_size, policies or JsonPolicies(), written_as or {}, as_base64)
     try:
         text = b"".join(codec.feed(piece) for piece in pieces)
         codec.finish()
@@ -71,27 +72,25 @@ def test_a_request_is_the_same_however_it_is_split(
         return  # it has a shape that its data do not fit
     tensors = [rng.randbytes(t) if isinstance(t, int) else t for t in plain.tensors]
     header = json.dumps(plain.header).encode()
-    binary = [i for i, x in enumerate(plain.header["inputs"]) if _size(x) is not None]
-    from_json = {i for i, t in zip(binary, plain.tensors, strict=True) if isinstance(t, bytes)}
-    whole = header + b"".join(tensors)
-    written_as = dict.fromkeys(from_json, BytesAs.UTF8)
+    codec = InferRequestCodec(1 << 20, 64)
+    codec.feed(body, last=True)
+    written_as, whole = codec.finish().written_as, header + b"".join(tensors)
 
-    found = written([whole], len(header), policies, written_as)
-    assert written(bodies.cut(whole, seed), len(header), policies, written_as) == found
-    assert written(bodies.bytewise(whole), len(header), policies, written_as) == found
-    nonfinite, bytes_as = policies.nonfinite.value, policies.bytes_as.value
+    def found(pieces: list[bytes]) -> bytes | Failed:
+        return written(pieces, len(header), policies, written_as, plain.as_base64)
+
+    text = found([whole])
+    assert found(bodies.cut(whole, seed)) == text
+    assert found(bodies.bytewise(whole)) == text
+    how = {index: form.value for index, form in written_as.items()}
+    by_policy = policies.nonfinite.value, policies.bytes_as.value
     try:
-        expected = request_as_json(plain.header, tensors, nonfinite, bytes_as, from_json)
+        expected = request_as_json(plain.header, tensors, *by_policy, how, plain.as_base64)
     except RefusedError:
-        assert isinstance(found, Failed)
-        assert found.kind is ErrorKind.BAD_REQUEST
+        assert isinstance(text, Failed)
+        assert text.kind is ErrorKind.BAD_REQUEST
     else:
-        assert _normal(fields_of(found)) == _normal(json.loads(rewritten(json.dumps(expected))))
-
-
-def _size(shown: dict[str, Any]) -> int | None:
-    size: int | None = shown.get("parameters", {}).get("binary_data_size")
-    return size
+        assert _normal(fields_of(text)) == _normal(json.loads(rewritten(json.dumps(expected))))
 
 
 def _normal(value: Any) -> Any:
@@ -229,6 +228,30 @@ def test_what_was_base64_is_so_again() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8)
     (shown,) = fields_of(written([body], header_size, None, {0: BytesAs.BASE64}))["inputs"]
     assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
+
+
+def test_base64_of_a_json_client_comes_to_the_server_as_it_was() -> None:
+    body = (
+        b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
+        b'"base64","a":1},"data":["YQ==","/w=="]}]}'
+    )
+    codec = InferRequestCodec(1 << 20, 64)
+    codec.feed(body, last=True)
+    request = codec.finish()
+    (tensor,) = request.tensors
+    assert not isinstance(tensor, int)
+    text = written([request.header, *tensor], len(request.header), None, request.written_as)
+    assert fields_of(text) == json.loads(body)
+
+
+def test_outputs_wanted_as_base64_are_asked_for_so() -> None:
+    outputs = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
+    body, header_size = message((entry("INT8", [0], b""), b""), outputs=outputs)
+    text = written([body], header_size, as_base64=frozenset({"a"}))
+    assert fields_of(text)["outputs"] == [
+        {"name": "a", "parameters": {"content_type": "base64"}},
+        {"name": "b"},
+    ]
 
 
 def test_a_content_type_of_the_clients_own_is_left_to_the_server() -> None:

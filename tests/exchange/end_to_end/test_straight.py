@@ -32,6 +32,7 @@ from tests.servers.tensors import (
 )
 
 WARM = "/v2/warm"
+CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
 LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
@@ -280,6 +281,24 @@ REQUESTS = {
     "binary outputs": Asked(_with(parameters={"binary_data_output": True}), False),
     "outputs of both forms": Asked(
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
+        False,
+    ),
+    "an output as base64": Asked(
+        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
+    ),
+    "numbers said to be base64": Asked(_tensor(parameters={"content_type": "base64"}), False),
+    "BYTES as base64": Asked(
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+    ),
+    "another content type": Asked(_tensor(parameters={"content_type": "np"})),
+    "a cloud's type": Asked(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
+    "a size in a cloud's type": Asked(
+        request(
+            "POST",
+            INFER,
+            binary_header(12) + FLOATS.tobytes(),
+            {"Content-Type": f"{CLOUD_TYPE};json-header-size={len(binary_header(12))}"},
+        ),
         False,
     ),
     "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
