@@ -15,8 +15,9 @@ from multidict import CIMultiDictProxy
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
+from gateway.exchange.codings import encoded
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
+from gateway.exchange.headers import HEADER_LENGTH, to_server, with_body
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
@@ -54,12 +55,14 @@ class Straight:
         target, kind, model = found.target, found.asked.kind, found.asked.model
         passed = to_server(headers, found.withheld)
         mirror = _mirror(found, method, passed, length)
+        if encoded(headers) and kind is not EndpointKind.OTHER:
+            return None
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, header_lines(passed))
             return Plan(start, passed, found.choice, watch, False, model, mirror)
-        if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
+        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
             return None

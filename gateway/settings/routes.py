@@ -9,6 +9,7 @@ from gateway.settings.fields import (
     BodyRate,
     HeaderBytes,
     IdleTime,
+    Inflation,
     JsonDepth,
     Percentage,
     RequestBytes,
@@ -96,6 +97,9 @@ class RouteLimits(Section):
 
     request_bytes: RequestBytes | None = Field(
         default=None, description="The largest request body."
+    )
+    inflation: Inflation | None = Field(
+        default=None, description="How many times larger than it came a body may become."
     )
     header_bytes: HeaderBytes | None = Field(
         default=None, description="The largest JSON part of a request or of an answer."
