@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.codings import CODINGS
+from gateway.exchange.compression import compressed
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.decoding import decoded
 from gateway.exchange.fanout import load
@@ -42,6 +43,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     except GatewayError as error:
         await answer_error(answer, error)
         return
+    answer = compressed(answer, request, found)
     # From here on, it asks for what the server is asked for.
     request.target = found.target
     request.headers = to_server(request.headers, found.withheld, request.added)

@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
-from gateway.exchange.codings import encoded
+from gateway.exchange.codings import accepted_coding, encoded
 from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, to_server, with_body
 from gateway.exchange.mirror import Head
@@ -49,6 +49,9 @@ class Straight:
             return None  # the ordinary way says why it is refused
         # The routes of a choice have the same limits: what differs is where they lead.
         limits = found.choice.next.limits
+        varies = bool(found.compress)
+        if varies and accepted_coding(headers, found.compress):
+            return None
         if length > min(LARGEST, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
@@ -61,7 +64,7 @@ class Straight:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, header_lines(passed))
-            return Plan(start, passed, found.choice, watch, False, model, mirror)
+            return Plan(start, passed, found.choice, watch, False, model, mirror, varies)
         if kind is not EndpointKind.INFER or HEADER_LENGTH in headers:
             return None
         if not 0 < length <= limits.header_bytes:
@@ -69,7 +72,7 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))
-        return Plan(start, passed, found.choice, watch, True, model, mirror)
+        return Plan(start, passed, found.choice, watch, True, model, mirror, varies)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""

@@ -45,6 +45,7 @@ _Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=s
 _PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
 _Repeated = Literal["unanswered", 500, 502, 503, 504]
+_Coding = Literal["gzip", "deflate"]
 _NonFinite = Literal["literal", "null", "string", "error"]
 
 
@@ -143,6 +144,12 @@ def _names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _codings(value: object) -> object:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError(f"expected gzip, deflate or a list of them, got {describe(value)}")
+    return _names(value)
+
+
 def _null_by_name(value: object) -> object:
     # Unquoted, YAML reads the policy's name as its null value.
     return "null" if value is None else value
@@ -181,6 +188,14 @@ class Route(Section):
     )
     mirror: Mirror | None = Field(
         default=None, description="Where copies of infer and generate requests go."
+    )
+    compress: Annotated[
+        tuple[_Coding, ...],
+        BeforeValidator(_codings, json_schema_input_type=_Coding | list[_Coding]),
+    ] = Field(
+        default=(),
+        description="How answers are compressed for clients that accept it, the first of what they"
+        " like as well; none, where answers stay as they are.",
     )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
