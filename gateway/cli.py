@@ -257,6 +257,8 @@ def _route(route: Route, settings: Settings) -> str:
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
         lines.append(f"{route.mirror.share * 100:g}% copied to upstream {route.mirror.upstream}")
+    if route.compress:
+        lines.append(f"answers compressed with {' or '.join(route.compress)}")
     if route.deny:
         lines.append(f"but not {', '.join(route.deny)}")
     return "; ".join(lines)

@@ -78,6 +78,7 @@ routes:
     upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
     rewrite: {model: n}
     mirror: {upstream: blue, share: 7%}
+    compress: [deflate, gzip]
     deny: [trace, other]
   - upstream: green
 """
@@ -93,6 +94,7 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
         "; as model m, version 7",
         "model m → upstream blue (triton) × 9: http://a:1, http://b:2; "
         "upstream green (triton) × 1: http://c:3; as model n; 7% copied to upstream blue"
+        "; answers compressed with deflate or gzip"
         "; but not trace, other",
         "every request → upstream green (triton): http://c:3",
     ]

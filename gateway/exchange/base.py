@@ -44,6 +44,16 @@ class ClientRequest(ABC):
     async def read(self) -> bytes | memoryview:
         """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
 
+    async def read_in_time(self, deadline: Deadline) -> bytes | memoryview:
+        """Give what came next, as ``read`` does, in the client's turn.
+
+        Raises GatewayError (408) where it comes too slowly.
+        """
+        deadline.wait_for_client()
+        piece = await self.read()
+        deadline.received(len(piece))
+        return piece
+
 
 class ClientAnswer(ABC):
     """The answer to a client, written as it becomes known."""
@@ -113,6 +123,8 @@ class Limits:
     idle_time: float
     total_time: float
     body_rate: int = 0
+    inflation: int = 100
+    """How many times larger than it came a compressed body may become."""
 
     def deadline(self, spent: float = 0.0) -> Deadline:
         """Make the deadline of an exchange that has taken ``spent`` seconds already."""

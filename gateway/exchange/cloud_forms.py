@@ -6,7 +6,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length
+from gateway.exchange.headers import HEADER_LENGTH, header_length
 from gateway.protocol.cloud_types import PARAMETER, Cloud, is_of_cloud, parse_cloud_type, typed
 
 
@@ -42,9 +42,7 @@ def in_ordinary_form(request: ClientRequest, answer: ClientAnswer) -> ClientAnsw
 
 def _check_size(request: ClientRequest, size: int | None) -> None:
     length = request.content_length
-    if size is None or length is None or encoded(request.headers):
-        return
-    if size > length:
+    if size is not None and length is not None and size > length:
         raise bad_request(f"{PARAMETER} of the Content-Type is {size}, the body has {length} bytes")
 
 

@@ -14,8 +14,7 @@ from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.cloud_forms import in_ordinary_form
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.forward import forward
-from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
+from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.json_upstream import json_body, relay_json_answer
@@ -50,10 +49,6 @@ async def infer(
 ) -> None:
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
     answer = in_ordinary_form(request, answer)
-    if encoded(request.headers):
-        # What is inside cannot be seen; the server decodes it, or says that it cannot.
-        await forward(request, answer, route, deadline, model=asked.model)
-        return
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
     with route.held.holding() as holding:
@@ -244,8 +239,8 @@ async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | m
         if size > cap:
             raise GatewayError(
                 ErrorKind.TOO_LARGE,
-                f"a raw binary request without Content-Length is held, and is larger than {cap} "
-                "bytes (limits.spool_bytes); send a Content-Length",
+                f"a raw binary request without Content-Length, or compressed, is held, and is "
+                f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
             )
         holding.is_now(size)
         chunks.append(chunk)

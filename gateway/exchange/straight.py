@@ -16,8 +16,9 @@ from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.cloud_forms import is_cloud_form
+from gateway.exchange.codings import accepted_coding, encoded
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
+from gateway.exchange.headers import HEADER_LENGTH, to_server, with_body
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
@@ -49,27 +50,30 @@ class Straight:
             return None  # the ordinary way says why it is refused
         # The routes of a choice have the same limits: what differs is where they lead.
         limits = found.choice.next.limits
+        varies = bool(found.compress)
+        if varies and accepted_coding(headers, found.compress):
+            return None
         if length > min(LARGEST, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
         passed = to_server(headers, found.withheld)
         mirror = _mirror(found, method, passed, length)
+        if encoded(headers) and kind is not EndpointKind.OTHER:
+            return None
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, header_lines(passed))
-            return Plan(start, passed, found.choice, watch, False, model, mirror)
-        if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
+            return Plan(start, passed, found.choice, watch, False, model, mirror, varies)
+        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers or not found.is_for_binary:
             return None
         if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
-            return None
-        if not all(upstream.dialect.binary for upstream in found.upstreams):
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))
-        return Plan(start, passed, found.choice, watch, True, model, mirror)
+        return Plan(start, passed, found.choice, watch, True, model, mirror, varies)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""

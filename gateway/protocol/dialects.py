@@ -38,8 +38,6 @@ class Dialect:
     """Whether paths may name a model's version."""
     batches: bool = False
     """Whether ``/config`` tells if the leading dimension is that of a batch."""
-    encodings: frozenset[str] = frozenset()
-    """The content encodings that it takes request bodies in."""
     wants_json_type: bool = False
     """Whether a JSON body is refused that does not say that it is JSON."""
     trace: TraceForm | None = None
@@ -51,7 +49,6 @@ class Dialect:
 TRITON = Dialect(
     "triton",
     batches=True,
-    encodings=frozenset(("gzip", "deflate")),
     trace=TraceForm("/trace/setting", per_version=False),
 )
 # Takes binary tensors without saying so in `GET /v2`.

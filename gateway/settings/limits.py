@@ -8,6 +8,7 @@ from gateway.settings.fields import (
     BodyRate,
     HeaderBytes,
     IdleTime,
+    Inflation,
     JsonDepth,
     RequestBytes,
     Section,
@@ -53,6 +54,11 @@ class Limits(Places):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
     request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")
+    inflation: Inflation = Field(
+        default=100,
+        description="How many times larger than it came a compressed body may become, beyond its"
+        " first mebibyte.",
+    )
     header_bytes: HeaderBytes = Field(
         default=1 * _MIB,
         description="The largest JSON part of a request, its data arrays cut out, or of an answer.",

@@ -208,15 +208,6 @@ async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
     assert not scene.log.count_of("client sends")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x", "gzip, gzip"])
-async def test_encoded_bodies_are_forwarded(encoding: str) -> None:
-    headers = {"Content-Encoding": encoding, LENGTH: "nonsense"}
-    scene = _Scene(ScriptedResponse(200, {}, [b"{}"]), body=[b"zipped"], headers=headers)
-    assert (await scene.run()).body == b"{}"
-    assert scene.endpoint.bodies == [b"zipped"]
-    assert dict(scene.endpoint.requests[0].headers) == {**headers, "Content-Length": "6"}
-
-
 async def test_identity_is_no_encoding() -> None:
     scene = _Scene(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
     await scene.run()
