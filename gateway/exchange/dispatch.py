@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import understand
 from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
 from gateway.exchange.forwarding import REQUEST_ID
@@ -94,6 +95,7 @@ async def at_one_server(
 
     Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
     """
+    await understand(request, asked, route.upstream, turns)
     if asked.kind is EndpointKind.INFER:
         await infer(request, answer, asked, route, turns)
     else:
