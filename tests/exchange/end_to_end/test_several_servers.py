@@ -36,7 +36,10 @@ async def gateway_to(
         {
             "listen": "127.0.0.1:0",
             "helper": "never",
-            "upstreams": {name: {"endpoints": list(urls)} for name, urls in upstreams.items()},
+            "upstreams": {
+                name: {"endpoints": list(urls), "dialect": "triton"}
+                for name, urls in upstreams.items()
+            },
             "routes": list(routes) or [{"upstream": shares}],
             "limits": {**LIMITS, **(limits or {})},
         }
