@@ -24,8 +24,8 @@ from benchmarks import (
 )
 from benchmarks.client import BenchmarkError, NotInstalledError
 from benchmarks.lab import Lab
-from tests.integration.triton.installation import TritonMissingError
-from tests.integration.triton.server import TritonError
+from tests.integration.environment import MissingServerError
+from tests.integration.real_server import ServerError
 
 MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "image": speed.image,
@@ -57,7 +57,7 @@ def main() -> None:
         rows = _measure(arguments.only or list(MEASUREMENTS), arguments.quick)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (BenchmarkError, TritonError, TritonMissingError) as error:
+    except (BenchmarkError, ServerError, MissingServerError) as error:
         sys.exit(str(error))
     sys.exit("\n".join(report.missed(rows)) or 0)
 
