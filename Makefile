@@ -14,7 +14,7 @@ help: ## Show this list
 demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
 	@$(BIN)/tensorgate demo $(ARGS)
 
-test: .venv/.test-ready $(SERVERS) ## Run all tests, those against real servers too (ARGS= for pytest)
+test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/.test-ready ## Check style and types
@@ -62,4 +62,10 @@ clean: ## Remove all that the targets above have set up
 .cache/kserve/.ready .cache/mlserver/.ready: .cache/%/.ready: tests/integration/%/requirements.txt
 	@echo "setting up $* for the tests in .cache/$* (some 55 MB to fetch) ..."
 	@$(PYTHON) -m tests.integration.environment $*
+	@touch $@
+
+# It needs libraries that come with Triton.
+.cache/perf_analyzer/.ready: tests/integration/perf_analyzer/requirements.txt tests/integration/perf_analyzer/install.py .cache/triton/.ready
+	@echo "setting up NVIDIA's perf_analyzer for the tests in .cache/perf_analyzer (14 MB to fetch) ..."
+	@$(PYTHON) -m tests.integration.perf_analyzer.install .cache/perf_analyzer
 	@touch $@
