@@ -1,4 +1,4 @@
-"""The pytest fixtures that start real servers, each once per run and when it is first asked for."""
+"""The pytest fixtures that start servers, each once per run and when it is first asked for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,9 @@ import pytest
 from tests.integration.environment import MissingServerError
 from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
-from tests.integration.real_server import RealServer
+from tests.integration.real_server import InferenceServer, RealServer
 from tests.integration.triton.server import TritonServer
+from tests.servers.openvino import OpenVino
 
 Server = TypeVar("Server", bound=RealServer)
 
@@ -34,6 +35,27 @@ def mlserver() -> Iterator[MLServer]:
     """An MLServer with all models."""
     with _running(MLServer()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def openvino() -> Iterator[OpenVino]:
+    """A server that stands in for OpenVINO Model Server, with all models."""
+    with OpenVino() as server:
+        yield server
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("triton", marks=pytest.mark.triton),
+        pytest.param("kserve", marks=pytest.mark.kserve),
+        pytest.param("mlserver", marks=pytest.mark.mlserver),
+        "openvino",
+    ]
+)
+def any_server(request: pytest.FixtureRequest) -> InferenceServer:
+    """Each of the servers in turn."""
+    server: InferenceServer = request.getfixturevalue(request.param)
+    return server
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from tests.integration.triton.models import Model
 
@@ -24,6 +24,23 @@ BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 40
 _LOG_LINE_CHARACTERS = 400
+
+
+class InferenceServer(Protocol):
+    """What a test may ask of any server, be it real or one that stands in."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dialect(self) -> str: ...
+    @property
+    def datatypes(self) -> tuple[str, ...]: ...
+    @property
+    def models(self) -> tuple[Model, ...]: ...
+    @property
+    def http_port(self) -> int: ...
+    @property
+    def http_url(self) -> str: ...
 
 
 class ServerError(Exception):

@@ -9,8 +9,8 @@ from kserve.protocol.rest.server import RESTServer
 from kserve.utils.utils import generate_uuid
 
 from tests.integration.kserve.models import ALWAYS_JSON, MODELS, UNDECLARED
-from tests.integration.numpy_models import WORK
 from tests.integration.triton.models import Model
+from tests.servers.numpy_models import WORK
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 1

@@ -11,8 +11,8 @@ from mlserver.codecs import Base64Codec, NumpyCodec, StringCodec
 from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 from tests.integration.mlserver.models import MODELS, RESHAPED, UNDECLARED
-from tests.integration.numpy_models import WORK
 from tests.integration.triton.models import Model
+from tests.servers.numpy_models import WORK
 
 _BY_NAME = {model.name: model for model in MODELS}
 
