@@ -217,7 +217,7 @@ def _demo_settings(server_url: str, port: int) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
-            "upstreams": {"demo": {"endpoints": [server_url]}},
+            "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_time": 1},
             "log": {"access": False},
         }

@@ -88,7 +88,7 @@ def _write(file: Path, text: str) -> None:
 def _settings(workers: int, *urls: str, more: str = "", listen: str = "127.0.0.1:0") -> str:
     return (
         f"listen: {listen}\nworkers: {workers}\nhelper: never\n{more}"
-        f"upstreams: {{u: {{endpoints: [{', '.join(urls)}]}}}}\n"
+        f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], dialect: triton}}}}\n"
     )
 
 

@@ -14,6 +14,7 @@ from gateway.exchange.codings import CODINGS
 from gateway.exchange.compression import compressed
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.decoding import decoded
+from gateway.exchange.dialect import understand
 from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
 from gateway.exchange.forwarding import REQUEST_ID
@@ -98,6 +99,7 @@ async def at_one_server(
 
     Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
     """
+    await understand(request, asked, route.upstream, turns)
     request = await decoded(request, asked, route, turns)
     if asked.kind is EndpointKind.INFER:
         await infer(request, answer, asked, route, turns)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
 from gateway.codec.json_request import JsonRequest
 from gateway.codec.policies import BytesAs
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.exchange.attempts import Attempts, reaching
+from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.cloud_forms import in_ordinary_form
 from gateway.exchange.deadline import Deadline
@@ -18,13 +18,12 @@ from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.json_upstream import json_body, relay_json_answer
+from gateway.exchange.listed_outputs import listing_outputs, model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
-from gateway.protocol.tensors import ModelMetadata
-from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
-from gateway.upstream.pool import Outcome
+from gateway.upstream.base import Body, UpstreamRequest
 
 _ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
@@ -55,14 +54,15 @@ async def infer(
         if length == 0:
             converted = await _convert_raw(body, asked, route, deadline, holding)
         else:
-            converted = await _convert(body, length, route, holding)
+            converted = await _convert(body, length, asked, route, deadline, holding)
         if route.upstream.dialect.binary:
             upstream_request, relay = _upstream_request(request, converted), relay_answer
         else:
             upstream_request, relay = _json_request(request, converted, route), relay_json_answer
         async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
             response = attempt.response
-            if length == 0 and response.status != 200:
+            by_metadata = length == 0 or route.upstream.dialect.lists_outputs
+            if by_metadata and response.status != 200:
                 # The header may have been made from metadata that is no longer true.
                 route.upstream.metadata.drop(asked.model or "")
             await relay(response, answer, converted.answer, route, attempt.url, deadline)
@@ -97,7 +97,12 @@ def _json_request(request: ClientRequest, converted: _Converted, route: Route) -
 
 
 async def _convert(
-    body: ClientBody, length: int | None, route: Route, holding: Holding
+    body: ClientBody,
+    length: int | None,
+    asked: Endpoint,
+    route: Route,
+    deadline: Deadline,
+    holding: Holding,
 ) -> _Converted:
     """Convert a request whose JSON part has this length, or is all of the body."""
     if length is None and body.size == 0:
@@ -107,7 +112,10 @@ async def _convert(
     if length is None and body.size is not None and body.size <= LARGEST:
         small = convert_small_request(await body.whole(), route.limits.json_depth)
         if small is not None and body.size <= route.limits.header_bytes:
-            return _Converted((small.body,), len(small.body), small.header_size, small.answer)
+            old = small.body[: small.header_size]
+            header = await listing_outputs(old, small.answer, asked, route, deadline)
+            whole = small.body if header is old else header + small.body[len(old) :]
+            return _Converted((whole,), len(whole), len(header), small.answer)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -121,6 +129,8 @@ async def _convert(
         )
     if body.size is None and not request.expected_size:
         await _check_end(body)
+    header = await listing_outputs(request.header, request.answer, asked, route, deadline)
+    request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
     return _Converted(held, length, len(request.header), request.answer, request.written_as)
@@ -201,7 +211,7 @@ async def _convert_raw(
     body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    model = await _model(asked, route, deadline)
+    model = await model_metadata(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
@@ -212,23 +222,13 @@ async def _convert_raw(
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
         route.upstream.metadata.drop(asked.model or "")
-        preamble = raw_binary_preamble(await _model(asked, route, deadline), size)
-    start = preamble.header + preamble.prefix
+        model = await model_metadata(asked, route, deadline)
+        preamble = raw_binary_preamble(model, size)
+    header = await listing_outputs(preamble.header, _ALL_BINARY, asked, route, deadline)
+    start = header + preamble.prefix
     length = len(start) + size
     held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
-    return _Converted(held, length, len(preamble.header), _ALL_BINARY)
-
-
-async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
-    """Give a model's metadata, which a server may have to be asked for."""
-
-    async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
-        deadline.wait_for_server(endpoint.url)
-        return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
-
-    loan, model = await reaching(route.upstream, ask, deadline, asked.model)
-    loan.give_back(Outcome.ANSWERED)
-    return model
+    return _Converted(held, length, len(header), _ALL_BINARY)
 
 
 async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:

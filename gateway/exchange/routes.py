@@ -137,11 +137,6 @@ class Found:
             return len(self.upstreams) == 1
         return endpoints_of(self.upstreams) == 1
 
-    @property
-    def is_for_binary(self) -> bool:
-        """Tell whether the request goes to servers that take tensors in binary form."""
-        return all(upstream.dialect.binary for upstream in self.upstreams)
-
 
 class Routes:
     """Finds the rule for a request; ``random`` gives numbers in [0, 1)."""

@@ -8,6 +8,7 @@ start, or from where its answer begins. Both give the client the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
@@ -57,6 +58,7 @@ class Straight:
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
+        versioned = found.asked.version is not None
         passed = to_server(headers, found.withheld)
         mirror = _mirror(found, method, passed, length)
         if encoded(headers) and kind is not EndpointKind.OTHER:
@@ -65,21 +67,48 @@ class Straight:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, header_lines(passed))
-            return Plan(start, passed, found.choice, watch, False, model, mirror, varies)
-        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers or not found.is_for_binary:
+            untyped = length > 0 and "Content-Type" not in passed
+            plan = Plan(
+                start,
+                passed,
+                found.choice,
+                watch,
+                False,
+                model,
+                mirror,
+                varies=varies,
+                versioned=versioned,
+                untyped=untyped,
+            )
+            return _made_for_now(plan)
+        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers:
             return None
         if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))
-        return Plan(start, passed, found.choice, watch, True, model, mirror, varies)
+        plan = Plan(
+            start,
+            passed,
+            found.choice,
+            watch,
+            True,
+            model,
+            mirror,
+            varies=varies,
+            versioned=versioned,
+        )
+        return _made_for_now(plan)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
         headers = client.added
         received = body
         route = plan.choice.next
+        dialect = route.upstream.speech.dialect
+        if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
+            return None
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
             if request is None or not request.answer.all_json or request.answer.as_base64:
@@ -121,6 +150,12 @@ class Straight:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _made_for_now(plan: Plan) -> Plan:
+    """Note a dialect that the plan suits: it is that of most requests, or of all."""
+    dialect = plan.choice.next.upstream.speech.dialect
+    return replace(plan, dialect=dialect) if plan.suits(dialect) else plan
 
 
 def _mirror(

@@ -27,6 +27,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch, Watched
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
     AnswerHead,
@@ -64,6 +65,22 @@ class Plan:
     """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
     varies: bool = False
     """Whether answers say that they are compressed for clients that accept it; these do not."""
+    versioned: bool = False
+    """Whether they name a version of the model."""
+    untyped: bool = False
+    """Whether they have a body, which passes as it is, and do not say of what type."""
+    dialect: Dialect | None = None
+    """One that it suits, so that this need not be looked at again."""
+
+    def suits(self, dialect: Dialect | None) -> bool:
+        """Tell whether servers of a dialect, or of one not known yet, take what it makes."""
+        if dialect is None:
+            return not (self.converts or self.versioned or self.untyped)
+        if self.converts and (dialect.lists_outputs or not dialect.binary):
+            return False
+        return not (
+            (self.versioned and not dialect.versions) or (self.untyped and dialect.wants_json_type)
+        )
 
 
 class StraightExchange(Receiver, Watched):

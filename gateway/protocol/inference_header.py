@@ -6,7 +6,7 @@ Binary tensor data extension, "Binary Tensor Request"; KServe's extension docume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -167,6 +167,14 @@ def request_binary_outputs(fields: Fields) -> bool:
             parameters["binary_data_output"] = True
             changed = True
     return changed
+
+
+def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
+    """Have a request that lists no outputs list these, each in binary form."""
+    fields = orjson.loads(header)
+    parameters = {"binary_data": True}
+    fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
+    return orjson.dumps(fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ from tests.servers.tensors import (
 OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": FLOATS.tolist()}
 BODY = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
 METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_CONFIG = ScriptedResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
@@ -176,9 +175,7 @@ async def test_mixed(count: int) -> None:
 @pytest.mark.parametrize("count", [3, 50_000])
 async def test_raw(headers: dict[str, str], count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
-    scene = _Scene(
-        METADATA, NO_CONFIG, _answer(), body=[data[:5], data[5:]], headers={LENGTH: "0", **headers}
-    )
+    scene = _Scene(METADATA, _answer(), body=[data[:5], data[5:]], headers={LENGTH: "0", **headers})
     answer = await scene.run()
     assert scene.sent["inputs"] == [
         {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
@@ -190,7 +187,7 @@ async def test_raw(headers: dict[str, str], count: int) -> None:
 async def test_raw_text() -> None:
     text = ScriptedResponse(200, {}, [metadata(1, datatype="BYTES")])
     headers = {LENGTH: "0"}
-    scene = _Scene(text, NO_CONFIG, _answer(), body=[b"hello"], headers=headers)
+    scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
     await scene.run()
     assert scene.sent["inputs"][0]["data"] == ["hello"]
 
@@ -426,9 +423,7 @@ FORMS: dict[str, Callable[..., _Scene]] = {
     "large binary": lambda *turns: _Scene(
         *turns, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),
-    "raw": lambda *turns: _Scene(
-        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}
-    ),
+    "raw": lambda *turns: _Scene(METADATA, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}),
 }
 
 

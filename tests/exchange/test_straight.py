@@ -19,7 +19,6 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
-from gateway.protocol.dialects import JSON as JSON_ONLY
 from gateway.routing.matcher import Match
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
 from gateway.upstream.discovery import Discovery
@@ -161,19 +160,6 @@ async def test_what_goes_the_ordinary_way(
     method: str, target: str, headers: dict[str, str], length: int
 ) -> None:
     assert _plan(method, target, {"Host": "h", **headers}, length) is None
-
-
-async def test_nothing_is_converted_straight_that_may_go_to_a_server_of_json_only() -> None:
-    def plan(target: str, *routes: Route) -> Plan | None:
-        rules = Routes([Rule(Match(), routes, (1,) * len(routes))])
-        return Straight(rules).plan("POST", target, _headers({"Content-Length": "9"}), 9)
-
-    binary = route_to(ReadyEndpoint())
-    json_only = route_to(ReadyEndpoint(), name="json", dialect=JSON_ONLY)
-    assert plan(INFER, binary) is not None
-    assert plan(INFER, json_only) is None
-    assert plan(INFER, binary, json_only) is None
-    assert plan("/v2/models/m/generate", json_only) is not None
 
 
 @pytest.mark.parametrize(

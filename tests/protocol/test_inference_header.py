@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
@@ -19,6 +20,7 @@ from gateway.protocol.inference_header import (
     read_outputs,
     request_binary_outputs,
     set_binary_size,
+    with_outputs,
 )
 
 Fields = dict[str, Any]
@@ -441,3 +443,16 @@ def test_what_says_base64_goes_with_the_data() -> None:
     entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"})
     set_binary_size(entry, 8)
     assert entry["parameters"] == {"content_type": "np", "binary_data_size": 8}
+
+
+@pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
+def test_outputs_are_listed_where_there_are_none(outputs: Fields) -> None:
+    fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
+    listed = orjson.loads(with_outputs(orjson.dumps(fields), ["A", "B"]))
+    assert listed == {
+        **fields,
+        "outputs": [
+            {"name": "A", "parameters": {"binary_data": True}},
+            {"name": "B", "parameters": {"binary_data": True}},
+        ],
+    }

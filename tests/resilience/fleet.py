@@ -86,7 +86,7 @@ def gateway_before(
         "listen: 127.0.0.1:0\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
-        f"upstreams: {{fleet: {{endpoints: [{urls}], {care}}}}}\n{more}"
+        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
     )
     return serving(str(file))
 
