@@ -55,10 +55,12 @@ def tensor_to_json(label: str, datatype: Datatype, policies: JsonPolicies) -> Te
     """Choose the converter of a datatype; ``label`` names the tensor in errors."""
     if datatype.family is Family.TEXT:
         return _TextToJson(label, policies.bytes_as)
-    return _NumbersToJson(label, datatype, policies.nonfinite)
+    return NumbersToJson(label, datatype, policies.nonfinite)
 
 
-class _NumbersToJson:
+class NumbersToJson:
+    """Numbers and truth values: elements of one size."""
+
     def __init__(self, label: str, datatype: Datatype, nonfinite: Nonfinite) -> None:
         assert datatype.dtype is not None
         self.count = 0
@@ -70,9 +72,11 @@ class _NumbersToJson:
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
+        """Convert the next bytes, as TensorToJson says."""
         return self._written(self._whole(data))
 
     def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
+        """Convert the next bytes, parts of them perhaps elsewhere."""
         values = self._whole(data)
         loan = None
         if values.size and self._work.can_be_lent:
@@ -100,6 +104,7 @@ class _NumbersToJson:
         return text
 
     def finish(self) -> None:
+        """Raise GatewayError (502) where the bytes ended inside an element."""
         if self._partial:
             raise bad_answer(f"{self._label} ends inside an element")
 
@@ -114,7 +119,7 @@ class _NumbersToJson:
             finite = np.isfinite(values)
             if not finite.all():
                 return self._with_nonfinite(values, np.flatnonzero(~finite), first)
-        return _dump(values)
+        return self._dump(values)
 
     def _with_nonfinite(
         self, values: npt.NDArray[Any], places: npt.NDArray[np.intp], first: int
@@ -126,7 +131,7 @@ class _NumbersToJson:
                 "which JSON does not have (policy nonfinite: error); ask for this output in "
                 "binary form, or set another policy",
             )
-        text = _dump(values)  # orjson writes null for each
+        text = self._dump(values)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _TOKENS[self._nonfinite]
@@ -135,16 +140,15 @@ class _NumbersToJson:
             pieces[i] += tokens[0] if value != value else tokens[1] if value > 0 else tokens[2]
         return memoryview(b"".join(pieces))
 
+    def _dump(self, values: npt.NDArray[Any]) -> memoryview:
+        # A view: the text between the brackets is three times as large as the values.
+        return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
+
 
 _TOKENS = {
     Nonfinite.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
     Nonfinite.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
 }
-
-
-def _dump(values: npt.NDArray[Any]) -> memoryview:
-    # A view: the text between the brackets is three times as large as the values.
-    return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
 
 
 class _TextToJson:
@@ -159,7 +163,7 @@ class _TextToJson:
         self._label = label
         self._bytes_as = bytes_as
         self._partial = b""
-        self._open: _ElementText | None = None
+        self._open: ElementText | None = None
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
@@ -169,7 +173,7 @@ class _TextToJson:
         if self._open is not None:
             position = min(self._missing, len(data))
             out.append(self._continue(self._open, data[:position]))
-        whole, position = _split_elements(data, position)
+        whole, position = split_elements(data, position)
         if whole:
             out.append(self._separator() + b",".join(self._texts(whole)))
             self.count += len(whole)
@@ -201,12 +205,12 @@ class _TextToJson:
     def _begin(self, data: bytes) -> bytes:
         (self._missing,) = _LENGTH.unpack_from(data)
         base64 = self._bytes_as is BytesAs.BASE64
-        self._open = _Base64Text() if base64 else _Utf8Text(self._label, self.count)
+        self._open = Base64Text() if base64 else Utf8Text(self._label, self.count)
         opening = self._separator() + b'"'
         self.count += 1
         return opening + self._continue(self._open, data[_LENGTH.size :])
 
-    def _continue(self, element: _ElementText, data: bytes) -> bytes:
+    def _continue(self, element: ElementText, data: bytes) -> bytes:
         self._missing -= len(data)
         if self._missing:
             return element.feed(data, last=False)
@@ -214,7 +218,7 @@ class _TextToJson:
         return element.feed(data, last=True) + b'"'
 
 
-def _split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
+def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     """Give the whole elements from ``position`` on, and where they end."""
     elements = []
     while position + _LENGTH.size <= len(data):
@@ -236,17 +240,23 @@ def _not_utf8(label: str, index: int) -> GatewayError:
     )
 
 
-class _ElementText(Protocol):
-    def feed(self, data: bytes, last: bool) -> bytes: ...
+class ElementText(Protocol):
+    """Writes one element, between its quotes, while its bytes arrive."""
+
+    def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes; ``last`` tells that they are the last."""
 
 
-class _Utf8Text:
+class Utf8Text:
+    """Writes an element as text; raises GatewayError (406) where it is none."""
+
     def __init__(self, label: str, index: int) -> None:
         self._label = label
         self._index = index
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes."""
         try:
             text = self._decoder.decode(data, last)
         except UnicodeDecodeError:
@@ -254,11 +264,14 @@ class _Utf8Text:
         return orjson.dumps(text)[1:-1]
 
 
-class _Base64Text:
+class Base64Text:
+    """Writes an element in base64."""
+
     def __init__(self) -> None:
         self._partial = b""
 
     def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes, as far as they make up whole groups of three."""
         data = self._partial + data
         whole = len(data) if last else len(data) - len(data) % 3
         self._partial = data[whole:]
