@@ -23,17 +23,21 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
 from gateway.upstream.pool import Outcome
 
-_ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
+ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
 
 @dataclass(frozen=True, slots=True)
-class _Converted:
-    """A request in the server's form; ``size`` in bytes is the whole body's."""
+class Converted:
+    """A request in the server's form; ``size`` in bytes is the whole body's.
+
+    ``by_metadata`` tells that it was made by what a model's metadata says.
+    """
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
+    by_metadata: bool = False
 
 
 async def infer(
@@ -55,16 +59,28 @@ async def infer(
             converted = await _convert_raw(body, asked, route, deadline, holding)
         else:
             converted = await _convert(body, length, route, holding)
-        upstream_request = _upstream_request(request, converted)
-        async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
-            response = attempt.response
-            if length == 0 and response.status != 200:
-                # The header may have been made from metadata that is no longer true.
-                route.upstream.metadata.drop(asked.model or "")
-            await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
+        await send_converted(request, answer, asked, converted, route, deadline)
 
 
-def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
+async def send_converted(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    asked: Endpoint,
+    converted: Converted,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Have a server answer a request that was converted; ``request`` gives its head."""
+    upstream_request = _upstream_request(request, converted)
+    async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
+        response = attempt.response
+        if converted.by_metadata and response.status != 200:
+            # The header may have been made from metadata that is no longer true.
+            route.upstream.metadata.drop(asked.model or "")
+        await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
+
+
+def _upstream_request(request: ClientRequest, converted: Converted) -> UpstreamRequest:
     changed = {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(converted.size),
@@ -79,7 +95,7 @@ def _upstream_request(request: ClientRequest, converted: _Converted) -> Upstream
 
 async def _convert(
     body: ClientBody, length: int | None, route: Route, holding: Holding
-) -> _Converted:
+) -> Converted:
     """Convert a request whose JSON part has this length, or is all of the body."""
     if length is None and body.size == 0:
         raise bad_request("the request has no body")
@@ -88,7 +104,7 @@ async def _convert(
     if length is None and body.size is not None and body.size <= LARGEST:
         small = convert_small_request(await body.whole(), route.limits.json_depth)
         if small is not None and body.size <= route.limits.header_bytes:
-            return _Converted((small.body,), len(small.body), small.header_size, small.answer)
+            return Converted((small.body,), len(small.body), small.header_size, small.answer)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -104,7 +120,7 @@ async def _convert(
         await _check_end(body)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return _Converted(held, length, len(request.header), request.answer)
+    return Converted(held, length, len(request.header), request.answer)
 
 
 async def _read_json(
@@ -180,9 +196,9 @@ async def _check_end(body: ClientBody) -> None:
 
 async def _convert_raw(
     body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
-) -> _Converted:
+) -> Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    model = await _model(asked, route, deadline)
+    model = await model_metadata(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
@@ -193,14 +209,14 @@ async def _convert_raw(
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
         route.upstream.metadata.drop(asked.model or "")
-        preamble = raw_binary_preamble(await _model(asked, route, deadline), size)
+        preamble = raw_binary_preamble(await model_metadata(asked, route, deadline), size)
     start = preamble.header + preamble.prefix
     length = len(start) + size
     held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
-    return _Converted(held, length, len(preamble.header), _ALL_BINARY)
+    return Converted(held, length, len(preamble.header), ALL_BINARY, by_metadata=True)
 
 
-async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
+async def model_metadata(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
     """Give a model's metadata, which a server may have to be asked for."""
 
     async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
