@@ -202,19 +202,14 @@ class ArrayScanner:
     def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b'"', self._searched) < 0:
             return self._wait(window)
-        match = _WHOLE_CHARACTERS.match(window)
-        end = match.end() if match else 0
-        if window[end : end + 1] == b'"':
-            self._before_long = None
-            return _Step(StringPart(window[:end]), end + 1, before + b'""')
-        if not full and not (last and end < len(window)):
+        cut = cut_string(window, full, last)
+        if cut is None:
             return self._wait(window)
-        if not full or len(window) - end >= _LONGEST_ESCAPE:
-            # What stands there is no escape: the converter is shown it and says so.
-            end = min(end + _LONGEST_ESCAPE, len(window))
-        else:
-            end = _character_end(window, end)
-        return _Step(StringPart(window[:end]), end)
+        end, closed = cut
+        if not closed:
+            return _Step(StringPart(window[:end]), end)
+        self._before_long = None
+        return _Step(StringPart(window[:end]), end + 1, before + b'""')
 
     def _wait(self, window: bytes) -> _Step | None:
         # So that text which arrives in crumbs is not searched from its start each time.
@@ -242,6 +237,24 @@ class ArrayScanner:
             raise self._message.fault(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
+
+
+def cut_string(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:
+    """Tell where text within a string can be cut, and whether that is the string's end.
+
+    ``full`` tells that the window holds as much as is looked at, ``last`` that nothing comes behind
+    it; else None where more text is needed.
+    """
+    match = _WHOLE_CHARACTERS.match(window)
+    end = match.end() if match else 0
+    if window[end : end + 1] == b'"':
+        return end, True
+    if not full and not (last and end < len(window)):
+        return None
+    if not full or len(window) - end >= _LONGEST_ESCAPE:
+        # What stands there is no escape: the converter is shown it and says so.
+        return min(end + _LONGEST_ESCAPE, len(window)), False
+    return _character_end(window, end), False
 
 
 def _first_mark(text: bytes) -> bytes:

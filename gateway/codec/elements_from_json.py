@@ -243,7 +243,8 @@ class _LongString:
         self.length = 0
 
 
-def _finite(digits: str) -> float:
+def finite_float(digits: str) -> float:
+    """Read a number; raises ValueError for one that only infinity would be near."""
     value = float(digits)
     if math.isinf(value):
         raise ValueError(digits)
@@ -251,11 +252,11 @@ def _finite(digits: str) -> float:
 
 
 def _finite_integer(digits: str) -> float:
-    return _finite(digits) + 0.0  # the integer -0 has no sign, to simdjson neither
+    return finite_float(digits) + 0.0  # the integer -0 has no sign, to simdjson neither
 
 
 # The standard library's parser knows NaN and Infinity; it is slow, for what nothing else takes.
-_FLOATS = partial(json.loads, parse_int=_finite_integer, parse_float=_finite)
+_FLOATS = partial(json.loads, parse_int=_finite_integer, parse_float=finite_float)
 
 
 def _round_to(values: _Values, dtype: np.dtype[Any]) -> _Values:

@@ -59,12 +59,14 @@ def tensor_to_json(
     """Choose the converter of a datatype; ``label`` names the tensor of the message in errors."""
     if datatype.family is Family.TEXT:
         return _TextToJson(label, policies.bytes_as, message)
-    return _NumbersToJson(label, datatype, policies.nonfinite, message)
+    return NumbersToJson(label, datatype, policies.nonfinite, message)
 
 
-class _NumbersToJson:
+class NumbersToJson:
+    """Numbers and truth values: elements of one size."""
+
     def __init__(
-        self, label: str, datatype: Datatype, nonfinite: Nonfinite, message: Message
+        self, label: str, datatype: Datatype, nonfinite: Nonfinite, message: Message = ANSWER
     ) -> None:
         assert datatype.dtype is not None
         self.count = 0
@@ -77,9 +79,11 @@ class _NumbersToJson:
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
+        """Convert the next bytes, as TensorToJson says."""
         return self._written(self._whole(data))
 
     def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
+        """Convert the next bytes, parts of them perhaps elsewhere."""
         values = self._whole(data)
         loan = None
         if values.size and self._work.can_be_lent:
@@ -107,6 +111,7 @@ class _NumbersToJson:
         return text
 
     def finish(self) -> None:
+        """Raise GatewayError (502) where the bytes ended inside an element."""
         if self._partial:
             raise self._message.fault(f"{self._label} ends inside an element")
 
@@ -121,7 +126,7 @@ class _NumbersToJson:
             finite = np.isfinite(values)
             if not finite.all():
                 return self._with_nonfinite(values, np.flatnonzero(~finite), first)
-        return _dump(values)
+        return self._dump(values)
 
     def _with_nonfinite(
         self, values: npt.NDArray[Any], places: npt.NDArray[np.intp], first: int
@@ -133,7 +138,7 @@ class _NumbersToJson:
                 f"which JSON does not have (policy nonfinite: error); "
                 f"{self._message.instead_of_number}set another policy",
             )
-        text = _dump(values)  # orjson writes null for each
+        text = self._dump(values)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _TOKENS[self._nonfinite]
@@ -142,16 +147,15 @@ class _NumbersToJson:
             pieces[i] += tokens[0] if value != value else tokens[1] if value > 0 else tokens[2]
         return memoryview(b"".join(pieces))
 
+    def _dump(self, values: npt.NDArray[Any]) -> memoryview:
+        # A view: the text between the brackets is three times as large as the values.
+        return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
+
 
 _TOKENS = {
     Nonfinite.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
     Nonfinite.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
 }
-
-
-def _dump(values: npt.NDArray[Any]) -> memoryview:
-    # A view: the text between the brackets is three times as large as the values.
-    return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
 
 
 class _TextToJson:
@@ -167,7 +171,7 @@ class _TextToJson:
         self._message = message
         self._bytes_as = bytes_as
         self._partial = b""
-        self._open: _ElementText | None = None
+        self._open: ElementText | None = None
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
@@ -210,12 +214,12 @@ class _TextToJson:
     def _begin(self, data: bytes) -> bytes:
         (self._missing,) = _LENGTH.unpack_from(data)
         base64 = self._bytes_as is BytesAs.BASE64
-        self._open = _Base64Text() if base64 else _Utf8Text(self._label, self.count, self._message)
+        self._open = Base64Text() if base64 else Utf8Text(self._label, self.count, self._message)
         opening = self._separator() + b'"'
         self.count += 1
         return opening + self._continue(self._open, data[_LENGTH.size :])
 
-    def _continue(self, element: _ElementText, data: bytes) -> bytes:
+    def _continue(self, element: ElementText, data: bytes) -> bytes:
         self._missing -= len(data)
         if self._missing:
             return element.feed(data, last=False)
@@ -245,18 +249,24 @@ def _not_utf8(label: str, index: int, message: Message) -> GatewayError:
     )
 
 
-class _ElementText(Protocol):
-    def feed(self, data: bytes, last: bool) -> bytes: ...
+class ElementText(Protocol):
+    """Writes one element, between its quotes, while its bytes arrive."""
+
+    def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes; ``last`` tells that they are the last."""
 
 
-class _Utf8Text:
-    def __init__(self, label: str, index: int, message: Message) -> None:
+class Utf8Text:
+    """Writes an element as text; raises GatewayError (406) where it is none."""
+
+    def __init__(self, label: str, index: int, message: Message = ANSWER) -> None:
         self._label = label
         self._message = message
         self._index = index
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes."""
         try:
             text = self._decoder.decode(data, last)
         except UnicodeDecodeError:
@@ -264,11 +274,14 @@ class _Utf8Text:
         return orjson.dumps(text)[1:-1]
 
 
-class _Base64Text:
+class Base64Text:
+    """Writes an element in base64."""
+
     def __init__(self) -> None:
         self._partial = b""
 
     def feed(self, data: bytes, last: bool) -> bytes:
+        """Write the next bytes, as far as they make up whole groups of three."""
         data = self._partial + data
         whole = len(data) if last else len(data) - len(data) % 3
         self._partial = data[whole:]

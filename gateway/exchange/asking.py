@@ -200,7 +200,7 @@ async def _ask_endpoint(
             deadline.wait_for_server(url)
             response = await endpoint.send(request)
             try:
-                return Asked(upstream, url, await _whole(response, url, deadline, holding))
+                return Asked(upstream, url, await whole_reply(response, url, deadline, holding))
             finally:
                 response.close()
     except GatewayError as error:
@@ -215,15 +215,16 @@ async def _ask_upstream(
     try:
         with deadline:
             async with Attempts(route, request, deadline) as attempt:
-                reply = await _whole(attempt.response, attempt.url, deadline, holding)
+                reply = await whole_reply(attempt.response, attempt.url, deadline, holding)
                 return Asked(upstream, name, reply)
     except GatewayError as error:
         return Asked(upstream, name, error)
 
 
-async def _whole(
+async def whole_reply(
     response: UpstreamResponse, url: str, deadline: Deadline, holding: Holding
 ) -> Reply:
+    """Read a server's answer; raises GatewayError: 502 over the cap, 503 if too much is held."""
     body = bytearray()
     async for chunk in response_chunks(response, url, deadline):
         holding.more(len(chunk))

@@ -10,7 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientRequest, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH
-from gateway.protocol.endpoints import Endpoint, EndpointKind, without_version
+from gateway.protocol.endpoints import KINDS, Endpoint, without_version
 
 
 async def understand(
@@ -20,7 +20,7 @@ async def understand(
 
     Raises GatewayError: 501 for a version where the server knows none, and as ``until_known``.
     """
-    if asked.kind is EndpointKind.INFER or asked.version is not None:
+    if asked.kind in KINDS["infer"] or asked.version is not None:
         await until_known([upstream], deadline)
     if asked.version is not None and not upstream.dialect.versions:
         raise GatewayError(

@@ -23,16 +23,21 @@ from gateway.exchange.headers import to_server
 from gateway.exchange.health import Readiness, live, ready
 from gateway.exchange.infer import infer
 from gateway.exchange.keys import UnauthenticatedError
+from gateway.exchange.predict import predict
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
-from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.exchange.v1_models import v1_models
+from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
+
+_OF_ONE_SERVER = KINDS["infer"]
+"""What one server answers, and yet is not forwarded as it is."""
 
 _log = logging.getLogger("tensorgate.exchange")
 
@@ -62,7 +67,7 @@ async def _answer(
 
     async def run(turns: Deadline) -> None:
         try:
-            if found.is_forwarded or found.asked.kind is EndpointKind.INFER:
+            if found.is_forwarded or found.asked.kind in _OF_ONE_SERVER:
                 await at_one_server(request, answer, found.asked, route, turns)
             else:
                 await _dispatch(request, answer, found, route, readiness, turns)
@@ -103,6 +108,8 @@ async def at_one_server(
     request = await decoded(request, asked, route, turns)
     if asked.kind is EndpointKind.INFER:
         await infer(request, answer, asked, route, turns)
+    elif asked.kind is EndpointKind.PREDICT:
+        await predict(request, answer, asked, route, turns)
     else:
         await forward(request, answer, route, turns, model=asked.model)
 
@@ -132,6 +139,8 @@ async def _dispatch(
             await load(request, answer, asked, route, upstreams, turns)
         case EndpointKind.INDEX:
             await repository_index(request, answer, route, upstreams, turns)
+        case EndpointKind.V1_MODEL | EndpointKind.V1_MODELS:
+            await v1_models(request, answer, asked, route, upstreams, turns)
         case EndpointKind.ALL_STATISTICS:
             await statistics(request, answer, route, upstreams, turns)
         case _:

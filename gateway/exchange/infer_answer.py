@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,12 +35,12 @@ async def relay_answer(
     deadline: Deadline,
 ) -> None:
     """Pass a server's answer on in the client's form; errors of its own pass as they are."""
-    if response.status != 200 or form.all_binary:
-        await forward_answer(response, answer, url, deadline)
-        return
     if form.as_base64:
         route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
     try:
+        if response.status != 200 or form.all_binary:
+            await forward_answer(response, answer, url, deadline)
+            return
         header_size = answer_header_size(response, route.limits.header_bytes)
         if header_size is None:
             chunks = response_chunks(response, url, deadline)
@@ -71,8 +71,13 @@ def answer_header_size(head: AnswerHead, cap: int) -> int | None:
 
     Raises GatewayError (502) for one that is no number or above the cap.
     """
+    return stated_header_size(head.headers, cap)
+
+
+def stated_header_size(headers: Mapping[str, str], cap: int) -> int | None:
+    """Give the size of the JSON before an answer's tensors, by the answer's headers."""
     # Servers differ in Content-Type: a binary answer is known by this header alone.
-    value = head.headers.get(HEADER_LENGTH)
+    value = headers.get(HEADER_LENGTH)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) < 20):

@@ -32,7 +32,7 @@ _SHOWN = 100
 _LISTED = 20
 """Models that an error lists."""
 
-_OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.ALL_STATISTICS))
+_OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.V1_MODELS, EndpointKind.ALL_STATISTICS))
 """Kinds for which the gateway is one server, whichever rule the request matches."""
 
 

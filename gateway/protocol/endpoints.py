@@ -15,6 +15,9 @@ class EndpointKind(Enum):
 
     SERVER_METADATA = "server metadata"
     INFER = "infer"
+    PREDICT = "prediction of the V1 protocol"
+    V1_MODEL = "readiness of a model in the V1 protocol"
+    V1_MODELS = "models in the V1 protocol"
     TRACE_SETTING = "trace setting"
     LOAD = "load or unload"
     GENERATE = "generate"
@@ -43,6 +46,9 @@ UNTOUCHED = (
     - {
         EndpointKind.SERVER_METADATA,
         EndpointKind.INFER,
+        EndpointKind.PREDICT,
+        EndpointKind.V1_MODEL,
+        EndpointKind.V1_MODELS,
         EndpointKind.TRACE_SETTING,
         EndpointKind.LOAD,
         EndpointKind.LIVENESS,
@@ -53,13 +59,27 @@ UNTOUCHED = (
 
 KINDS: Mapping[str, frozenset[EndpointKind]] = MappingProxyType(
     {
-        "infer": frozenset((EndpointKind.INFER,)),
+        "infer": frozenset((EndpointKind.INFER, EndpointKind.PREDICT)),
         "generate": frozenset((EndpointKind.GENERATE,)),
-        "health": frozenset((EndpointKind.LIVENESS, EndpointKind.READINESS, EndpointKind.HEALTH)),
+        "health": frozenset(
+            (
+                EndpointKind.LIVENESS,
+                EndpointKind.READINESS,
+                EndpointKind.HEALTH,
+                EndpointKind.V1_MODEL,
+            )
+        ),
         "metadata": frozenset((EndpointKind.SERVER_METADATA, EndpointKind.MODEL_METADATA)),
         "config": frozenset((EndpointKind.CONFIG,)),
         "statistics": frozenset((EndpointKind.STATISTICS, EndpointKind.ALL_STATISTICS)),
-        "repository": frozenset((EndpointKind.REPOSITORY, EndpointKind.INDEX, EndpointKind.LOAD)),
+        "repository": frozenset(
+            (
+                EndpointKind.REPOSITORY,
+                EndpointKind.INDEX,
+                EndpointKind.LOAD,
+                EndpointKind.V1_MODELS,
+            )
+        ),
         "trace": frozenset((EndpointKind.TRACE_SETTING,)),
         "logging": frozenset((EndpointKind.LOGGING,)),
         "shared_memory": frozenset((EndpointKind.SHARED_MEMORY,)),
@@ -88,6 +108,10 @@ _OF_A_MODEL = re.compile(
 _LOAD = re.compile(
     r"(?P<room>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
 )
+# The V1 protocol, where what is done with a model follows a colon.
+_V1_OF_A_MODEL = re.compile(
+    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[^/:]+))?(?P<rest>|[/:].*)", re.DOTALL
+)
 _STATISTICS = "/v2/models/stats"
 
 _BY_PATH = {
@@ -99,6 +123,7 @@ _BY_PATH = {
     "/v2/trace/setting": EndpointKind.TRACE_SETTING,
     "/v2/repository/index": EndpointKind.INDEX,
     _STATISTICS: EndpointKind.ALL_STATISTICS,
+    "/v1/models": EndpointKind.V1_MODELS,
 }
 _BELOW_A_MODEL = {
     "": EndpointKind.MODEL_METADATA,
@@ -111,6 +136,7 @@ _BELOW_A_MODEL = {
     "/trace": EndpointKind.TRACE_SETTING,
     "/trace/setting": EndpointKind.TRACE_SETTING,
 }
+_V1_BELOW_A_MODEL = {"": EndpointKind.V1_MODEL, ":predict": EndpointKind.PREDICT}
 # All that begins like this: servers know more such paths than the specification, as Triton does
 # /v2/repository/NAME/index, and what is denied must not be had through one of those.
 _BY_ROOM = {
@@ -124,6 +150,9 @@ _BY_ROOM = {
 _METHODS = {
     EndpointKind.SERVER_METADATA: (("GET",), EndpointKind.OTHER),
     EndpointKind.INFER: (("POST",), EndpointKind.OTHER),
+    EndpointKind.PREDICT: (("POST",), EndpointKind.OTHER),
+    EndpointKind.V1_MODEL: (("GET",), EndpointKind.OTHER),
+    EndpointKind.V1_MODELS: (("GET",), EndpointKind.OTHER),
     EndpointKind.TRACE_SETTING: (("GET", "POST"), EndpointKind.OTHER),
     EndpointKind.LOAD: (("POST",), EndpointKind.REPOSITORY),
     EndpointKind.INDEX: (("GET", "POST"), EndpointKind.REPOSITORY),
@@ -138,7 +167,7 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
     """Tell what a request line asks for; whatever is not known is OTHER.
 
     ``target`` is the raw request target; its query does not count. Model and version are those of
-    every path below ``/v2/models/M``.
+    every path below ``/v2/models/M`` or ``/v1/models/M``.
     """
     path = target.partition("?")[0]
     model = version = None
@@ -150,6 +179,9 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
         elif match := _LOAD.fullmatch(path):
             model = match["model"]
             kind = EndpointKind.LOAD
+        elif match := _V1_OF_A_MODEL.fullmatch(path):
+            model, version = match["model"], match["version"]
+            kind = _V1_BELOW_A_MODEL.get(match["rest"])
         elif path.startswith("/v2/"):
             kind = _BY_ROOM.get(path.split("/")[2])
     if kind is None:
@@ -165,16 +197,16 @@ def kind_word(kind: EndpointKind) -> str:
     return _WORDS[kind]
 
 
-def model_path(model: str, version: str | None = None) -> str:
+def model_path(model: str, version: str | None = None, room: str = "/v2") -> str:
     """Give the path of a model's metadata; other endpoints of the model lie below it."""
-    return f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "")
+    return f"{room}/models/{model}" + (f"/versions/{version}" if version is not None else "")
 
 
 def without_version(target: str) -> str:
     """Give the path of a raw request target, of which no version is named."""
     path = target.partition("?")[0]
-    match = _OF_A_MODEL.fullmatch(path)
-    return path if match is None else model_path(match["model"]) + match["rest"]
+    match = _OF_A_MODEL.fullmatch(path) or _V1_OF_A_MODEL.fullmatch(path)
+    return path if match is None else model_path(match["model"], None, path[:3]) + match["rest"]
 
 
 def with_model(target: str, model: str, version: str | None = None) -> str:
@@ -185,9 +217,9 @@ def with_model(target: str, model: str, version: str | None = None) -> str:
     path, mark, query = target.partition("?")
     if path == _STATISTICS:
         return target
-    if match := _OF_A_MODEL.fullmatch(path):
+    if match := _OF_A_MODEL.fullmatch(path) or _V1_OF_A_MODEL.fullmatch(path):
         kept = match["version"] if version is None else version
-        return f"{model_path(model, kept)}{match['rest']}{mark}{query}"
+        return f"{model_path(model, kept, path[:3])}{match['rest']}{mark}{query}"
     if match := _LOAD.fullmatch(path):
         return f"{match['room']}/{model}{match['rest']}{mark}{query}"
     return target

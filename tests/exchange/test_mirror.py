@@ -209,7 +209,7 @@ async def test_nothing_else_is_mirrored(method: str, target: str) -> None:
 
 
 def test_what_is_mirrored() -> None:
-    assert frozenset((EndpointKind.INFER, EndpointKind.GENERATE)) == MIRRORED
+    assert frozenset((EndpointKind.INFER, EndpointKind.PREDICT, EndpointKind.GENERATE)) == MIRRORED
 
 
 # -------------------------------------------------------------------- what the client sees of it

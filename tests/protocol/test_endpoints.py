@@ -31,6 +31,9 @@ INDEX = EndpointKind.INDEX
 REPOSITORY = EndpointKind.REPOSITORY
 LOGGING = EndpointKind.LOGGING
 SHARED_MEMORY = EndpointKind.SHARED_MEMORY
+PREDICT = EndpointKind.PREDICT
+V1_MODEL = EndpointKind.V1_MODEL
+V1_MODELS = EndpointKind.V1_MODELS
 OTHER = EndpointKind.OTHER
 
 
@@ -63,6 +66,13 @@ OTHER = EndpointKind.OTHER
         ("HEAD", "/v2/health/live", Endpoint(LIVENESS)),
         ("GET", "/v2/health/ready?x", Endpoint(READINESS)),
         ("HEAD", "/v2/health/ready", Endpoint(READINESS)),
+        ("POST", "/v1/models/m:predict", Endpoint(PREDICT, "m")),
+        ("POST", "/v1/models/m:predict?x=:y", Endpoint(PREDICT, "m")),
+        ("POST", "/v1/models/m/versions/7:predict", Endpoint(PREDICT, "m", "7")),
+        ("POST", "/v1/models/a%3Ab%20c:predict", Endpoint(PREDICT, "a%3Ab%20c")),
+        ("GET", "/v1/models/m", Endpoint(V1_MODEL, "m")),
+        ("GET", "/v1/models/m/versions/7", Endpoint(V1_MODEL, "m", "7")),
+        ("GET", "/v1/models", Endpoint(V1_MODELS)),
     ],
 )
 def test_endpoints_that_are_treated_in_a_way_of_their_own(
@@ -134,7 +144,18 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
         ("GET", "/v2/%72epository/index", Endpoint(OTHER)),
         ("GET", "/v2/models", Endpoint(OTHER)),
         ("GET", "/v2/x", Endpoint(OTHER)),
-        ("GET", "/v1/models", Endpoint(OTHER)),
+        ("POST", "/v1/models", Endpoint(OTHER)),
+        ("GET", "/v1/models/", Endpoint(OTHER)),
+        ("HEAD", "/v1/models/m", Endpoint(OTHER, "m")),
+        ("GET", "/v1/models/m:predict", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/m:explain", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/m:predict/", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/m/x:predict", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/a:b:predict", Endpoint(OTHER, "a")),
+        ("POST", "/v1/models/m/labels/l:predict", Endpoint(OTHER, "m")),
+        ("GET", "/v1/models/m/metadata", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/:predict", Endpoint(OTHER)),
+        ("POST", "/v1/chat/completions", Endpoint(OTHER)),
         ("GET", "/", Endpoint(OTHER)),
         ("OPTIONS", "*", Endpoint(OTHER)),
         ("GET", "", Endpoint(OTHER)),
@@ -192,6 +213,14 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
         ("/v2/models/a%2Fb/x//y", "/v2/models/n/x//y", "/v2/models/n/versions/3/x//y"),
         ("/v2/models/models/models", "/v2/models/n/models", "/v2/models/n/versions/3/models"),
         ("/v2/models/stats/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
+        ("/v1/models/m:predict", "/v1/models/n:predict", "/v1/models/n/versions/3:predict"),
+        (
+            "/v1/models/m/versions/1:predict?x",
+            "/v1/models/n/versions/1:predict?x",
+            "/v1/models/n/versions/3:predict?x",
+        ),
+        ("/v1/models/m", "/v1/models/n", "/v1/models/n/versions/3"),
+        ("/v1/models/m:explain", "/v1/models/n:explain", "/v1/models/n/versions/3:explain"),
         *[
             (f"/v2/repository{room}/m/{verb}", *[f"/v2/repository{room}/n/{verb}"] * 2)
             for room in ("/models", "/r/models", "/models/models")
@@ -204,6 +233,7 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
                 "/v2/trace/setting",
                 "/v2/models/stats?x",
                 "/v2/repository/index",
+                "/v1/models",
                 "/v2/models//infer",
                 "/x/v2/models/m/infer",
                 "*",

@@ -131,6 +131,7 @@ FORMS: dict[str, tuple[bytes, ...]] = {
     ),
     "raw binary, 1 MiB": (infer_raw(TENSOR),),
     "that would wait to be told": (request("POST", GENERATE, b"{}", {"Expect": "100-continue"}),),
+    "a V1 request": (request("POST", "/v1/models/m:predict", b'{"inputs":%a}' % FLOATS.tolist()),),
     "generate": (request("POST", GENERATE, b"{}", {"X-Two": "a, b"}),),
     "generate, 1 MiB, chunked": (
         message(f"POST {GENERATE} HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"}),

@@ -1,0 +1,192 @@
+"""One tensor whose shape is that of its nested JSON: its elements' bytes, and the shape."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.codec.array_scanner import Run, StringPart
+from gateway.codec.base64_text import decoded
+from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.shapes import ShapeFinder, marks_of
+from gateway.errors import GatewayError, bad_request
+from gateway.protocol.datatypes import Family
+from gateway.protocol.tensors import TensorSpec
+from gateway.protocol.v1 import BASE64_KEY
+
+_LENGTH = struct.Struct("<I")
+_LONGEST_ELEMENT = 2**32 - 1
+
+_MARKS = 4096
+"""Brackets and commas that are looked at together."""
+_LOOSE = 1024
+"""Chunks of which one is made where they are small: each takes some 40 bytes beside its own."""
+_SMALL = 256 * 1024
+"""Bytes that so many small chunks have at most, all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What some rows of a tensor come to."""
+
+    chunks: list[bytes]
+    count: int
+    marks: bytes
+
+
+class NestedTensor:
+    """Takes a tensor's JSON, as runs of an array or element by element; holds its bytes.
+
+    Raises GatewayError (400) that names tensor, index and value of an element that is not of the
+    datatype, or says how the arrays are ragged.
+    """
+
+    def __init__(self, declared: TensorSpec) -> None:
+        self.declared = declared
+        self.label = f"input '{declared.name}'"
+        self.is_text = declared.datatype.family is Family.TEXT
+        self._values = TensorFromJson(self.label, declared.datatype)
+        self._shape = ShapeFinder(self.label)
+        self._marks = bytearray()
+        self._rows = False
+        self._element: tuple[int, int] | None = None
+        self._settled = 0
+        self._settled_size = 0
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """Give its bytes."""
+        return self._values.chunks
+
+    @property
+    def size(self) -> int:
+        """Give the number of its bytes."""
+        return self._values.size
+
+    @property
+    def count(self) -> int:
+        """Give the number of its elements."""
+        return self._values.count
+
+    def shape(self) -> tuple[int, ...]:
+        """Give the shape of all that has come."""
+        if self._rows:
+            self.mark(b"]")
+        self._shape.feed(bytes(self._marks))
+        return self._shape.shape(self.count)
+
+    def mark(self, marks: bytes) -> None:
+        """Take brackets and commas around elements."""
+        self._marks += marks
+        if len(self._marks) >= _MARKS:
+            self._shape.feed(bytes(self._marks))
+            self._marks.clear()
+
+    def begin_row(self) -> None:
+        """Begin the next of several rows."""
+        self.mark(b"," if self._rows else b"[")
+        self._rows = True
+
+    def feed(self, item: Run | StringPart) -> None:
+        """Take the next run of an array, or a piece of a long string in it."""
+        self._values.feed(item)
+        if isinstance(item, Run):
+            if not item.first:
+                self.mark(b",")
+            self.mark(marks_of(item.text))
+            self._settle()
+
+    def open_element(self) -> None:
+        """Begin an element of BYTES that comes in pieces."""
+        self._element = (len(self.chunks), 0)
+        self._hold(bytes(_LENGTH.size))
+
+    def feed_element(self, piece: bytes) -> None:
+        """Take the next piece of the element that is open."""
+        assert self._element is not None
+        place, length = self._element
+        self._element = (place, length + len(piece))
+        self._hold(piece)
+
+    def close_element(self) -> None:
+        """End the element that is open."""
+        assert self._element is not None
+        place, length = self._element
+        if length > _LONGEST_ELEMENT:
+            raise bad_request(f"{self.label}: element {self.count} is longer than 4 GiB")
+        self.chunks[place] = _LENGTH.pack(length)
+        self._element = None
+        self._values.count += 1
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make one of many small chunks; no element is open."""
+        if len(self.chunks) - self._settled < _LOOSE:
+            return
+        if self.size - self._settled_size <= _SMALL:
+            self.chunks[self._settled :] = [b"".join(self.chunks[self._settled :])]
+        self._settled, self._settled_size = len(self.chunks), self.size
+
+    def _hold(self, data: bytes) -> None:
+        self.chunks.append(data)
+        self._values.size += len(data)
+
+    def convert_rows(self, rows: list[Any]) -> Rows:
+        """Convert parsed rows without taking them; the error need not be worded well."""
+        if self.is_text:
+            elements: list[bytes] = []
+            marks = bytearray()
+            for row in rows:
+                marks += b","
+                self._flatten(row, elements, marks)
+            return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
+        text = _dumped(rows)
+        values = TensorFromJson(self.label, self.declared.datatype)
+        values.feed(Run(text, 1, 1, first=True))
+        return Rows(values.chunks, values.count, marks_of(text))
+
+    def take_rows(self, rows: Rows) -> None:
+        """Take converted rows."""
+        self.begin_row()
+        self.mark(rows.marks)
+        self._values.chunks += rows.chunks
+        self._values.size += sum(map(len, rows.chunks))
+        self._values.count += rows.count
+
+    def _flatten(self, value: Any, elements: list[bytes], marks: bytearray) -> None:
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                marks += b"," if number else b"["
+                self._flatten(item, elements, marks)
+            marks += b"]" if value else b"[]"
+            return
+        data = self._element_bytes(value)
+        elements += (_LENGTH.pack(len(data)), data)
+
+    def _element_bytes(self, value: Any) -> bytes:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict) and value.keys() == {BASE64_KEY}:
+            text = value[BASE64_KEY]
+            if isinstance(text, str):
+                return decoded(text.encode())
+        raise self.not_text()
+
+    def not_text(self) -> GatewayError:
+        """Make the error of an element that is no BYTES."""
+        return bad_request(
+            f"{self.label}: element {self.count} must be a string or "
+            f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
+        )
+
+
+def _dumped(rows: list[Any]) -> bytes:
+    text = orjson.dumps(rows)
+    if b"null" in text:
+        # What orjson writes for NaN and the infinities; the standard library writes their names.
+        text = json.dumps(rows).encode()
+    return text[1:-1]

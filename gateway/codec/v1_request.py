@@ -1,0 +1,168 @@
+"""V1 form → upstream form: a predict request turned into a binary infer request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.codec.json_text import JsonText, Pause, Steps
+from gateway.codec.nested_tensor import NestedTensor
+from gateway.codec.v1_rows import RowsReader
+from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
+from gateway.errors import bad_request
+from gateway.protocol.tensors import ModelMetadata
+from gateway.protocol.v1 import (
+    BASE64_KEY,
+    OTHER_FIELDS,
+    Form,
+    Predicted,
+    check_fields,
+    request_header,
+    whole_shape,
+)
+
+_FORMS = {form.value: form for form in Form}
+_MEMBERS = 16
+"""Members of the request that are read before others get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """A request as the server will get it, all outputs in binary form, and what the client wants.
+
+    ``tensors`` are the bytes behind the header.
+    """
+
+    header: bytes
+    tensors: Sequence[bytes]
+    predicted: Predicted
+
+
+class PredictRequestCodec:
+    """Converts a predict request as it arrives, by what the model takes.
+
+    ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels. Holds
+    the binary form of the data alone. Results and errors do not depend on how the text is split.
+    """
+
+    def __init__(self, model: ModelMetadata, header_cap: int, depth_cap: int) -> None:
+        self._model = model
+        self._text = JsonText(header_cap, depth_cap)
+        self._tensors = {each.name: NestedTensor(each) for each in model.inputs}
+        self._form: Form | None = None
+        self._fields: dict[str, object] = {}
+        self._steps = self._request()
+
+    @property
+    def room(self) -> int:
+        """Give the bytes of text that are best fed next: any number will do."""
+        return self._text.room
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held, converted or not."""
+        return self._text.size + sum(tensor.size for tensor in self._tensors.values())
+
+    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
+        """Take the next text of the request; ``last`` tells that it is the end."""
+        self._text.feed(text, last)
+
+    def work(self) -> bool:
+        """Convert a share of what was fed; tell whether there is more of it.
+
+        Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
+        """
+        return next(self._steps, Pause.MORE) is Pause.TURN
+
+    def finish(self) -> PredictRequest:
+        """Give the request, once all text was fed, the end of it as such, and worked off.
+
+        Raises GatewayError (400) that names the input whose shape is not what the model takes.
+        """
+        if self._form is None:
+            raise bad_request("the request has neither instances nor inputs")
+        parameters = check_fields(self._fields)
+        tensors = list(self._tensors.values())
+        found = [tensor.shape() for tensor in tensors]
+        checked = [
+            whole_shape(self._model, tensor.declared, shape, self._form)
+            for tensor, shape in zip(tensors, found, strict=True)
+        ]
+        shapes = [
+            shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
+        ]
+        sizes = [tensor.size for tensor in tensors]
+        header = request_header(self._model.inputs, shapes, sizes, parameters)
+        single = any(each.single for each in checked)
+        chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
+        return PredictRequest(header, chunks, Predicted(self._form, single))
+
+    def _request(self) -> Steps[None]:
+        text = self._text
+        if (yield from text.mark()) != b"{":
+            raise bad_request("the request's JSON must be an object with instances or inputs")
+        text.skip(1)
+        mark = yield from text.mark()
+        if mark == b"}":
+            text.skip(1)
+        for number in count():
+            if mark == b"}":
+                break
+            yield from self._member((yield from text.name()))
+            mark = yield from text.take(b",}", "a comma or the end of the request")
+            if number % _MEMBERS == 0:
+                yield Pause.TURN
+        yield from text.end()
+
+    def _member(self, name: str) -> Steps[None]:
+        form = _FORMS.get(name)
+        if form is None:
+            value = yield from self._text.value()
+            if name in OTHER_FIELDS:
+                self._fields[name] = value
+            return
+        if self._form is not None:
+            raise bad_request("the request must have either instances or inputs, and once")
+        self._form = form
+        yield from (self._rows() if form is Form.ROWS else self._columns())
+
+    def _rows(self) -> Steps[None]:
+        text = self._text
+        if (yield from text.mark()) != b"[":
+            raise bad_request("instances must be an array")
+        if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
+            yield from read_value(text, self._only_tensor("each of the instances"))
+        else:
+            text.skip(1)
+            yield from RowsReader(text, self._tensors).read()
+
+    def _has_objects(self) -> Steps[bool]:
+        """Tell whether the first instance is an object; refuses to have none."""
+        rest = yield from self._text.behind(b"[")
+        if rest == b"]":
+            raise bad_request("instances is empty: there is nothing to predict")
+        return rest == b"{"
+
+    def _columns(self) -> Steps[None]:
+        text = self._text
+        mark = yield from text.mark()
+        if mark != b"{" or (yield from self._begins_with_base64()):
+            yield from read_value(text, self._only_tensor("inputs"))
+        else:
+            yield from read_members(text, self._tensors, "inputs")
+
+    def _begins_with_base64(self) -> Steps[bool]:
+        """Tell whether an object that comes first stands for an element of the only input."""
+        if len(self._tensors) > 1 or BASE64_KEY in self._tensors:
+            return False
+        return (yield from is_base64_object(self._text))
+
+    def _only_tensor(self, what: str) -> NestedTensor:
+        if len(self._tensors) > 1:
+            raise bad_request(
+                f"{what} must be an object that names the inputs: model '{self._model.name}' "
+                f"takes {input_names(self._tensors)}"
+            )
+        (tensor,) = self._tensors.values()
+        return tensor

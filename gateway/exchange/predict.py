@@ -1,0 +1,113 @@
+"""A predict exchange: a V1 request becomes an infer request, and the answer is told the V1 way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multidict import CIMultiDictProxy
+
+from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
+from gateway.errors import GatewayError, bad_request
+from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.forward import forward
+from gateway.exchange.headers import end_to_end
+from gateway.exchange.held import Holding
+from gateway.exchange.infer import send_converted
+from gateway.exchange.infer_request import ALL_BINARY, Converted
+from gateway.exchange.listed_outputs import listing_outputs, model_metadata
+from gateway.exchange.predict_answer import PredictAnswer
+from gateway.exchange.pump import CHUNK, ClientBody
+from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.tensors import ModelMetadata
+from gateway.protocol.v1 import error_document, infer_path, speaks_v1
+from gateway.upstream.metadata_cache import ServerRefusalError
+
+
+async def predict(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    asked: Endpoint,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Answer a V1 predict request; one that nobody can convert passes to a server of V1."""
+    model = await _metadata(asked, route, deadline)
+    if not model.inputs:
+        if not speaks_v1(route.upstream.dialect):
+            raise bad_request(
+                f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
+                "is converted"
+            )
+        await forward(request, answer, route, deadline, model=asked.model)
+        return
+    body = ClientBody(request, route.limits.request_bytes, deadline)
+    with route.held.holding() as holding, route.held.holding() as answer_holding:
+        try:
+            converted = await _convert(body, model, route, holding)
+        except GatewayError:
+            # The model may have changed since: the next request is judged by what it takes then.
+            route.upstream.metadata.drop(asked.model or "")
+            raise
+        header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
+        told = PredictAnswer(answer, converted.predicted, route, deadline, answer_holding)
+        await send_converted(
+            _AsInfer(request, asked),
+            told,
+            asked,
+            _as_converted(header, converted.tensors),
+            route,
+            deadline,
+        )
+
+
+async def _metadata(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
+    try:
+        return await model_metadata(asked, route, deadline)
+    except ServerRefusalError as refusal:
+        document = error_document(refusal.body, "the server does not tell of this model")
+        raise ServerRefusalError(refusal.status, "application/json", document) from None
+
+
+class _AsInfer(ClientRequest):
+    """The head of the infer request that a predict request becomes; its body has been read."""
+
+    def __init__(self, request: ClientRequest, asked: Endpoint) -> None:
+        self.method = request.method
+        self.target = infer_path(asked) + "".join(request.target.partition("?")[1:])
+        headers = end_to_end(request.headers)
+        headers.popall("Accept-Encoding", None)  # the answer has to be read here
+        self.headers = CIMultiDictProxy(headers)
+        self.content_length = 0
+
+    async def read(self) -> bytes:
+        """Give nothing more."""
+        return b""
+
+
+async def _convert(
+    body: ClientBody, model: ModelMetadata, route: Route, holding: Holding
+) -> PredictRequest:
+    if body.size == 0:
+        raise bad_request("the request has no body")
+    codec = PredictRequestCodec(model, route.limits.header_bytes, route.limits.json_depth)
+    worked = 0
+    while text := await body.read(codec.room):
+        codec.feed(text)
+        worked += len(text)
+        while codec.work() or worked >= CHUNK:
+            worked = 0
+            holding.is_now(codec.held)
+            await route.turns.next()
+    codec.feed(b"", last=True)
+    while codec.work():
+        holding.is_now(codec.held)
+        await route.turns.next()
+    return codec.finish()
+
+
+def _as_converted(header: bytes, tensors: Sequence[bytes]) -> Converted:
+    chunks = [header, *tensors]
+    size = sum(map(len, chunks))
+    held = [b"".join(chunks)] if size <= CHUNK else chunks
+    return Converted(held, size, len(header), ALL_BINARY, by_metadata=True)

@@ -1,0 +1,190 @@
+"""The V1 prediction protocol, which TensorFlow Serving and KServe speak, in the terms of V2.
+
+TensorFlow Serving, "RESTful API", Predict API and "Encoding binary values"; KServe, "V1 Protocol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+from gateway.errors import bad_request
+from gateway.protocol.datatypes import Family
+from gateway.protocol.dialects import KSERVE, Dialect
+from gateway.protocol.endpoints import Endpoint, model_path
+from gateway.protocol.messages import Tensor
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+
+BASE64_KEY = "b64"
+"""The one key of the object that stands for an element in base64."""
+
+OTHER_FIELDS = ("signature_name", "parameters")
+"""What counts of a request beside its tensors."""
+
+_DEFAULT_SIGNATURES = ("", "serving_default")
+_BINARY_SUFFIX = "_bytes"
+_SHOWN = 60
+_LONGEST_REASON = 1000
+
+
+class Form(Enum):
+    """How a request says its tensors; its name there, which tells that of the answer."""
+
+    ROWS = "instances"
+    """One item for each instance: they make up the leading dimension of every tensor."""
+    COLUMNS = "inputs"
+    """One item for each tensor, whole."""
+
+    @property
+    def answer_key(self) -> str:
+        """Give the name that an answer has."""
+        return "predictions" if self is Form.ROWS else "outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the answer to a request has to look like.
+
+    ``single`` tells that the model got one instance without a dimension for several, and so has
+    answered without one.
+    """
+
+    form: Form
+    single: bool = False
+
+
+def infer_path(asked: Endpoint) -> str:
+    """Give the path under which a V2 server predicts."""
+    return model_path(asked.model or "", asked.version) + "/infer"
+
+
+def speaks_v1(dialect: Dialect) -> bool:
+    """Tell whether servers of a dialect serve V1 beside V2, under the same paths."""
+    return dialect.name == KSERVE.name
+
+
+def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what stands beside the tensors; give the parameters for the model.
+
+    V2 knows no signatures: another one than the default means another computation, and is refused.
+    What else there is does not count, as with TensorFlow Serving. Raises GatewayError (400).
+    """
+    signature = fields.get("signature_name", "")
+    if signature not in _DEFAULT_SIGNATURES:
+        raise bad_request(
+            f"signature_name is {_shown(signature)}: models are served with one signature here; "
+            'leave it out, or say "serving_default"'
+        )
+    parameters = fields.get("parameters")
+    if not isinstance(parameters, dict | None):
+        raise bad_request(f"parameters must be an object, got {_shown(parameters)}")
+    return dict(parameters or {})
+
+
+def whole_shape(
+    model: ModelMetadata, tensor: TensorSpec, found: tuple[int, ...], form: Form
+) -> Predicted:
+    """Check a tensor's shape, as its nesting tells it, against what the model takes.
+
+    Where the model has no dimension for several instances, one may come: ``single`` tells that
+    its shape is ``found`` without the leading 1. Raises GatewayError (400) that names both.
+    """
+    if _fits(tensor.shape, found):
+        return Predicted(form)
+    rows = form is Form.ROWS
+    alone = rows and not model.batching and tensor.shape[:1] != (-1,)
+    if alone and found[0] == 1 and _fits(tensor.shape, found[1:]):
+        return Predicted(form, single=True)
+    takes = f"input '{tensor.name}' of model '{model.name}' takes shape {list(tensor.shape)}"
+    if alone:
+        takes += ", one instance at a time"
+    raise bad_request(f"{takes}; the {form.value} have shape {list(found)}")
+
+
+def _fits(declared: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    if len(declared) != len(found):
+        return False
+    return all(size in (-1, there) for size, there in zip(declared, found, strict=True))
+
+
+def request_header(
+    inputs: Sequence[TensorSpec],
+    shapes: Sequence[tuple[int, ...]],
+    sizes: Sequence[int],
+    parameters: Mapping[str, Any],
+) -> bytes:
+    """Write the inference header of tensors that follow it, in ``sizes`` bytes each."""
+    entries = [
+        {
+            "name": tensor.name,
+            "shape": shape,
+            "datatype": tensor.datatype.name,
+            "parameters": {"binary_data_size": size},
+        }
+        for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
+    ]
+    asked = {**parameters, "binary_data_output": True}
+    return orjson.dumps({"inputs": entries, "parameters": asked})
+
+
+def is_binary(output: Tensor) -> bool:
+    """Tell whether elements are said in base64 in any case: BYTES that are named so."""
+    return output.datatype.family is Family.TEXT and output.name.endswith(_BINARY_SUFFIX)
+
+
+def error_document(body: bytes, reason: str) -> bytes:
+    """Say a server's error as V1 clients expect it; it passes as it is where it is of that form.
+
+    ``reason`` is what there may be to say of an error without a body.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        fields = None
+    said = fields.get("error", fields.get("detail")) if isinstance(fields, dict) else None
+    if isinstance(fields, dict) and isinstance(fields.get("error"), str):
+        return body
+    text = said if isinstance(said, str) else body.decode(errors="replace").strip()
+    return orjson.dumps({"error": text[:_LONGEST_REASON] or reason or "the server failed"})
+
+
+def ready_document(model: str) -> bytes:
+    """Say that a model is ready, as KServe does."""
+    return orjson.dumps({"name": model, "ready": True})
+
+
+def says_ready(body: bytes) -> bool:
+    """Tell whether a server's good answer leaves it at that: some say in words that it is not."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return True
+    return not isinstance(fields, dict) or fields.get("ready", True) is not False
+
+
+def models_document(names: Sequence[str]) -> bytes:
+    """List models, each once, as KServe does."""
+    return orjson.dumps({"models": list(dict.fromkeys(names))})
+
+
+def listed_models(document: Any) -> list[str]:
+    """Read the models that are ready from a repository index, or from a list as KServe gives it.
+
+    Raises TypeError, KeyError or AttributeError for what is neither.
+    """
+    if isinstance(document, list):
+        ready = (each for each in document if each.get("state", "READY") == "READY")
+        return [str(each["name"]) for each in ready]
+    models = document["models"]
+    if not isinstance(models, list):
+        raise TypeError
+    return list(map(str, models))
+
+
+def _shown(value: object) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

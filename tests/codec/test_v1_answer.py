@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec.policies import BytesAs, JsonPolicies
+from gateway.codec.v1_answer import PredictAnswerCodec
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.v1 import Form, Predicted
+from tests.codec import bodies
+from tests.codec.bodies import Output, answer_body, output
+from tests.codec.plain import DATATYPES, DTYPES, pack_bytes
+from tests.codec.plain_v1 import predictions
+
+ROWS, COLUMNS = Predicted(Form.ROWS), Predicted(Form.COLUMNS)
+
+
+def convert(
+    pieces: list[bytes],
+    header_size: int,
+    predicted: Predicted,
+    *,
+    spool_cap: int = 10**9,
+    bytes_as: BytesAs = BytesAs.UTF8,
+) -> bytes:
+    policies = JsonPolicies(bytes_as=bytes_as)
+    codec = PredictAnswerCodec(header_size, predicted, policies, spool_cap)
+    return b"".join([*map(codec.feed, pieces), *codec.finish()])
+
+
+def told(predicted: Predicted, *outputs: Output, **options: Any) -> Any:
+    body, size = answer_body(list(outputs))
+    return json.loads(convert([body], size, predicted, **options))
+
+
+def error(predicted: Predicted, *outputs: Output, **options: Any) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        told(predicted, *outputs, **options)
+    return caught.value
+
+
+def floats(name: str, *shape: int) -> Output:
+    values = np.arange(math.prod(shape), dtype="<f4")
+    return output(name, "FP32", list(shape), values.tobytes())
+
+
+def texts(name: str, *elements: bytes, shape: list[int] | None = None) -> Output:
+    return output(name, "BYTES", shape or [len(elements)], pack_bytes(list(elements)))
+
+
+def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
+    datatype = rng.choice(DATATYPES)
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        data = pack_bytes([("é\\" * rng.randrange(4)).encode() for _ in range(count)])
+    elif datatype == "BOOL":
+        data = bytes(rng.choices([0, 1], k=count))
+    else:
+        data = np.array(rng.choices(range(9), k=count)).astype(DTYPES[datatype]).tobytes()
+    return output(name, datatype, shape, data)
+
+
+@given(bodies.SEEDS)
+@bodies.LAW
+def test_like_the_plain_version_however_it_is_split(seed: int) -> None:
+    rng = random.Random(seed)
+    single = rng.random() < 0.2
+    predicted = Predicted(Form.ROWS, single=True) if single else rng.choice([ROWS, COLUMNS])
+    rows = rng.randrange(4)
+    outputs = []
+    for name in rng.sample(["a", "b", "c_bytes", "é"], k=rng.randint(1, 3)):
+        shape = rng.choices([1, 2, 3, 0], [4, 4, 4, 1], k=rng.randrange(3))
+        scalar = single or (predicted is COLUMNS and rng.random() < 0.3)
+        outputs.append(some_output(rng, name, shape if scalar else [rows, *shape]))
+    body, size = answer_body(outputs)
+    expected = predictions(body, size, predicted.form.value, single)
+    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, seed)):
+        assert json.loads(convert(pieces, size, predicted)) == expected
+
+
+def test_forms() -> None:
+    one, two = floats("y", 2, 2), texts("z", b"a", b"b")
+    assert told(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
+    assert told(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
+    assert told(ROWS, one, two) == {
+        "predictions": [{"y": [0, 1], "z": "a"}, {"y": [2, 3], "z": "b"}]
+    }
+    assert told(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
+
+
+def test_one_instance_alone() -> None:
+    single = Predicted(Form.ROWS, single=True)
+    assert told(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
+    assert told(single, floats("y")) == {"predictions": [0]}
+    assert told(single, floats("y", 2), texts("z", b"a")) == {
+        "predictions": [{"y": [0, 1], "z": ["a"]}]
+    }
+
+
+@pytest.mark.parametrize("bytes_as", BytesAs)
+def test_bytes(bytes_as: BytesAs) -> None:
+    outputs = texts("image_bytes", b"\xff"), texts("text", b"a")
+    text = {"b64": "YQ=="} if bytes_as is BytesAs.BASE64 else "a"
+    row = {"image_bytes": {"b64": "/w=="}, "text": text}
+    assert told(ROWS, *outputs, bytes_as=bytes_as) == {"predictions": [row]}
+    columns = {name: [value] for name, value in row.items()}
+    assert told(COLUMNS, *outputs, bytes_as=bytes_as) == {"outputs": columns}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+def test_large_rows_of_several_outputs(predicted: Predicted) -> None:
+    outputs = [
+        floats("large", 3, 50, 400),
+        floats("small", 3, 2),
+        texts("text", "é\\".encode() * 50_000, b"", b"x" * 90_000),
+        floats("none", 3, 0),
+    ]
+    body, size = answer_body(outputs)
+    expected = predictions(body, size, predicted.form.value, single=False)
+    pieces = [body[i : i + 32768] for i in range(0, len(body), 32768)]
+    assert json.loads(convert(pieces, size, predicted)) == expected
+
+
+def test_many_rows_of_several_outputs() -> None:
+    outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
+    body, size = answer_body(outputs)
+    assert json.loads(convert([body], size, ROWS)) == predictions(
+        body, size, "instances", single=False
+    )
+
+
+def test_one_output_is_written_as_it_comes() -> None:
+    body, size = answer_body([floats("y", 2, 2)])
+    codec = PredictAnswerCodec(size, ROWS, JsonPolicies(), 0)
+    assert codec.feed(body[:size]) == b'{"predictions":'
+    assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
+    assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
+    assert codec.held == 0
+    assert b"".join(codec.finish()) == b"}"
+
+
+def test_rows_of_several_outputs_are_held_up_to_a_cap() -> None:
+    outputs = floats("y", 100), texts("z", *[b""] * 100)
+    assert told(ROWS, *outputs, spool_cap=2000)
+    refused = error(ROWS, *outputs, spool_cap=1000)
+    assert refused.kind is ErrorKind.BAD_ANSWER
+    assert "limits.spool_bytes" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([floats("y")], "output 'y' has shape [], of which there are no rows"),
+        (
+            [floats("y", 2), floats("z", 3)],
+            "output 'y' has 2 rows and output 'z' 3, which make up no common rows",
+        ),
+    ],
+)
+def test_what_has_no_rows(outputs: list[Output], message: str) -> None:
+    refused = error(ROWS, *outputs)
+    assert refused.kind is ErrorKind.NOT_ACCEPTABLE
+    assert refused.message.startswith(message)
+    assert refused.message.endswith("send the request with inputs instead of instances")
+    assert told(COLUMNS, *outputs)
+
+
+BROKEN: dict[str, tuple[list[Output], str]] = {
+    "no outputs": ([], "has no outputs"),
+    "JSON": (
+        [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],
+        "output 'y' of the server's answer is not in binary form",
+    ),
+    "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
+    "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),
+    "empty rows": (
+        [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
+        "output 'y' holds more than 65536 empty arrays",
+    ),
+    "dimensions": ([floats("y", *[1] * 33)], "output 'y' has 33 dimensions"),
+}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize(("outputs", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_answers(predicted: Predicted, outputs: list[Output], message: str) -> None:
+    refused = error(predicted, *outputs)
+    assert refused.kind is ErrorKind.BAD_ANSWER
+    assert message in refused.message

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.exchange.routes import Routes, Rule
+from gateway.protocol.dialects import KSERVE
+from gateway.protocol.endpoints import KINDS
+from gateway.routing.matcher import Match
+from tests.servers.doubles import only, route_to
+from tests.servers.several import A, ask, asked, says, servers, unreachable
+
+MODEL = "/v1/models/m"
+MODELS = "/v1/models"
+READY = "GET /v2/models/m/ready"
+INDEX = "POST /v2/repository/index"
+
+
+@pytest.mark.parametrize("body", [b"", b'{"name":"m","ready":true}'])
+async def test_a_model_that_is_ready(body: bytes) -> None:
+    (a,) = servers(a=says(body))
+    answer = await ask(only(route_to(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (200, b'{"name":"m","ready":true}')
+    assert answer.headers["Content-Type"] == "application/json"
+    assert asked(a) == [[READY]]
+
+
+async def test_a_version_that_is_ready() -> None:
+    (a,) = servers(a=says(b""))
+    answer = await ask(only(route_to(a)), "GET", MODEL + "/versions/2")
+    assert answer.status == 200
+    assert asked(a) == [["GET /v2/models/m/versions/2/ready"]]
+
+
+@pytest.mark.parametrize("turn", [says(b"", 400), says(b'{"ready":false}')])
+async def test_a_model_that_is_not_ready(turn: object) -> None:
+    (a,) = servers(a=(turn, says(b'{"name":"m"}')))  # type: ignore[arg-type]
+    answer = await ask(only(route_to(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (503, b'{"error":"model \'m\' is not ready"}')
+    assert asked(a) == [[READY, "GET /v2/models/m"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error":"unknown"}', b'{"error":"unknown"}'),
+        (b'{"detail":"unknown"}', b'{"error":"unknown"}'),
+        (b"", b'{"error":"Scripted"}'),
+    ],
+)
+async def test_a_model_that_a_server_does_not_have(body: bytes, told: bytes) -> None:
+    (a,) = servers(a=(says(b"", 400), says(body, 404)))
+    answer = await ask(only(route_to(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (404, told)
+
+
+async def test_a_server_that_cannot_be_reached() -> None:
+    (a,) = servers(a=unreachable(A))
+    answer = await ask(only(route_to(a)), "GET", MODEL)
+    assert answer.status == 503
+    assert A in json.loads(answer.body)["error"]
+
+
+async def test_a_server_that_speaks_v1_is_asked_as_it_is() -> None:
+    (a,) = servers(a=says(b'{"name":"m","ready":"True"}'))
+    answer = await ask(only(route_to(a, dialect=KSERVE)), "GET", MODEL)
+    assert answer.body == b'{"name":"m","ready":"True"}'
+    assert asked(a) == [["GET " + MODEL]]
+
+
+async def test_the_models_of_one_server() -> None:
+    index = [{"name": "b", "state": "READY"}, {"name": "a", "state": "UNAVAILABLE"}, {"name": "c"}]
+    (a,) = servers(a=says(json.dumps(index).encode()))
+    answer = await ask(only(route_to(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (200, b'{"models":["b","c"]}')
+    assert asked(a) == [[INDEX]]
+    assert a.bodies == [b'{"ready":true}']
+
+
+def by_model(*routes: object) -> Routes:
+    return Routes([Rule(Match(), (route,)) for route in routes])  # type: ignore[arg-type]
+
+
+async def test_the_models_of_all_upstreams() -> None:
+    a, b, c = servers(
+        a=says(b'[{"name":"x","version":"1"},{"name":"x","version":"2"},{"name":"y"}]'),
+        b=says(b'{"models":["y","z"]}'),
+        c=says(b"[]"),
+    )
+    routes = by_model(
+        route_to(a, name="a"), route_to(b, name="b", dialect=KSERVE), route_to(c, name="c")
+    )
+    answer = await ask(routes, "GET", MODELS)
+    assert answer.status == 200
+    assert sorted(json.loads(answer.body)["models"]) == ["x", "y", "z"]
+    assert asked(a, b, c) == [[INDEX], ["GET " + MODELS], [INDEX]]
+
+
+async def test_a_rule_that_denies_the_list_leaves_its_models_out() -> None:
+    a, b = servers(a=says(b'[{"name":"x"}]'), b=())
+    denied = Rule(Match(), (route_to(b, name="b"),), deny=KINDS["repository"])
+    routes = Routes([Rule(Match(), (route_to(a, name="a"),)), denied])
+    answer = await ask(routes, "GET", MODELS)
+    assert json.loads(answer.body) == {"models": ["x"]}
+    refused = await ask(Routes([denied]), "GET", MODELS)
+    assert refused.status == 403
+    assert asked(b) == [[]]
+
+
+async def test_a_list_that_one_upstream_does_not_give() -> None:
+    a, b = servers(a=says(b"[]"), b=says(b"no", 500))
+    answer = await ask(by_model(route_to(a, name="a"), route_to(b, name="b")), "GET", MODELS)
+    assert answer.status == 502
+    error = json.loads(answer.body)["error"]
+    assert "upstream b answered 500: no" in error
+
+
+async def test_a_server_without_an_index() -> None:
+    (a,) = servers(a=says(b"not found", 404))
+    answer = await ask(only(route_to(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (404, b'{"error":"not found"}')
+
+
+@pytest.mark.parametrize("body", [b"no", b"5", b'{"models":5}', b"[1]"])
+async def test_what_is_no_list(body: bytes) -> None:
+    (a,) = servers(a=says(body))
+    answer = await ask(only(route_to(a)), "GET", MODELS)
+    assert answer.status == 502
+    assert "did not answer with a list of models" in json.loads(answer.body)["error"]

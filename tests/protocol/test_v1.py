@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.dialects import DIALECTS
+from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
+from gateway.protocol.inference_header import OutputTensor
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.protocol.v1 import (
+    Form,
+    Predicted,
+    check_fields,
+    error_document,
+    infer_path,
+    is_binary,
+    listed_models,
+    models_document,
+    says_ready,
+    speaks_v1,
+    whole_shape,
+)
+
+
+@pytest.mark.parametrize("version", [None, "3"])
+def test_the_infer_path_is_one(version: str | None) -> None:
+    path = infer_path(Endpoint(EndpointKind.PREDICT, "m", version))
+    assert parse_endpoint("POST", path) == Endpoint(EndpointKind.INFER, "m", version)
+
+
+def test_answers_are_named_as_their_requests_are() -> None:
+    assert {form.value: form.answer_key for form in Form} == {
+        "instances": "predictions",
+        "inputs": "outputs",
+    }
+
+
+def test_who_speaks_it() -> None:
+    assert [name for name, dialect in DIALECTS.items() if speaks_v1(dialect)] == ["kserve"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "form", "batching", "single"),
+    [
+        ((-1, 3), (2, 3), Form.ROWS, True, False),
+        ((-1, 3), (0, 3), Form.COLUMNS, False, False),
+        ((3,), (3,), Form.ROWS, False, False),
+        ((3,), (1, 3), Form.ROWS, False, True),
+        ((), (1,), Form.ROWS, False, True),
+        ((), (), Form.COLUMNS, False, False),
+        ((3,), (1, 3), Form.COLUMNS, False, None),
+        ((3,), (2, 3), Form.ROWS, False, None),
+        ((-1,), (1, 3), Form.ROWS, False, None),
+        ((4, 3), (1, 4, 3), Form.ROWS, True, None),
+        ((-1, 3), (2, 4), Form.ROWS, True, None),
+    ],
+)
+def test_shapes(
+    declared: tuple[int, ...],
+    found: tuple[int, ...],
+    form: Form,
+    batching: bool,
+    single: bool | None,
+) -> None:
+    tensor = TensorSpec("x", DATATYPES["FP32"], declared)
+    model = ModelMetadata("m", (tensor,), batching)
+    if single is not None:
+        assert whole_shape(model, tensor, found, form) == Predicted(form, single)
+        return
+    with pytest.raises(GatewayError) as caught:
+        whole_shape(model, tensor, found, form)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    for part in ("'x'", "'m'", str(list(declared)), str(list(found))):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameters"),
+    [
+        ({}, {}),
+        ({"signature_name": "", "x": 1}, {}),
+        ({"signature_name": "serving_default", "parameters": None}, {}),
+        ({"parameters": {"a": 1}}, {"a": 1}),
+    ],
+)
+def test_what_stands_beside_the_tensors(fields: dict[str, Any], parameters: Any) -> None:
+    assert check_fields(fields) == parameters
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"signature_name": "x"}, {"signature_name": None}, {"parameters": 1}, {"parameters": []}],
+)
+def test_what_may_not_stand_there(fields: dict[str, Any]) -> None:
+    with pytest.raises(GatewayError) as caught:
+        check_fields(fields)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert next(iter(fields)) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "datatype", "expected"),
+    [("image_bytes", "BYTES", True), ("image", "BYTES", False), ("n_bytes", "INT64", False)],
+)
+def test_outputs_that_are_binary_by_name(name: str, datatype: str, expected: bool) -> None:
+    assert is_binary(OutputTensor(name, DATATYPES[datatype], (1,), 4)) is expected
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error": "no such model",\n "code": 5}', b'{"error": "no such model",\n "code": 5}'),
+        (b'{"detail":"no such model"}', b'{"error":"no such model"}'),
+        (b'{"error":{"code":5}}', b'{"error":"{\\"error\\":{\\"code\\":5}}"}'),
+        (b" plain text\n", b'{"error":"plain text"}'),
+        (b"", b'{"error":"Bad Request"}'),
+        (b"[]", b'{"error":"[]"}'),
+        (b"\xff", '{"error":"\ufffd"}'.encode()),
+        (b"x" * 5000, b'{"error":"' + b"x" * 1000 + b'"}'),
+    ],
+)
+def test_errors(body: bytes, told: bytes) -> None:
+    assert error_document(body, "Bad Request") == told
+
+
+def test_an_error_of_which_nothing_is_said() -> None:
+    assert json.loads(error_document(b"", "")) == {"error": "the server failed"}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [(b"", True), (b'{"ready":true}', True), (b"OK", True), (b'{"ready":false}', False)],
+)
+def test_readiness_in_words(body: bytes, expected: bool) -> None:
+    assert says_ready(body) is expected
+
+
+@pytest.mark.parametrize(
+    ("document", "models"),
+    [
+        ([], []),
+        ([{"name": "a"}, {"name": "b", "state": "READY"}, {"name": "c", "state": "X"}], ["a", "b"]),
+        ({"models": ["a", "b"]}, ["a", "b"]),
+    ],
+)
+def test_models_that_are_listed(document: Any, models: list[str]) -> None:
+    assert listed_models(document) == models
+
+
+@pytest.mark.parametrize("document", [5, {}, {"models": "a"}, [1], [{"state": "READY"}]])
+def test_what_lists_no_models(document: Any) -> None:
+    with pytest.raises((TypeError, KeyError, AttributeError)):
+        listed_models(document)
+
+
+def test_each_model_is_listed_once() -> None:
+    assert models_document(["b", "a", "b"]) == b'{"models":["b","a"]}'
