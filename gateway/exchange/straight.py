@@ -12,11 +12,18 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
+from gateway.codec.nesting import nests_deeper
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
+from gateway.exchange.headers import (
+    HEADER_LENGTH,
+    encoded,
+    has_longer_part,
+    to_server,
+    with_body,
+)
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
@@ -26,6 +33,9 @@ from gateway.upstream.base import (
     HeaderLines,
     RequestStart,
 )
+
+_LONG = 4 * 1024
+"""Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
 
 
 class Straight:
@@ -40,7 +50,7 @@ class Straight:
         self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
     ) -> Plan | None:
         """Tell what becomes of requests with this head; None if they go the ordinary way."""
-        if method == "HEAD" or "Expect" in headers:
+        if method == "HEAD" or "Expect" in headers or has_longer_part(target, headers, _LONG):
             return None
         try:
             found = self._routes.find(method, target, headers)
@@ -83,6 +93,8 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
+        elif body and nests_deeper(body, route.limits.json_depth):
+            return None
         gates = route.gates
         if gates and not enter_at_once(gates):
             return None  # it may wait, as a task

@@ -44,6 +44,8 @@ class Dialect:
     """Whether a JSON body is refused that does not say that it is JSON."""
     trace: TraceForm | None = None
     """How it serves the trace extension, if it does."""
+    longest_part: int | None = None
+    """The most bytes that a target, or a header's name or value, may have for it to answer."""
 
 
 # Triton serves `trace/setting`, where the specification says `trace`, and keeps settings per
@@ -53,6 +55,7 @@ TRITON = Dialect(
     batches=True,
     encodings=frozenset(("gzip", "deflate")),
     trace=TraceForm("/trace/setting", per_version=False),
+    longest_part=8189,
 )
 # Takes binary tensors without saying so in `GET /v2`.
 KSERVE = Dialect("kserve", versions=False, wants_json_type=True)
