@@ -14,6 +14,7 @@ from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.header_facts import HeaderFacts, may_hide_classification, read_facts
 from gateway.protocol.inference_header import (
     AnswerForm,
     Fields,
@@ -41,6 +42,7 @@ class InferRequest:
     header: bytes
     tensors: Body
     answer: AnswerForm
+    facts: HeaderFacts
 
     @property
     def content_length(self) -> int:
@@ -202,14 +204,15 @@ class InferRequestCodec:
         text, fields, inputs = self._header.text, self._header.fields, self._header.inputs
         entries = fields["inputs"]
         answer = read_answer_form(fields)
+        facts = read_facts(fields, inputs)
         converted = {array.index: array.converted(inputs[array.index]) for array in self._arrays}
         for index, tensor in converted.items():
             _check_count(inputs[index], tensor)
             set_binary_size(entries[index], tensor.size)
-        changed = request_binary_outputs(fields)
+        changed = request_binary_outputs(fields) or may_hide_classification(text)
         # Byte for byte where nothing had to change.
         header = orjson.dumps(fields) if changed or converted else text
-        return InferRequest(header, _body(inputs, converted), answer)
+        return InferRequest(header, _body(inputs, converted), answer, facts)
 
     def _read_header(self) -> None:
         """Read what stands around the data; the last datatype may be seen only here."""

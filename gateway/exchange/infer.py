@@ -8,32 +8,37 @@ from dataclasses import dataclass
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.exchange.attempts import Attempts, reaching
+from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
+from gateway.exchange.models import model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody
+from gateway.exchange.shields import check_infer
 from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.header_facts import HeaderFacts
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
-from gateway.protocol.tensors import ModelMetadata
-from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
-from gateway.upstream.pool import Outcome
+from gateway.upstream.base import Body, UpstreamRequest
 
 _ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """A request in the server's form; ``size`` in bytes is the whole body's."""
+    """A request in the server's form; ``size`` in bytes is the whole body's.
+
+    ``facts`` are those of the client's header, if it sent one.
+    """
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
+    facts: HeaderFacts | None = None
 
 
 async def infer(
@@ -55,6 +60,8 @@ async def infer(
             converted = await _convert_raw(body, asked, route, deadline, holding)
         else:
             converted = await _convert(body, length, route, holding)
+        if converted.facts is not None:
+            await check_infer(converted.facts, asked, route, deadline)
         upstream_request = _upstream_request(request, converted)
         async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
             response = attempt.response
@@ -88,7 +95,8 @@ async def _convert(
     if length is None and body.size is not None and body.size <= LARGEST:
         small = convert_small_request(await body.whole(), route.limits.json_depth)
         if small is not None and body.size <= route.limits.header_bytes:
-            return _Converted((small.body,), len(small.body), small.header_size, small.answer)
+            size = len(small.body)
+            return _Converted((small.body,), size, small.header_size, small.answer, small.facts)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -104,7 +112,7 @@ async def _convert(
         await _check_end(body)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return _Converted(held, length, len(request.header), request.answer)
+    return _Converted(held, length, len(request.header), request.answer, request.facts)
 
 
 async def _read_json(
@@ -182,7 +190,7 @@ async def _convert_raw(
     body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    model = await _model(asked, route, deadline)
+    model = await model_metadata(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
@@ -193,23 +201,11 @@ async def _convert_raw(
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
         route.upstream.metadata.drop(asked.model or "")
-        preamble = raw_binary_preamble(await _model(asked, route, deadline), size)
+        preamble = raw_binary_preamble(await model_metadata(asked, route, deadline), size)
     start = preamble.header + preamble.prefix
     length = len(start) + size
     held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
     return _Converted(held, length, len(preamble.header), _ALL_BINARY)
-
-
-async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
-    """Give a model's metadata, which a server may have to be asked for."""
-
-    async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
-        deadline.wait_for_server(endpoint.url)
-        return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
-
-    loan, model = await reaching(route.upstream, ask, deadline, asked.model)
-    loan.give_back(Outcome.ANSWERED)
-    return model
 
 
 async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:

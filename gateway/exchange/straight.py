@@ -76,7 +76,8 @@ class Straight:
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))
-        return Plan(start, passed, found.choice, watch, True, model, mirror)
+        declared = found.choice.next.models.get(model or "")
+        return Plan(start, passed, found.choice, watch, True, model, mirror, declared)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
@@ -87,6 +88,8 @@ class Straight:
             request = convert_small_request(body, route.limits.json_depth)
             if request is None or not request.answer.all_json:
                 return None
+            if plan.declared is not None and not plan.declared.takes(request.facts.inputs):
+                return None  # the ordinary way says why not
             body = request.body
             headers = (
                 *headers,

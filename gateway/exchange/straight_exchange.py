@@ -26,6 +26,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch, Watched
+from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
     AnswerHead,
@@ -61,6 +62,8 @@ class Plan:
     """The one that they name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
     """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
+    declared: DeclaredModel | None = None
+    """What is declared of the model that is to infer, if anything is."""
 
 
 class StraightExchange(Receiver, Watched):

@@ -44,6 +44,8 @@ class Dialect:
     """Whether a JSON body is refused that does not say that it is JSON."""
     trace: TraceForm | None = None
     """How it serves the trace extension, if it does."""
+    triton_extensions: bool = False
+    """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
     longest_part: int | None = None
     """The most bytes that a target, or a header's name or value, may have for it to answer."""
 
@@ -55,6 +57,7 @@ TRITON = Dialect(
     batches=True,
     encodings=frozenset(("gzip", "deflate")),
     trace=TraceForm("/trace/setting", per_version=False),
+    triton_extensions=True,
     longest_part=8189,
 )
 # Takes binary tensors without saying so in `GET /v2`.

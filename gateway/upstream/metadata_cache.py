@@ -123,17 +123,32 @@ async def fetch_metadata(
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
         raise ServerRefusalError(status, content_type, body)
-    config_status, config_type, config = await _get(endpoint, path + "/config")
-    if config_status >= 500 and config_status != 501:
-        # Without the config the batch dimension would be guessed, and guessed wrong.
-        raise ServerRefusalError(config_status, config_type, config)
-    batching = config_status == 200 and _max_batch_size(config) > 0
+    batching = bool(await fetch_max_batch_size(model, version, endpoint))
     try:
         fields = orjson.loads(body)
         inputs = tuple(_tensor(entry) for entry in fields["inputs"])
     except (ValueError, KeyError, TypeError):
         raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
-    return ModelMetadata(model, inputs, batching)
+    return ModelMetadata(model, inputs, batching, _outputs(fields))
+
+
+async def fetch_max_batch_size(
+    model: str, version: str | None, endpoint: UpstreamEndpoint
+) -> int | None:
+    """Ask a server for a model's largest batch, 0 for one that does not batch; None if unsaid."""
+    status, content_type, body = await _get(endpoint, model_path(model, version) + "/config")
+    if status >= 500 and status != 501:
+        # Without the config the batch dimension would be guessed, and guessed wrong.
+        raise ServerRefusalError(status, content_type, body)
+    return max(0, _max_batch_size(body)) if status == 200 else None
+
+
+def _outputs(fields: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    """Read the outputs; none where they make no sense, as most requests do well without."""
+    try:
+        return tuple(_tensor(entry) for entry in fields["outputs"])
+    except (ValueError, KeyError, TypeError):
+        return ()
 
 
 def _tensor(entry: dict[str, Any]) -> TensorSpec:
