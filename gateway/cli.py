@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import uvloop
@@ -24,6 +25,7 @@ from gateway.app.journal import say_listening
 from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError
 from gateway.app.material import gather, warn
+from gateway.app.model_probe import probe_models
 from gateway.app.processes import worker_count
 from gateway.app.reload import Reloader
 from gateway.app.revision import Revision
@@ -41,6 +43,8 @@ from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
 from gateway.workers.parent import NoWorkerError, Parent
 from gateway.workers.post import Post
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("tensorgate")
 
@@ -72,13 +76,20 @@ def serve(config: Path) -> None:
 
 @main.command()
 @click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
-def check(config: Path) -> None:
+@click.option(
+    "--probe", is_flag=True, help="Ask the servers whether the declared models are as they say."
+)
+def check(config: Path, probe: bool) -> None:
     """Say what is wrong with a settings file, or what it would serve."""
     settings = _load(partial(load, config, os.environ))
     with _plain_errors():
-        gather(settings)
+        material = gather(settings)
         warn(settings)
     click.echo(_summary(settings))
+    if probe:
+        report = _run(probe_models(material))
+        click.echo("\n".join(report.lines()))
+        sys.exit(report.status)
 
 
 @main.command()
@@ -132,9 +143,9 @@ def _plain_errors() -> Iterator[None]:
         sys.exit(1)
 
 
-def _run(main: Coroutine[None, None, None]) -> None:
+def _run(main: Coroutine[None, None, _T]) -> _T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
+        return runner.run(main)
 
 
 async def _serve(settings: Settings, source: Source) -> None:
@@ -238,6 +249,8 @@ def _summary(settings: Settings) -> str:
     if workers > 1:
         lines.append(f"{workers} workers")
     lines += [_route(route, settings) for route in settings.routes]
+    if settings.models:
+        lines.append(f"models declared: {', '.join(settings.models)}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import pytest
 from gateway import __version__
 from tests.servers.certificates import ca_file, certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
-from tests.servers.faulty_server import Connection, FaultyServer, hang
+from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.raw_client import connect
 
@@ -118,6 +118,33 @@ async def test_check_tells_how_endpoints_are_looked_after(file: Path, care: str,
     assert out.splitlines()[1] == (
         f"every request → upstream u (auto): http://triton:8000 ({told})"
     )
+
+
+def _declaring(file: Path, url: str, datatype: str) -> str:
+    file.write_text(
+        f"""
+upstreams: {{u: {{endpoints: ['{url}']}}}}
+models:
+  m: {{inputs: [{{name: x, datatype: {datatype}, shape: [-1]}}]}}
+"""
+    )
+    return str(file)
+
+
+async def test_check_compares_declared_models_with_the_servers(file: Path) -> None:
+    metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
+    async with FaultyServer(always(answer(metadata))) as server:
+        url = server.url
+        summary = f"every request → upstream u (auto): {url}\nmodels declared: m\n"
+        status, out, err = await run(SCRIPT, "check", _declaring(file, url, "INT8"))
+        assert (status, out.partition("\n")[2], err) == (0, summary, "")
+        assert not server.requests
+        found = f"model m:\n  {url} (upstream u): as declared\n"
+        status, out, err = await run(SCRIPT, "check", "--probe", str(file))
+        assert (status, out.partition("\n")[2], err) == (0, summary + found, "")
+        status, out, err = await run(SCRIPT, "check", "--probe", _declaring(file, url, "BOOL"))
+        assert (status, err) == (3, "")
+        assert "input 'x' is INT8 [-1], declared BOOL [-1]" in out
 
 
 async def test_check_fills_the_environment_in(file: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.app.forwarding import forwarding
 from gateway.app.limits import SharedLimits
+from gateway.app.models import declared_models
 from gateway.app.processes import part_of, worker_count
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
@@ -17,6 +18,7 @@ from gateway.exchange.keys import KeyGroup
 from gateway.exchange.mirror import Mirror
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.turns import Turns
+from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.endpoints import KINDS, EndpointKind
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.retry import RetryPolicy
@@ -40,7 +42,8 @@ def build_routes(
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
     replaced = forwarding(settings).replaced
     turns = Turns()  # one for all: there is one event loop
-    mirrors = _Mirrors(settings, upstreams, lender)
+    models = declared_models(settings.models)
+    mirrors = _Mirrors(settings, upstreams, lender, models)
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
@@ -63,6 +66,7 @@ def build_routes(
                         shared.held,
                         retry,
                         _gates(shared.gate, upstreams[share.name].gate),
+                        models,
                     )
                     for share in declared.upstream
                 ),
@@ -87,10 +91,15 @@ class _Mirrors:
     """Makes the mirrors of all routes: what they share is not what clients' exchanges share."""
 
     def __init__(
-        self, settings: Settings, upstreams: Mapping[str, Upstream], lender: Lender | None
+        self,
+        settings: Settings,
+        upstreams: Mapping[str, Upstream],
+        lender: Lender | None,
+        models: Mapping[str, DeclaredModel],
     ) -> None:
         self._upstreams = upstreams
         self._lender = lender
+        self._models = models
         self._turns = Turns()
         held_bytes = settings.limits.held_bytes // _MIRRORED_PART
         self._held = HeldBytes(part_of(held_bytes, worker_count(settings)))
@@ -110,6 +119,7 @@ class _Mirrors:
             self._turns,
             self._held,
             gates=_gates(upstream.gate),  # of the gateway's own places it takes none away
+            models=self._models,
         )
         return Mirror(route, declared.share, at_one_server)
 

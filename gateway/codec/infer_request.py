@@ -12,6 +12,7 @@ from gateway.codec.json_tensors import JsonTensors
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.header_facts import HeaderFacts, may_hide_classification, read_facts
 from gateway.protocol.inference_header import (
     AnswerForm,
     Fields,
@@ -40,6 +41,7 @@ class InferRequest:
     header: bytes
     tensors: Body
     answer: AnswerForm
+    facts: HeaderFacts
     written_as: Mapping[int, BytesAs] = field(default_factory=dict)
     """How the client wrote the elements of inputs in JSON, by their index, if they are BYTES."""
 
@@ -92,18 +94,19 @@ class InferRequestCodec(JsonTensors):
         fields, inputs = header.fields, self._inputs
         entries = fields["inputs"]
         answer = read_answer_form(fields)
+        facts = read_facts(fields, inputs)
         converted = {
             array.index: self._converted(array, inputs[array.index]) for array in self._arrays
         }
         for index, tensor in converted.items():
             set_binary_size(entries[index], tensor.size)
-        changed = request_binary_outputs(fields)
+        changed = request_binary_outputs(fields) or may_hide_classification(header.text)
         # Byte for byte where nothing had to change.
         text = orjson.dumps(fields) if changed or converted else header.text
         written_as = {
             index: BytesAs.BASE64 if inputs[index].base64 else BytesAs.UTF8 for index in converted
         }
-        return InferRequest(text, _body(inputs, converted), answer, written_as)
+        return InferRequest(text, _body(inputs, converted), answer, facts, written_as)
 
 
 def _body(inputs: tuple[InputTensor, ...], converted: dict[int, TensorFromJson]) -> Body:

@@ -19,6 +19,7 @@ from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
 from gateway.errors import GatewayError
+from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import (
     AnswerForm,
     InputTensor,
@@ -67,6 +68,7 @@ class SmallRequest:
     body: bytes
     header_size: int
     answer: AnswerForm
+    facts: HeaderFacts
 
 
 def convert_small_request(text: bytes, depth_cap: int) -> SmallRequest | None:
@@ -86,7 +88,7 @@ def convert_small_request(text: bytes, depth_cap: int) -> SmallRequest | None:
             parts.append(_packed(tensor, array, depth_cap))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an element that is not of the datatype, or not as many as the shape takes
-    return SmallRequest(b"".join(parts), len(plan.header), plan.answer)
+    return SmallRequest(b"".join(parts), len(plan.header), plan.answer, plan.facts)
 
 
 def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -152,6 +154,7 @@ class _Plan:
     header: bytes
     tensors: tuple[_Tensor, ...]
     answer: AnswerForm
+    facts: HeaderFacts
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -164,6 +167,9 @@ def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
         inputs = read_inputs(fields)
         answer = read_answer_form(fields)
     except GatewayError:
+        return None
+    facts = read_facts(fields, inputs)
+    if not facts.plain:
         return None
     entries = [entry for entry in fields["inputs"] if "data" in entry]
     if [entry["data"] for entry in entries] != [stand_in(number) for number in range(arrays)]:
@@ -181,7 +187,7 @@ def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
         elif declared.source is Source.BINARY:
             return None
     request_binary_outputs(fields)
-    return _Plan(orjson.dumps(fields), tuple(tensors), answer)
+    return _Plan(orjson.dumps(fields), tuple(tensors), answer, facts)
 
 
 def _layout(declared: InputTensor) -> struct.Struct | None:

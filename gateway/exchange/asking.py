@@ -15,7 +15,7 @@ from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import Gate, enter, leave
-from gateway.exchange.headers import end_to_end
+from gateway.exchange.headers import check_lengths, end_to_end
 from gateway.exchange.held import Holding
 from gateway.exchange.pump import response_chunks, write
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
@@ -98,11 +98,13 @@ async def ask_every_endpoint(
 
     Where endpoints differ in their models, those are asked that have ``model``, if any has.
     ``route`` is the one that the request takes; ``holding`` counts what is held of the answers.
-    Raises GatewayError (503), before anybody is asked, where too much is under way.
+    Raises GatewayError, before anybody is asked: 503 where too much is under way, 400 for a head
+    that an upstream does not take.
     """
     asks: dict[str, _Ask] = {}
     for upstream in upstreams:
         request = question_to(upstream)
+        check_lengths(request, upstream.speech.dialect)
         for loan in upstream.pool.every_endpoint(model):
             ask = partial(_ask_endpoint, upstream.name, loan, request, holding)
             asks.setdefault(loan.endpoint.url, ask)

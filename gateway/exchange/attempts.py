@@ -11,6 +11,7 @@ from gateway.errors import GatewayError
 from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
+from gateway.exchange.headers import check_lengths
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.pool import Loan, Outcome
@@ -25,7 +26,7 @@ class Attempts:
     where it fails in other ways, if the route says so and all of the body is at hand. Each is
     tried once, and no more than the upstream's budget allows. ``but`` are those that were tried
     before; ``model`` is the one that the request names. Raises GatewayError as the last of the
-    endpoints does, and 503 where too much is under way.
+    endpoints does, 503 where too much is under way, and 400 for a head that no server there takes.
     """
 
     response: UpstreamResponse
@@ -48,6 +49,7 @@ class Attempts:
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
+        check_lengths(self._request, self._again.upstream.speech.dialect)
         await enter(self._gates, self._deadline)
         try:
             await self._attempt()

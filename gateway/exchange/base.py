@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -15,6 +15,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import Gate
 from gateway.exchange.held import HeldBytes
 from gateway.exchange.turns import Turns
+from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import HeaderLines as HeaderLines
@@ -176,6 +177,8 @@ class Route:
     retry: RetryPolicy = CAREFUL
     gates: tuple[Gate, ...] = ()
     """Where an exchange has places for as long as it is at a server: its upstream's among them."""
+    models: Mapping[str, DeclaredModel] = field(default_factory=dict)
+    """What is declared of models, by the names that servers know."""
 
     def lender_for(self, size: int | None) -> Lender | None:
         """Give the lender for a body of so many bytes, None where it is too small to be divided."""

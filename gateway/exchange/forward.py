@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+from gateway.codec.nesting import NestingWalk
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
@@ -26,23 +29,38 @@ async def forward(
     body = ClientBody(request, route.limits.request_bytes, deadline)
     headers = await typed(request, route.upstream, deadline)
     asked = UpstreamRequest(
-        request.method, target or request.target, headers, await forwarded_body(request, body)
+        request.method,
+        target or request.target,
+        headers,
+        await forwarded_body(request, body, route.limits.json_depth),
     )
     async with Attempts(route, asked, deadline, model=model) as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 
-async def forwarded_body(request: ClientRequest, body: ClientBody) -> Body:
+async def forwarded_body(request: ClientRequest, body: ClientBody, depth_cap: int) -> Body:
     """Give the body to send: none where the client sent none, a small one as a whole.
 
-    What is at hand as a whole can be sent again.
+    What is at hand as a whole can be sent again. Raises GatewayError (400), before the server has
+    it, for JSON that nests deeper than the cap.
     """
     if body.size == 0:
         # A Content-Length of 0 is passed on with an empty body, its absence with none.
         return (b"",) if "Content-Length" in request.headers else None
     if body.size is not None and body.size <= CHUNK:
-        return (await body.whole(),)
-    return body.rest()
+        whole = await body.whole()
+        NestingWalk(depth_cap).feed(whole)
+        return (whole,)
+    return _as_deep_as_allowed(body, depth_cap)
+
+
+async def _as_deep_as_allowed(
+    body: ClientBody, depth_cap: int
+) -> AsyncIterator[bytes | memoryview]:
+    walk = NestingWalk(depth_cap)
+    async for chunk in body.rest():
+        walk.feed(chunk)
+        yield chunk
 
 
 async def forward_answer(

@@ -9,7 +9,8 @@ from functools import lru_cache
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
-from gateway.upstream.base import HeaderLines
+from gateway.protocol.dialects import Dialect
+from gateway.upstream.base import HeaderLines, UpstreamRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -76,6 +77,30 @@ def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tu
         named = ",".join(headers.getall("Connection")).lower().split(",")
         dropped |= {name.strip() for name in named} - _OF_THE_MESSAGE
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
+    """Refuse a head that a server would not answer: it would seem to have failed.
+
+    Raises GatewayError (400) that names the part which is too long.
+    """
+    longest = None if dialect is None else dialect.longest_part
+    if longest is None or not has_longer_part(request.target, request.headers, longest):
+        return
+    parts = {"the path and query": len(request.target)}
+    parts |= {"the name of a header": max(map(len, request.headers), default=0)}
+    parts |= {f"header {name}": len(value) for name, value in request.headers.items()}
+    what, size = next((what, size) for what, size in parts.items() if size > longest)
+    raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
+
+
+def has_longer_part(
+    target: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], longest: int
+) -> bool:
+    """Tell whether a target, or a header's name or value, has more bytes."""
+    if len(target) > longest:
+        return True
+    return any(len(name) > longest or len(value) > longest for name, value in headers.items())
 
 
 def header_length(headers: CIMultiDictProxy[str]) -> int | None:

@@ -11,6 +11,7 @@ from gateway.exchange.headers import HEADER_LENGTH, with_body
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.infer_request import Converted, convert
 from gateway.exchange.json_upstream import json_body, relay_json_answer
+from gateway.exchange.shields import check_infer
 from gateway.protocol.endpoints import Endpoint
 from gateway.upstream.base import UpstreamRequest
 
@@ -26,6 +27,8 @@ async def infer(
     answer = in_ordinary_form(request, answer)
     with route.held.holding() as holding:
         converted = await convert(request, asked, route, deadline, holding)
+        if converted.facts is not None:
+            await check_infer(converted.facts, asked, route, deadline)
         await send_converted(request, answer, asked, converted, route, deadline)
 
 

@@ -13,9 +13,11 @@ from gateway.exchange.base import ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH, header_length
 from gateway.exchange.held import Holding
-from gateway.exchange.listed_outputs import listing_outputs, model_metadata
+from gateway.exchange.listed_outputs import listing_outputs
+from gateway.exchange.models import model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.header_facts import HeaderFacts
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
 from gateway.upstream.base import Body
@@ -27,13 +29,15 @@ ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 class Converted:
     """A request in binary form; ``size`` in bytes is the whole body's. See also InferRequest.
 
-    ``by_metadata`` tells that it was made by what a model's metadata says.
+    ``facts`` are those of the client's header, if it sent one; ``by_metadata`` tells that it was
+    made by what a model's metadata says.
     """
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
+    facts: HeaderFacts | None = None
     written_as: Mapping[int, BytesAs] = field(default_factory=dict)
     by_metadata: bool = False
 
@@ -71,7 +75,7 @@ async def _convert_json(
             old = small.body[: small.header_size]
             header = await listing_outputs(old, small.answer, asked, route, deadline)
             whole = small.body if header is old else header + small.body[len(old) :]
-            return Converted((whole,), len(whole), len(header), small.answer)
+            return Converted((whole,), len(whole), len(header), small.answer, small.facts)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -89,7 +93,7 @@ async def _convert_json(
     request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return Converted(held, length, len(request.header), request.answer, request.written_as)
+    return Converted(held, length, len(header), request.answer, request.facts, request.written_as)
 
 
 async def _read_json(

@@ -15,7 +15,8 @@ from gateway.exchange.headers import end_to_end
 from gateway.exchange.held import Holding
 from gateway.exchange.infer import send_converted
 from gateway.exchange.infer_request import ALL_BINARY, Converted
-from gateway.exchange.listed_outputs import listing_outputs, model_metadata
+from gateway.exchange.listed_outputs import listing_outputs
+from gateway.exchange.models import model_metadata
 from gateway.exchange.predict_answer import PredictAnswer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint

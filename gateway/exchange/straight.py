@@ -13,13 +13,14 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.codec.small_request import LARGEST, convert_small_request
+from gateway.codec.nesting import nests_deeper
+from gateway.codec.small_request import LARGEST, SmallRequest, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.cloud_forms import is_cloud_form
 from gateway.exchange.codings import accepted_coding, encoded
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, to_server, with_body
+from gateway.exchange.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
@@ -29,6 +30,9 @@ from gateway.upstream.base import (
     HeaderLines,
     RequestStart,
 )
+
+_LONG = 4 * 1024
+"""Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
 
 
 class Straight:
@@ -43,7 +47,7 @@ class Straight:
         self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
     ) -> Plan | None:
         """Tell what becomes of requests with this head; None if they go the ordinary way."""
-        if method == "HEAD" or "Expect" in headers:
+        if method == "HEAD" or "Expect" in headers or has_longer_part(target, headers, _LONG):
             return None
         try:
             found = self._routes.find(method, target, headers)
@@ -98,6 +102,7 @@ class Straight:
             mirror,
             varies=varies,
             versioned=versioned,
+            declared=found.choice.next.models.get(model or ""),
         )
         return _made_for_now(plan)
 
@@ -110,8 +115,8 @@ class Straight:
         if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
             return None
         if plan.converts:
-            request = convert_small_request(body, route.limits.json_depth)
-            if request is None or not request.answer.all_json or request.answer.as_base64:
+            request = _converted(plan, body, route.limits.json_depth)
+            if request is None:
                 return None
             body = request.body
             headers = (
@@ -119,6 +124,8 @@ class Straight:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
+        elif body and nests_deeper(body, route.limits.json_depth):
+            return None
         gates = route.gates
         if gates and not enter_at_once(gates):
             return None  # it may wait, as a task
@@ -150,6 +157,16 @@ class Straight:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _converted(plan: Plan, body: bytes, depth_cap: int) -> SmallRequest | None:
+    """Convert a request whose answer is all JSON; None where the ordinary way looks closer."""
+    request = convert_small_request(body, depth_cap)
+    if request is None or not request.answer.all_json or request.answer.as_base64:
+        return None
+    if plan.declared is not None and not plan.declared.takes(request.facts.inputs):
+        return None  # the ordinary way says why not
+    return request
 
 
 def _made_for_now(plan: Plan) -> Plan:

@@ -27,6 +27,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch, Watched
+from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
@@ -69,6 +70,8 @@ class Plan:
     """Whether they name a version of the model."""
     untyped: bool = False
     """Whether they have a body, which passes as it is, and do not say of what type."""
+    declared: DeclaredModel | None = None
+    """What is declared of the model that is to infer, if anything is."""
     dialect: Dialect | None = None
     """One that it suits, so that this need not be looked at again."""
 

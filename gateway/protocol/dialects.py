@@ -43,6 +43,10 @@ class Dialect:
     """Whether a JSON body is refused that does not say that it is JSON."""
     trace: TraceForm | None = None
     """How it serves the trace extension, if it does."""
+    triton_extensions: bool = False
+    """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
+    longest_part: int | None = None
+    """The most bytes that a target, or a header's name or value, may have for it to answer."""
 
 
 # Triton serves `trace/setting`, where the specification says `trace`, and keeps settings per
@@ -51,6 +55,8 @@ TRITON = Dialect(
     "triton",
     batches=True,
     trace=TraceForm("/trace/setting", per_version=False),
+    triton_extensions=True,
+    longest_part=8189,
 )
 # Takes binary tensors without saying so in `GET /v2`.
 KSERVE = Dialect("kserve", versions=False, wants_json_type=True)
@@ -70,6 +76,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
     first, *others = dialects
     if all(other == first for other in others):
         return first
+    longest = [each.longest_part for each in dialects if each.longest_part is not None]
     alike = all(other.trace == first.trace for other in others)
     return Dialect(
         " and ".join(dict.fromkeys(each.name for each in dialects)),
@@ -78,5 +85,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
         versions=all(each.versions for each in dialects),
         batches=any(each.batches for each in dialects),
         wants_json_type=any(each.wants_json_type for each in dialects),
+        triton_extensions=any(each.triton_extensions for each in dialects),
+        longest_part=min(longest, default=None),
         trace=first.trace if alike else None,
     )

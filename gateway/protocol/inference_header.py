@@ -122,7 +122,7 @@ def read_inputs(fields: Fields) -> tuple[InputTensor, ...]:
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
-        raise bad_request(f"id must be a string, got {_shown(request_id)}")
+        raise bad_request(f"id must be a string, got {shown(request_id)}")
     return tuple(_read_input(i, entry) for i, entry in enumerate(_entries(fields, "inputs")))
 
 
@@ -249,7 +249,7 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
     datatype = entry.get("datatype")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise bad_request(
-            f"{label}: unknown datatype {_shown(datatype)}; known are {', '.join(DATATYPES)}"
+            f"{label}: unknown datatype {shown(datatype)}; known are {', '.join(DATATYPES)}"
         )
     shape = _shape(entry, label)
     parameters = _parameters(entry, label)
@@ -291,10 +291,10 @@ def _check_binary_size(tensor: InputTensor, label: str) -> None:
 def _entries(fields: Fields, key: str) -> list[Fields]:
     entries = fields.get(key)
     if not isinstance(entries, list):
-        raise bad_request(f"{key} must be an array of tensors, got {_shown(entries)}")
+        raise bad_request(f"{key} must be an array of tensors, got {shown(entries)}")
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise bad_request(f"{key}[{i}] must be an object, got {_shown(entry)}")
+            raise bad_request(f"{key}[{i}] must be an object, got {shown(entry)}")
     return entries
 
 
@@ -305,33 +305,31 @@ def _requested_outputs(fields: Fields) -> list[Fields]:
 def _name(entry: Fields, label: str) -> str:
     name = entry.get("name")
     if not isinstance(name, str):
-        raise bad_request(f"{label}: name must be a string, got {_shown(name)}")
+        raise bad_request(f"{label}: name must be a string, got {shown(name)}")
     return name
 
 
 def _shape(entry: Fields, label: str) -> tuple[int, ...]:
     shape = entry.get("shape")
     if not isinstance(shape, list):
-        raise bad_request(f"{label}: shape must be an array of integers, got {_shown(shape)}")
+        raise bad_request(f"{label}: shape must be an array of integers, got {shown(shape)}")
     for size in shape:
         if type(size) is not int or size < 0:
-            raise bad_request(
-                f"{label}: shape {_shown(shape)} must hold integers of 0 or more only"
-            )
+            raise bad_request(f"{label}: shape {shown(shape)} must hold integers of 0 or more only")
     return tuple(shape)
 
 
 def _parameters(entry: Fields, label: str) -> Fields:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise bad_request(f"{label}: parameters must be an object, got {_shown(parameters)}")
+        raise bad_request(f"{label}: parameters must be an object, got {shown(parameters)}")
     return parameters
 
 
 def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
     value = parameters.get(key, default)
     if not isinstance(value, bool):
-        raise bad_request(f"{label}: {key} must be true or false, got {_shown(value)}")
+        raise bad_request(f"{label}: {key} must be true or false, got {shown(value)}")
     return value
 
 
@@ -339,11 +337,12 @@ def _binary_size(parameters: Fields, label: str) -> int:
     size = parameters["binary_data_size"]
     if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
         raise bad_request(
-            f"{label}: binary_data_size must be an integer of 0 or more, got {_shown(size)}"
+            f"{label}: binary_data_size must be an integer of 0 or more, got {shown(size)}"
         )
     return size
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Give what an error repeats of a value."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."

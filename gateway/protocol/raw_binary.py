@@ -29,6 +29,11 @@ def raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamb
     Raises GatewayError (400) where the model has not exactly one input, more than one variable
     dimension, a BYTES input of another shape than [1], or where the bytes do not fit the shape.
     """
+    if not model.inputs:
+        raise bad_request(
+            f"the server does not say what model '{model.name}' takes, as it must for a raw binary "
+            "request (Inference-Header-Content-Length: 0); the gateway's settings can (models)"
+        )
     if len(model.inputs) != 1:
         raise bad_request(
             f"model '{model.name}' takes {len(model.inputs)} inputs; "

@@ -19,16 +19,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """A model's inputs as a request must bring them.
+    """A model's inputs as a request must bring them, and its outputs where they are known.
 
     Where ``batching`` holds, the leading dimension of every shape is the batch dimension.
-    ``outputs`` are the names of those that it has, as far as that is told.
     """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     batching: bool
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 # More elements than any body can hold: beyond it the exact product does not matter, and a shape

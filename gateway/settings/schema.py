@@ -25,6 +25,7 @@ from gateway.settings.fields import File, Section
 from gateway.settings.forwarded import Forwarded
 from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
+from gateway.settings.models import Model
 from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
@@ -143,6 +144,11 @@ class Settings(Section):
         default=(),
         min_length=1,
         description="Which upstream answers; where there is just one, it need not be said.",
+    )
+    models: Mapping[str, Model] = Field(
+        default={},
+        description="What models take and give, by the names that servers know: requests are held"
+        " to it, and raw binary ones are made of it where a server does not say it.",
     )
     forwarded: Forwarded = Field(
         default=Forwarded(), description="What servers are told of clients."

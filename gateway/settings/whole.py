@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from gateway.settings.addresses import has_host_name
+from gateway.settings.patterns import parse_path_part
 from gateway.settings.routes import Kind, Match
 from gateway.settings.words import KeyPath, among, describe
 
@@ -34,6 +35,7 @@ def faults(value: Any) -> Iterator[Fault]:
     yield from _unasked_certificates(_value(value, "tls"))
     yield from _admin_among_clients(value)
     yield from _mistaken_keys(value)
+    yield from _misnamed_models(_value(value, "models"))
     upstreams = _upstreams(value)
     if not upstreams:
         return
@@ -95,6 +97,17 @@ def _misnamed(section: str, names: Iterable[object]) -> Iterator[Fault]:
         if isinstance(name, str) and not _NAME.fullmatch(name):
             path = (section, name)
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+
+
+def _misnamed_models(models: object) -> Iterator[Fault]:
+    for name in models if isinstance(models, Mapping) else ():
+        try:
+            parse_path_part(name)
+        except ValueError as error:
+            yield ("models", name), str(error)
+        else:
+            if "*" in name:
+                yield ("models", name), f"expected a model's exact name, got {describe(name)}"
 
 
 def _mistaken_tls(upstream: object) -> Iterator[Fault]:

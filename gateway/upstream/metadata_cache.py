@@ -132,30 +132,32 @@ async def fetch_metadata(
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
         raise ServerRefusalError(status, content_type, body)
-    batching = batches and await _batches(endpoint, path + "/config")
+    batching = batches and bool(await fetch_max_batch_size(model, version, endpoint))
     try:
         fields = orjson.loads(body)
         inputs = tuple(_tensor(entry) for entry in fields["inputs"])
     except (ValueError, KeyError, TypeError):
         raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
-    return ModelMetadata(model, inputs, batching, _output_names(fields))
+    return ModelMetadata(model, inputs, batching, _outputs(fields))
 
 
-async def _batches(endpoint: UpstreamEndpoint, path: str) -> bool:
-    status, content_type, config = await _get(endpoint, path)
+async def fetch_max_batch_size(
+    model: str, version: str | None, endpoint: UpstreamEndpoint
+) -> int | None:
+    """Ask a server for a model's largest batch, 0 for one that does not batch; None if unsaid."""
+    status, content_type, body = await _get(endpoint, model_path(model, version) + "/config")
     if status >= 500 and status != 501:
         # Without the config the batch dimension would be guessed, and guessed wrong.
-        raise ServerRefusalError(status, content_type, config)
-    return status == 200 and _max_batch_size(config) > 0
+        raise ServerRefusalError(status, content_type, body)
+    return max(0, _max_batch_size(body)) if status == 200 else None
 
 
-def _output_names(fields: dict[str, Any]) -> tuple[str, ...]:
-    """Give the outputs' names; none where one of them has none, so that it is all or nothing."""
+def _outputs(fields: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    """Read the outputs; none where they make no sense, as most requests do well without."""
     try:
-        names = [entry["name"] for entry in fields.get("outputs", ())]
-    except (KeyError, TypeError):
+        return tuple(_tensor(entry) for entry in fields["outputs"])
+    except (ValueError, KeyError, TypeError):
         return ()
-    return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
 
 def _tensor(entry: dict[str, Any]) -> TensorSpec:

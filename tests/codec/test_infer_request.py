@@ -391,6 +391,29 @@ def test_classification_and_shared_memory_stay_as_they_are() -> None:
     assert found == Accepted(body, [], False, {"y": True, "z": False}, len(body), 0)
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        b'"outputs":[{"name":"y","parameters":{"classification":1,"classification":0,%b}}]',
+        b'"outputs":[{"name":"y","parameters":{"cl\\u0061ssification":1,"classification":0,%b}}]',
+        b'"outputs":[{"name":"y","parameters":{"classification":1}}],'
+        b'"outputs":[{"name":"y","parameters":{%b}}]',
+    ],
+)
+def test_a_server_sees_no_classification_that_the_gateway_does_not(outputs: bytes) -> None:
+    # Triton takes the first of two keys of one name, and the gateway the last.
+    body = b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8","parameters":{%b}}],%b}' % (
+        b'"binary_data_size":2',
+        outputs % b'"binary_data":true',
+    )
+    codec = InferRequestCodec(1000, 64)
+    codec.feed(body, last=True)
+    request = codec.finish()
+    assert request.facts.plain
+    assert b'"classification":1' not in request.header
+    assert b"\\u0061" not in request.header
+
+
 def test_a_request_that_needs_no_change_is_passed_byte_for_byte() -> None:
     body = (
         b'{ "inputs" : [{"name":"x", "shape":[2], "datatype":"INT8",\n'

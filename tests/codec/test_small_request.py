@@ -124,6 +124,8 @@ def test_what_is_plain_is_taken(body: bytes) -> None:
         request(entry("UINT64", [2**64])),
         request(entry("NO32", [1])),
         request(entry("FP32", [1]), id=1),
+        request(entry("FP32", [1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]),
+        request(entry("FP32", [1]), parameters={"timeout": -1}),
         request(entry("FP32", [1], [10**9])),
         request({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {}}),
         request(

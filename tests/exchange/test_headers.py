@@ -4,11 +4,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError
 from gateway.exchange.headers import (
     HEADER_LENGTH,
+    check_lengths,
     end_to_end,
     header_length,
     to_server,
     with_body,
 )
+from gateway.protocol.dialects import KSERVE, TRITON
+from gateway.upstream.base import UpstreamRequest
 
 
 def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -123,3 +126,34 @@ def test_header_length_that_is_no_number(value: str) -> None:
 def test_more_than_one_header_length(values: tuple[str, str]) -> None:
     with pytest.raises(GatewayError, match="one number"):
         header_length(_headers(*((HEADER_LENGTH, value) for value in values)))
+
+
+LONGEST = TRITON.longest_part or 0
+
+
+def _asked(target: str = "/v2", **headers: str) -> UpstreamRequest:
+    return UpstreamRequest("GET", target, CIMultiDict({"Host": "x", **headers}))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [_asked(), _asked("/" * LONGEST), _asked(a="x" * LONGEST), _asked(**{"a" * 999: ""})],
+)
+def test_heads_that_a_server_takes(request_: UpstreamRequest) -> None:
+    check_lengths(request_, TRITON)
+
+
+@pytest.mark.parametrize(
+    ("request_", "part"),
+    [
+        (_asked("/" * (LONGEST + 1)), "the path and query has 8190 bytes"),
+        (_asked(a="x" * (LONGEST + 1)), "header a has 8190 bytes"),
+        (_asked(**{"a" * 9000: ""}), "the name of a header has 9000 bytes"),
+    ],
+)
+def test_heads_that_a_server_does_not_answer(request_: UpstreamRequest, part: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        check_lengths(request_, TRITON)
+    assert caught.value.kind.value.status == 400
+    assert caught.value.message == f"{part}; the server takes at most {LONGEST}"
+    check_lengths(request_, KSERVE)

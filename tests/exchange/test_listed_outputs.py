@@ -25,7 +25,7 @@ from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, binary_h
 
 DATA = FLOATS.tobytes()
 IN = {"name": "IN", "datatype": "FP32", "shape": [-1]}
-OUTPUTS = [{**IN, "name": "OUT0"}, {"name": "B", "datatype": "INVALID"}]
+OUTPUTS = [{**IN, "name": "OUT0"}, {**IN, "name": "B"}]
 LISTED = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUT0", "B")]
 HEADER = answer_header(len(DATA))
 BINARY = ScriptedResponse(

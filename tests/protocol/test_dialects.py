@@ -55,16 +55,26 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
     [
         (
             [TRITON, JSON],
-            Dialect("triton and json", binary=False, batches=True, wants_json_type=True),
+            replace(TRITON, name="triton and json", binary=False, wants_json_type=True, trace=None),
         ),
         (
             [TRITON, KSERVE],
-            Dialect("triton and kserve", versions=False, batches=True, wants_json_type=True),
+            replace(
+                TRITON,
+                name="triton and kserve",
+                versions=False,
+                wants_json_type=True,
+                trace=None,
+            ),
         ),
-        ([OPENVINO, TRITON], Dialect("openvino and triton", lists_outputs=True, batches=True)),
         (
-            [TRITON, replace(TRITON, trace=None)],
-            replace(TRITON, trace=None),
+            [OPENVINO, TRITON],
+            replace(TRITON, name="openvino and triton", lists_outputs=True, trace=None),
+        ),
+        ([TRITON, replace(TRITON, trace=None)], replace(TRITON, trace=None)),
+        (
+            [TRITON, replace(TRITON, longest_part=100)],
+            replace(TRITON, longest_part=100),
         ),
     ],
 )

@@ -56,6 +56,7 @@ async def gateway_before(
     upstream: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
+    models: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; the rest is as in its settings.
@@ -71,6 +72,7 @@ async def gateway_before(
                 "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})}
             },
             "routes": [{"upstream": "servers", **(route or {})}],
+            "models": models or {},
             "limits": {**LIMITS, **limits},
         }
     )
@@ -87,12 +89,19 @@ async def client_of(
     upstream: dict[str, Any] | None = None,
     helper: str = "never",
     tls: dict[str, str] | None = None,
+    models: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
     async with (
         gateway_before(
-            *urls, route=route, upstream=upstream, helper=helper, tls=tls, **limits
+            *urls,
+            route=route,
+            upstream=upstream,
+            helper=helper,
+            tls=tls,
+            models=models,
+            **limits,
         ) as gateway,
         gateway.client() as client,
     ):

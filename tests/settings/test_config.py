@@ -28,6 +28,9 @@ ITEM: dict[str, KeyPath] = {
     "keys": ("team-a",),
     "routes": (0,),
     "upstream": (0,),
+    "models": ("resnet50",),
+    "inputs": (0,),
+    "outputs": (0,),
 }
 
 # A name right behind the mark, alone or with a value, and what stands below it.

@@ -4,11 +4,13 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Pattern
 from gateway.settings.addresses import TcpAddress, UnixAddress
 from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.models import Datatype, Model, Tensor
 from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
@@ -176,6 +178,34 @@ def _to(upstream: str, **more: Any) -> Route:
 
 def test_the_kinds_are_those_of_the_protocol() -> None:
     assert get_args(Kind) == tuple(KINDS)
+
+
+def test_the_datatypes_are_those_of_the_protocol() -> None:
+    assert set(get_args(Datatype)) == set(DATATYPES)
+
+
+def test_models_are_declared(file: Path) -> None:
+    file.write_text(
+        """
+upstreams: {triton: {endpoints: ["http://triton:8000"]}}
+models:
+  jpeg: {inputs: [{name: image, datatype: BYTES, shape: [1]}]}
+  resnet-50%2e:
+    inputs: [{name: a b, datatype: FP32, shape: [-1, 3]}, {name: y, datatype: BOOL, shape: []}]
+    outputs: [{name: y, datatype: INT64, shape: [-1]}]
+    max_batch_size: 8
+"""
+    )
+    image = Tensor(name="image", datatype="BYTES", shape=(1,))
+    inputs = (
+        Tensor(name="a b", datatype="FP32", shape=(-1, 3)),
+        Tensor(name="y", datatype="BOOL", shape=()),
+    )
+    outputs = (Tensor(name="y", datatype="INT64", shape=(-1,)),)
+    assert load(file, {}).models == {
+        "jpeg": Model(inputs=(image,)),
+        "resnet-50%2e": Model(inputs=inputs, outputs=outputs, max_batch_size=8),
+    }
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,12 @@ from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.metadata_cache import MetadataCache, ServerRefusalError, fetch_metadata
+from gateway.upstream.metadata_cache import (
+    MetadataCache,
+    ServerRefusalError,
+    fetch_max_batch_size,
+    fetch_metadata,
+)
 from tests.servers.doubles import URL, Log, ScriptedEndpoint, ScriptedResponse
 from tests.servers.tensors import metadata
 
@@ -82,6 +87,50 @@ async def test_a_model_is_asked_for_once(cache: MetadataCache, server: _Server) 
     assert first == ModelMetadata("m", (TensorSpec("IN", DATATYPES["FP32"], (-1, 3)),), True)
     assert await cache.get("m", None, server) is first
     assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
+
+
+@pytest.mark.parametrize(
+    ("document", "outputs"),
+    [
+        (b'{"inputs":[],"outputs":[]}', ()),
+        (
+            b'{"inputs":[],"outputs":[{"name":"y","datatype":"BYTES","shape":["-1",2]}]}',
+            (TensorSpec("y", DATATYPES["BYTES"], (-1, 2)),),
+        ),
+        (b'{"inputs":[]}', ()),
+        (b'{"inputs":[],"outputs":null}', ()),
+        (b'{"inputs":[],"outputs":{"y":1}}', ()),
+        (b'{"inputs":[],"outputs":[{"name":"y","datatype":"FP32"}]}', ()),
+        (
+            b'{"inputs":[],"outputs":[{"name":"x","datatype":"FP32","shape":[1]},'
+            b'{"name":"y","datatype":"FP31","shape":[1]}]}',
+            (),
+        ),
+    ],
+)
+async def test_outputs_are_known_where_they_make_sense(
+    document: bytes, outputs: tuple[TensorSpec, ...]
+) -> None:
+    server = ScriptedEndpoint(
+        Log(), ScriptedResponse(200, {}, [document]), ScriptedResponse(404, {}, [])
+    )
+    assert await fetch_metadata("m", None, server) == ModelMetadata("m", (), False, outputs)
+
+
+@pytest.mark.parametrize(
+    ("status", "config", "size"),
+    [
+        (200, b'{"max_batch_size":4}', 4),
+        (200, b'{"max_batch_size":0}', 0),
+        (200, b'{"max_batch_size":-1}', 0),
+        (200, b"{}", 0),
+        (404, b"", None),
+        (501, b'{"max_batch_size":4}', None),
+    ],
+)
+async def test_the_largest_batch(status: int, config: bytes, size: int | None) -> None:
+    server = ScriptedEndpoint(Log(), ScriptedResponse(status, {}, [config]))
+    assert await fetch_max_batch_size("m", "1", server) == size
 
 
 async def test_many_at_once_are_one_fetch(cache: MetadataCache, server: _Server) -> None:
@@ -368,23 +417,3 @@ async def test_with_and_without_batches_are_kept_apart(
     cache.drop("m")
     await cache.get("m", None, server, batches=False)
     assert server.asked.count("/v2/models/m") == 3
-
-
-@pytest.mark.parametrize(
-    ("outputs", "names"),
-    [
-        ([{"name": "A", "datatype": "FP32", "shape": [1]}, {"name": "B"}], ("A", "B")),
-        ([{"name": "A", "datatype": "unknown"}], ("A",)),
-        ([], ()),
-        (None, ()),
-        (7, ()),
-        ("AB", ()),
-        ([{"name": "A"}, {}], ()),
-        ([{"name": "A"}, {"name": None}], ()),
-        ([{"name": "A"}, None], ()),
-    ],
-)
-async def test_the_names_of_outputs(outputs: object, names: tuple[str, ...]) -> None:
-    document = json.dumps({"inputs": [], "outputs": outputs}).encode()
-    found = await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
-    assert found.outputs == names

@@ -229,7 +229,7 @@ TWO_INPUTS = json.dumps(
 
 BAD_RAW = {
     "two inputs": (TWO_INPUTS, bytes(8), "takes 2 inputs"),
-    "no inputs": (b'{"inputs":[]}', bytes(8), "takes 0 inputs"),
+    "no inputs": (b'{"inputs":[]}', bytes(8), "does not say what model 'm' takes"),
     "two variable dimensions": (metadata(-1, -1), bytes(8), "at most 1 variable"),
     "bytes that do not divide": (metadata(-1, 4), bytes(17), "multiple of 16"),
     "too few bytes": (metadata(2, 2), bytes(15), "takes 16 bytes, got 15"),
