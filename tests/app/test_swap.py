@@ -300,7 +300,7 @@ async def test_who_waits_at_an_address_that_goes_is_served() -> None:
         with socket.create_connection(first.split(":")) as waiting:  # type: ignore[arg-type]
             waiting.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
             listening = gateway._listening
-            gateway._listener.stop_listening(listening[0].sockets[0])
+            await gateway._listener.stop_listening(listening[0].sockets)
             waiting.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=waiting)
             async with asyncio.timeout(5):

@@ -16,6 +16,7 @@ from gateway.listener.sockets import tcp_sockets, unix_socket
 from gateway.listener.tls import ServerTls, TlsFiles
 from gateway.observe.access_log import AccessLog
 from tests.servers.certificates import certificate_files, client_context, server_certificate
+from tests.servers.handshakes import hold_handshakes
 from tests.servers.http_text import chunked, message, request
 from tests.servers.raw_client import RawClient, connect
 from tests.servers.running_gateway import nothing_left, until
@@ -24,8 +25,9 @@ from tests.servers.running_gateway import nothing_left, until
 class _Listening:
     """A listener at work, at an address of its own."""
 
-    def __init__(self, listener: HttpListener, url: str) -> None:
+    def __init__(self, listener: HttpListener, sock: socket.socket, url: str) -> None:
         self.listener = listener
+        self.sock = sock
         self.url = url
 
 
@@ -54,7 +56,7 @@ async def _listening(
         scheme = "http" if _Spoken.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
         await listener.listen(sock)
-        yield _Listening(listener, url)
+        yield _Listening(listener, sock, url)
         await listener.drain(0.05, 0.05)
 
 
@@ -472,6 +474,45 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end() -> None:
             await client.close()
         async with asyncio.timeout(5):
             assert await draining == 0
+
+
+async def test_a_handshake_under_way_at_the_end_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.listener.http.HANDSHAKES", 10)
+    async with _listening(_echo) as here, AsyncExitStack() as stack:
+        known = await stack.enter_async_context(connect(here.url))
+        await until(lambda: here.listener.connections)
+        hold_handshakes(here.sock)
+        half = stack.enter_context(socket.create_connection(here.sock.getsockname()))
+        draining = asyncio.create_task(here.listener.drain(60, 60))
+        await until(lambda: here.listener.draining)
+        reply = await known.call("GET", "/known")
+        # In the meantime too, clients are told that this is the last answer.
+        assert (reply.body, reply.head.get("Connection")) == (b"GET /known 0 None ", "close")
+        # What it sends shows that it has heard the listener, and so ends its handshake.
+        context = client_context() if _Spoken.tls else None
+        streams = await asyncio.open_connection(
+            sock=half, ssl=context, server_hostname="127.0.0.1" if context else None
+        )
+        client = RawClient(*streams)
+        reply = await client.call("GET", "/half")
+        assert (reply.body, reply.head.get("Connection")) == (b"GET /half 0 None ", "close")
+        for each in (known, client):
+            await each.close()
+        async with asyncio.timeout(5):
+            assert await draining == 0
+
+
+async def test_a_handshake_that_never_ends_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.listener.http.HANDSHAKES", 0.05)
+    async with _listening(_echo) as here:
+        hold_handshakes(here.sock)
+        with socket.create_connection(here.sock.getsockname()):  # and never says anything
+            async with asyncio.timeout(5):
+                assert await here.listener.drain(60, 60) == 0
 
 
 async def test_a_client_that_does_not_close_does_not_hold_up_the_end() -> None:
