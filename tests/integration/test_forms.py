@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +27,7 @@ from tests.integration.gateway import Gateway
 
 pytestmark = pytest.mark.triton
 
-generated = partial(settings, derandomize=True, deadline=None, database=None)
+generated = settings
 
 SIZES = st.integers(0, 8)
 FLAGS = st.sampled_from([None, True, False])

@@ -26,7 +26,7 @@ class Events:
 def work(post):
     {work}
 
-parent._LAST_MOMENT = 0.1
+parent._LAST_MOMENT = {last_moment}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
     print("dropped", Parent([sock], {workers}, work, 0.1, Events()).run())
@@ -35,8 +35,9 @@ except NoWorkerError as error:
 """
 
 
-def _command(work: str, workers: int) -> tuple[str, ...]:
-    return (sys.executable, "-c", PROGRAM.format(work=work, workers=workers))
+def _command(work: str, workers: int, last_moment: float = 30) -> tuple[str, ...]:
+    program = PROGRAM.format(work=work, workers=workers, last_moment=last_moment)
+    return (sys.executable, "-c", program)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -74,7 +75,7 @@ async def test_workers_that_die_again_and_again_come_back_later_and_later() -> N
 
 async def test_a_worker_that_does_not_stop_is_killed() -> None:
     work = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); post.is_up(); time.sleep(60)"
-    async with started(*_command(work, 2)) as process:
+    async with started(*_command(work, 2, last_moment=0.1)) as process:
         await process.until_it_says("begun")
         process.signal(signal.SIGTERM)
         status, out, err = await process.end()
@@ -84,7 +85,7 @@ async def test_a_worker_that_does_not_stop_is_killed() -> None:
 
 
 async def test_a_signal_before_the_workers_are_up_stops_them_too() -> None:
-    work = "print('here', file=sys.stderr, flush=True); time.sleep(0.2)"
+    work = "print('here', file=sys.stderr, flush=True); post._channel.recv(2)"
     async with started(*_command(work, 2)) as process:
         await process.until_it_says("here")
         process.signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -20,6 +21,8 @@ from tests.integration.triton.models import MODELS, Model, write_repository
 
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")
+_PORTS = range(20_000, 32_000)
+"""None that the system gives to somebody else while the server starts."""
 
 _BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 # Each model version begins with this much shared memory, and gets more as its tensors need it.
@@ -237,12 +240,23 @@ def _ports(*wanted: int) -> tuple[int, ...]:
 def _bind(held: socket.socket, port: int) -> int:
     # Connections that ended a moment ago must not hinder a restart at the same port.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not port:
+        return _bind_to_any(held)
     try:
         held.bind((HOST, port))
     except OSError as error:
         raise TritonError(f"cannot listen at {HOST}:{port}: {error.strerror}") from error
-    bound: int = held.getsockname()[1]
-    return bound
+    return port
+
+
+def _bind_to_any(held: socket.socket) -> int:
+    for port in random.sample(_PORTS, len(_PORTS)):
+        try:
+            held.bind((HOST, port))
+        except OSError:
+            continue
+        return port
+    raise TritonError(f"no port of {HOST} is free")
 
 
 def _end(process: subprocess.Popen[bytes], patience: float) -> None:
