@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SERVERS := .cache/triton/.ready .cache/kserve/.ready .cache/mlserver/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format schema bench triton clean
@@ -13,7 +14,7 @@ help: ## Show this list
 demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
 	@$(BIN)/tensorgate demo $(ARGS)
 
-test: .venv/.test-ready .cache/triton/.ready ## Run all tests, those against a real Triton too (ARGS= for pytest)
+test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 lint: .venv/.test-ready ## Check style and types
@@ -28,7 +29,7 @@ format: .venv/.test-ready ## Rewrite the code in the project's style
 schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json
 
-bench: .venv/.test-ready .cache/triton/.ready ## Measure speed and memory in front of a real Triton
+bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready ## Measure speed and memory in front of real servers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")
@@ -56,4 +57,15 @@ clean: ## Remove all that the targets above have set up
 .cache/triton/.ready: tests/integration/triton/requirements.txt tests/integration/triton/install.py
 	@echo "setting up a Triton server for the tests in .cache/triton (some 75 MB to fetch) ..."
 	@$(PYTHON) -m tests.integration.triton.install .cache/triton
+	@touch $@
+
+.cache/kserve/.ready .cache/mlserver/.ready: .cache/%/.ready: tests/integration/%/requirements.txt
+	@echo "setting up $* for the tests in .cache/$* (some 55 MB to fetch) ..."
+	@$(PYTHON) -m tests.integration.environment $*
+	@touch $@
+
+# It needs libraries that come with Triton.
+.cache/perf_analyzer/.ready: tests/integration/perf_analyzer/requirements.txt tests/integration/perf_analyzer/install.py .cache/triton/.ready
+	@echo "setting up NVIDIA's perf_analyzer for the tests in .cache/perf_analyzer (14 MB to fetch) ..."
+	@$(PYTHON) -m tests.integration.perf_analyzer.install .cache/perf_analyzer
 	@touch $@

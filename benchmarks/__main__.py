@@ -15,6 +15,7 @@ from benchmarks import (
     fairness,
     flat,
     idle,
+    kserve,
     latency,
     memory,
     rate,
@@ -24,8 +25,8 @@ from benchmarks import (
 )
 from benchmarks.client import BenchmarkError, NotInstalledError
 from benchmarks.lab import Lab
-from tests.integration.triton.installation import TritonMissingError
-from tests.integration.triton.server import TritonError
+from tests.integration.environment import MissingServerError
+from tests.integration.real_server import ServerError
 
 MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "image": speed.image,
@@ -34,6 +35,7 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "nan": speed.nonfinite,
     "fp16": speed.half,
     "small": speed.small,
+    "kserve": kserve.image,
     "pass-through": memory.pass_through,
     "text": memory.text,
     "answer": memory.answer,
@@ -57,7 +59,7 @@ def main() -> None:
         rows = _measure(arguments.only or list(MEASUREMENTS), arguments.quick)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (BenchmarkError, TritonError, TritonMissingError) as error:
+    except (BenchmarkError, ServerError, MissingServerError) as error:
         sys.exit(str(error))
     sys.exit("\n".join(report.missed(rows)) or 0)
 

@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import tests.integration.triton.server as triton_harness
 from benchmarks.client import BenchmarkError
+from tests.integration.real_server import BOUND_CHILD
 
 Cores = Collection[int]
 """The cores on which a process may run."""
 
-_BOUND_CHILD = Path(triton_harness.__file__).with_name("bound_child.py")
 _ENDS_WITHIN = 10.0
 
 
@@ -32,7 +30,7 @@ def start(
     command: Sequence[str], output: int, cores: Cores | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a process that ends at the latest when this one does."""
-    bound = [sys.executable, "-I", "-S", str(_BOUND_CHILD), str(os.getpid())]
+    bound = [sys.executable, "-I", "-S", str(BOUND_CHILD), str(os.getpid())]
     return subprocess.Popen(
         [*bound, *command],
         stdin=subprocess.DEVNULL,

@@ -63,9 +63,7 @@ class Lab:
     def gateway(self) -> Gateway:
         """A gateway in front of Triton, with its helper at work."""
         gateway = self._open.enter_context(gateway_before(self.triton_port))
-        with Connection(gateway.port) as connection:
-            connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
-        time.sleep(_HELPER_STARTS_WITHIN)
+        start_helper(gateway)
         return gateway
 
     @cached_property
@@ -82,6 +80,13 @@ class Lab:
     def raw_port(self) -> int:
         """The port of the raw server."""
         return self._open.enter_context(server("raw_server")).ports[0]
+
+
+def start_helper(gateway: Gateway) -> None:
+    """Send a large body, so that the gateway starts its helper, and wait until it is there."""
+    with Connection(gateway.port) as connection:
+        connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
+    time.sleep(_HELPER_STARTS_WITHIN)
 
 
 def medians(rounds: int, jobs: Mapping[str, Job]) -> dict[str, float]:

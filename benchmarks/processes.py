@@ -59,6 +59,7 @@ def gateway_before(
     cores: Cores | None = None,
     workers: int = 1,
     helper: str = "auto",
+    dialect: str = "triton",
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, with the limits on sizes out of the way.
 
@@ -69,7 +70,7 @@ def gateway_before(
         "workers": workers,
         "helper": helper,
         "upstreams": {
-            "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": "triton"}
+            "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
         },
         "limits": {"request_bytes": "4GiB"},
         "log": {"access": False},

@@ -21,10 +21,11 @@ gateway's helper converts on another one, which is how the gateway can come belo
 the event loop, the p99 beside large requests, the time per number and idle connections are
 measured in front of a server that drops and sends bytes as fast as it can; what is compared with
 Envoy in JSON, two workers, and what a request takes longer than directly, in front of one whose
-small answer is at hand; all else in front of Triton. *One core*: the proxy has it to itself, server
-and client (wrk for JSON) share the others; the gateway converts JSON to binary and back, the others
-pass it on. Memory growth is the gateway process' peak (VmHWM). The event
-loop is held for the CPU time of one of its turns, or the time on the clock if it blocks."""
+small answer is at hand; the rows that name KServe in front of a real one; all else in front of
+Triton. *One core*: the proxy has it to itself, server and client (wrk for JSON) share the others;
+the gateway converts JSON to binary and back, the others pass it on. Memory growth is the gateway
+process' peak (VmHWM). The event loop is held for the CPU time of one of its turns, or the time on
+the clock if it blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gateway.codec.policies import JsonPolicies
 from gateway.exchange.pump import CHUNK
 
 _IMAGE = (1, 3, 224, 224)
-_IMAGE_COUNT = 150_528
+IMAGE_COUNT = 150_528
 NAN_SHARE = 0.004
 """As much as NVIDIA's perf_analyzer puts into its random data."""
 _NAN_COSTS_AT_MOST = 2.0
@@ -37,22 +37,22 @@ _PARSER = simdjson.Parser()  # kept, as its memory is most of what a new one cos
 
 
 @dataclass(frozen=True, slots=True)
-class _Digits:
+class Digits:
     """A way in which clients print float32 values."""
 
     name: str
     request: Callable[[str, Values], Request]
 
 
-_DIGITS = (
-    _Digits("17 digits", json_of_doubles),
-    _Digits("shortest digits", json_of_shortest),
+DIGITS = (
+    Digits("17 digits", json_of_doubles),
+    Digits("shortest digits", json_of_shortest),
 )
 
 
 def image(lab: Lab) -> list[Row]:
     """Measure as many FP32 values as an image has."""
-    return _json_to_json(lab, _IMAGE_COUNT, lab.rounds(25), sooner=5)
+    return _json_to_json(lab, IMAGE_COUNT, lab.rounds(25), sooner=5)
 
 
 def million(lab: Lab) -> list[Row]:
@@ -62,7 +62,7 @@ def million(lab: Lab) -> list[Row]:
 
 def nested(lab: Lab) -> list[Row]:
     """Compare data nested as its shape says with flat data."""
-    values = normal(_IMAGE_COUNT).reshape(_IMAGE)
+    values = normal(IMAGE_COUNT).reshape(_IMAGE)
     deep = json_of_doubles("image", values)
     flat = json_of_doubles("image", values, flat=True)
     jobs: dict[str, Job] = {
@@ -70,7 +70,7 @@ def nested(lab: Lab) -> list[Row]:
         "deep": lambda: lab.through.time(deep),
         "flat": lambda: lab.through.time(flat),
     }
-    _check(lab.through, deep, values)
+    check(lab.through, deep, values)
     took = medians(lab.rounds(20), jobs)
     return [
         Row(
@@ -84,11 +84,11 @@ def nested(lab: Lab) -> list[Row]:
 
 def nonfinite(lab: Lab) -> list[Row]:
     """Compare data in which there are bare NaN tokens with data in which there are none."""
-    values = normal(_IMAGE_COUNT)
+    values = normal(IMAGE_COUNT)
     some_nan = with_nan(values, NAN_SHARE)
     clean = json_of_doubles("identity_fp32", values)
     dirty = json_of_doubles("identity_fp32", some_nan)
-    _check(lab.through, dirty, some_nan)
+    check(lab.through, dirty, some_nan)
     took = medians(
         lab.rounds(20),
         {
@@ -100,7 +100,7 @@ def nonfinite(lab: Lab) -> list[Row]:
     ratio = took["dirty"] / took["clean"]
     return [
         Row(
-            f"JSON {_IMAGE_COUNT:,} FP32, {NAN_SHARE:.1%} NaN, 17 digits",
+            f"JSON {IMAGE_COUNT:,} FP32, {NAN_SHARE:.1%} NaN, 17 digits",
             milliseconds(took["direct"]),
             milliseconds(took["dirty"]),
             f"{ratio:.2f} × without NaN ({milliseconds(took['clean'])})",
@@ -111,12 +111,12 @@ def nonfinite(lab: Lab) -> list[Row]:
 
 def half(lab: Lab) -> list[Row]:
     """Measure FP16, which has no JSON form in Triton."""
-    values = normal(_IMAGE_COUNT).astype(np.float16)
+    values = normal(IMAGE_COUNT).astype(np.float16)
     request = json_of_doubles("identity_fp16", values)
-    _check(lab.through, request, values)
+    check(lab.through, request, values)
     took = medians(lab.rounds(20), {"gateway": lambda: lab.through.time(request)})
     direct = _directly(lab.triton_port, request)
-    return [Row(f"JSON {_IMAGE_COUNT:,} FP16, 17 digits", direct, milliseconds(took["gateway"]))]
+    return [Row(f"JSON {IMAGE_COUNT:,} FP16, 17 digits", direct, milliseconds(took["gateway"]))]
 
 
 def _directly(port: int, request: Request) -> str:
@@ -131,7 +131,7 @@ def small(lab: Lab) -> list[Row]:
     """Measure what the gateway adds to a request so small that nothing can be gained."""
     values = normal(16)
     request = json_of_doubles("identity_fp32", values)
-    _check(lab.through, request, values)
+    check(lab.through, request, values)
     took = medians(
         lab.rounds(1000),
         {
@@ -158,32 +158,32 @@ def _json_to_json(lab: Lab, count: int, rounds: int, sooner: int) -> list[Row]:
         "print": lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),
         "answer": lambda: _convert_answer(answer),
     }
-    for digits in _DIGITS:
+    for digits in DIGITS:
         request = digits.request("identity_fp32", values)
-        _check(lab.directly, request, values)
-        _check(lab.through, request, values)
+        check(lab.directly, request, values)
+        check(lab.through, request, values)
         exchanges |= _exchanges(lab, digits, request)
         parts |= _parts(digits, request)
     # Apart: what this process does itself takes the caches, and the core, from the exchanges.
     took = medians(rounds, exchanges) | medians(rounds, parts)
-    return [row for digits in _DIGITS for row in _rows(count, digits, took, sooner)]
+    return [row for digits in DIGITS for row in _rows(count, digits, took, sooner)]
 
 
-def _exchanges(lab: Lab, digits: _Digits, request: Request) -> dict[str, Job]:
+def _exchanges(lab: Lab, digits: Digits, request: Request) -> dict[str, Job]:
     return {
         f"direct, {digits.name}": lambda: lab.directly.time(request),
         f"gateway, {digits.name}": lambda: lab.through.time(request),
     }
 
 
-def _parts(digits: _Digits, request: Request) -> dict[str, Job]:
+def _parts(digits: Digits, request: Request) -> dict[str, Job]:
     return {
         f"parse, {digits.name}": lambda: _parse(request.body),
         f"request, {digits.name}": lambda: _convert_request(request.body),
     }
 
 
-def _rows(count: int, digits: _Digits, took: dict[str, float], sooner: int) -> list[Row]:
+def _rows(count: int, digits: Digits, took: dict[str, float], sooner: int) -> list[Row]:
     direct, through = took[f"direct, {digits.name}"], took[f"gateway, {digits.name}"]
     parse, request = took[f"parse, {digits.name}"], took[f"request, {digits.name}"]
     server, print_, answer = took["server"], took["print"], took["answer"]
@@ -241,7 +241,7 @@ def _convert_answer(answer: Answer) -> None:
     codec.finish()
 
 
-def _check(connection: Connection, request: Request, values: Values) -> None:
+def check(connection: Connection, request: Request, values: Values) -> None:
     """See to it that nobody is quick by being wrong."""
     data = json.loads(connection.fetch(request).body)["outputs"][0]["data"]
     if not np.array_equal(np.array(data, values.dtype), values.ravel(), equal_nan=True):

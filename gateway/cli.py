@@ -224,7 +224,7 @@ def _demo_settings(server_url: str, port: int) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
-            "upstreams": {"demo": {"endpoints": [server_url]}},
+            "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_time": 1},
             "log": {"access": False},
         }
@@ -264,6 +264,8 @@ def _route(route: Route, settings: Settings) -> str:
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
         lines.append(f"{route.mirror.share * 100:g}% copied to upstream {route.mirror.upstream}")
+    if route.compress:
+        lines.append(f"answers compressed with {' or '.join(route.compress)}")
     if route.deny:
         lines.append(f"but not {', '.join(route.deny)}")
     return "; ".join(lines)

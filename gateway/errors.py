@@ -31,6 +31,7 @@ class ErrorKind(Enum):
     NOT_ACCEPTABLE = Answer(406, 9)
     CLIENT_TIMEOUT = Answer(408, 4)
     TOO_LARGE = Answer(413, 8)
+    UNSUPPORTED_ENCODING = Answer(415, 12)
     INTERNAL = Answer(500, 13)
     UNSUPPORTED = Answer(501, 12)
     BAD_ANSWER = Answer(502, 14, of_server=True)

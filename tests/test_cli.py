@@ -79,6 +79,7 @@ routes:
     upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
     rewrite: {model: n}
     mirror: {upstream: blue, share: 7%}
+    compress: [deflate, gzip]
     deny: [trace, other]
   - upstream: green
 """
@@ -90,12 +91,13 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
     status, out, _ = await run(SCRIPT, "check", _several_routes(file))
     assert status == 0
     assert out.splitlines()[1:] == [
-        "model alias, version 2, x-a: b*, infer or health → upstream green (triton): http://c:3"
+        "model alias, version 2, x-a: b*, infer or health → upstream green (auto): http://c:3"
         "; as model m, version 7",
-        "model m → upstream blue (triton) × 9: http://a:1, http://b:2; "
-        "upstream green (triton) × 1: http://c:3; as model n; 7% copied to upstream blue"
+        "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
+        "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
+        "; answers compressed with deflate or gzip"
         "; but not trace, other",
-        "every request → upstream green (triton): http://c:3",
+        "every request → upstream green (auto): http://c:3",
     ]
 
 
@@ -115,7 +117,7 @@ async def test_check_tells_how_endpoints_are_looked_after(file: Path, care: str,
     await asyncio.to_thread(file.write_text, upstreams)
     _, out, _ = await run(SCRIPT, "check", str(file))
     assert out.splitlines()[1] == (
-        f"every request → upstream u (triton): http://triton:8000 ({told})"
+        f"every request → upstream u (auto): http://triton:8000 ({told})"
     )
 
 

@@ -17,7 +17,7 @@ from tests.servers.raw_client import RawClient, connect
 CONFIG = """
 listen: 127.0.0.1:0
 workers: {workers}
-upstreams: {{demo: {{endpoints: ["{url}"]}}}}
+upstreams: {{demo: {{endpoints: ["{url}"], dialect: triton}}}}
 keys:
   people: {{file: {file}}}
   robots: {{environment: TEST_ROBOT_KEYS, header: X-Api-Key}}

@@ -87,9 +87,10 @@ def _write(file: Path, text: str) -> None:
 
 
 def _settings(workers: int, *urls: str, more: str = "", listen: str = f"{HOST}:0") -> str:
+    care = "dialect: triton, ejection: {time: 5m}"
     return (
         f"listen: {listen}\nworkers: {workers}\nhelper: never\n{more}"
-        f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], ejection: {{time: 5m}}}}}}\n"
+        f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], {care}}}}}\n"
     )
 
 

@@ -40,7 +40,7 @@ async def _gateway(
 
 def _settings(file: Path, servers: str, care: str) -> str:
     """Write a file for two workers that look after servers with care; give its name."""
-    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], {care}}}}}\n"
+    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {care}}}}}\n"
     file.write_text(f"listen: {HOST}:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
     return str(file)
 

@@ -9,6 +9,7 @@ from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.settings.upstreams import Balance, Ejection, Health
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import ServerAddress, server_at
+from gateway.upstream.dialect import Interpreter
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.keeper import Keeper
@@ -25,10 +26,12 @@ def build_pool(
     context: ssl.SSLContext | None,
     connect_time: float,
     tell: Tell | None = None,
+    interpreter: Interpreter | None = None,
 ) -> Pool:
     """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds.
 
-    ``tell`` is told which endpoints are ejected, and which answer again.
+    ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
+    what they are, where the settings do not say.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
@@ -43,6 +46,7 @@ def build_pool(
         None if declared.health is None else _prober(declared.health),
         None if declared.discover is None else Discovery(_DISCOVER_EVERY),
         resolver,
+        interpreter,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.ejection), _balance(declared.balance)

@@ -73,6 +73,7 @@ def build_routes(
                 mirrors.make(declared.mirror, policies, limits),
                 replaced | shown_in,
                 groups,
+                declared.compress,
             )
         )
     return Routes(rules)

@@ -45,9 +45,16 @@ def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
         "usable": upstream.pool.is_usable,
+        "dialect": _dialect(upstream),
         "places": _places(upstream.gate),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
     }
+
+
+def _dialect(upstream: Upstream) -> dict[str, str | None]:
+    """Tell how the servers are spoken to, and what tells that; nothing where it is not known."""
+    speech = upstream.speech
+    return {"name": speech.dialect.name if speech.dialect else None, "reason": speech.reason}
 
 
 def _places(gate: Gate | None) -> dict[str, int] | None:

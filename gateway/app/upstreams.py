@@ -14,8 +14,15 @@ from gateway.exchange.base import Upstream
 from gateway.protocol.dialects import DIALECTS
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings
+from gateway.upstream.dialect import Interpreter, declared_speech
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
+
+_ASK_EVERY = 60.0
+"""Seconds between two questions to an endpoint that has not shown how it speaks."""
+
+_ASK_AGAIN = 1.0
+"""Seconds until one is asked again that did not answer, or that failed; it may be another then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +119,13 @@ def _build(recipe: Recipe, hearsay: Hearsay | None) -> Upstream:
     clock = asyncio.get_running_loop().time
     tell = None if hearsay is None else hearsay.teller(recipe.name)
     gate = gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers)
+    interpreter = None
+    if declared.dialect == "auto":
+        interpreter = Interpreter(recipe.name, _ASK_EVERY, _ASK_AGAIN)
     return Upstream(
         recipe.name,
-        DIALECTS[declared.dialect],
-        build_pool(declared, recipe.context, recipe.connect_time, tell),
+        interpreter or declared_speech(DIALECTS[declared.dialect]),
+        build_pool(declared, recipe.context, recipe.connect_time, tell, interpreter),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
         gate,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.codec.string_walk import Walk, walk_strings
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError
+from gateway.protocol.messages import REQUEST, Message
 
 WINDOW = 64 * 1024
 """Bytes of text looked at and converted at once: some 0.2 ms of work."""
@@ -86,12 +87,13 @@ _LONGEST_ESCAPE = len(rb"\ud83d\ude00")
 class ArrayScanner:
     """Finds the runs and the end of one array; sees its text from the opening bracket on.
 
-    ``label`` names the tensor in errors. Raises GatewayError (400) for nesting beyond the cap
-    and for a window without a comma.
+    ``label`` names the tensor of the message in errors. Raises GatewayError (400, 502) for nesting
+    beyond the cap and for a window without a comma.
     """
 
-    def __init__(self, label: str, depth_cap: int) -> None:
+    def __init__(self, label: str, depth_cap: int, message: Message = REQUEST) -> None:
         self._label = label
+        self._message = message
         self._depth_cap = depth_cap
         self._depth = 0
         self._first = True
@@ -233,11 +235,13 @@ class ArrayScanner:
         return self._run(window[: stop + _CULPRIT], max(1, self._depth), len(window))
 
     def _no_comma(self) -> GatewayError:
-        return bad_request(f"{self._label}: data holds {WINDOW} bytes without a comma")
+        return self._message.fault(f"{self._label}: data holds {WINDOW} bytes without a comma")
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._depth_cap:
-            raise bad_request(f"{self._label}: data is nested deeper than {self._depth_cap}")
+            raise self._message.fault(
+                f"{self._label}: data is nested deeper than {self._depth_cap}"
+            )
 
 
 def _first_mark(text: bytes) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from types import NoneType
 from typing import Any, Self
 
 import numpy as np
@@ -21,8 +22,8 @@ import simdjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.faults import element_fault
-from gateway.errors import bad_request
 from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.messages import REQUEST, Message
 
 _Values = npt.NDArray[Any]
 
@@ -36,15 +37,16 @@ _REFUSALS = (ValueError, TypeError, RuntimeError)
 class TensorFromJson:
     """Takes the runs of one tensor's ``data``; holds its bytes.
 
-    ``label`` names the tensor in errors. ``feed`` raises GatewayError (400) that names tensor,
-    index and value of an element that is not of the datatype.
+    ``label`` names the tensor of the message in errors. ``feed`` raises GatewayError (400, 502)
+    that names tensor, index and value of an element that is not of the datatype.
     """
 
-    def __init__(self, label: str, datatype: Datatype) -> None:
+    def __init__(self, label: str, datatype: Datatype, message: Message = REQUEST) -> None:
         self.chunks: list[bytes] = []
         self.size = 0
         self.count = 0
         self._label = label
+        self._message = message
         self.datatype = datatype
         self._parser = simdjson.Parser()
         # No bound method: with a cycle, the parser's memory would wait for the collector.
@@ -91,7 +93,7 @@ class TensorFromJson:
         self.size += len(data)
 
     def _fault(self, run: Run) -> Exception:
-        return element_fault(self._label, self.datatype, run, self.count)
+        return element_fault(self._label, self.datatype, run, self.count, self._message)
 
     @classmethod
     def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes]]:
@@ -139,7 +141,7 @@ class TensorFromJson:
         if not self._has_nonfinite:
             with suppress(*_REFUSALS):
                 return self._parse_doubles(text)
-        if b"N" in text or b"I" in text:
+        if b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text):
             self._has_nonfinite = True  # and so, probably, what follows
             values = self._nonfinite_doubles(text)
             if values is not None:
@@ -148,7 +150,8 @@ class TensorFromJson:
             with suppress(*_REFUSALS):
                 return self._parse_doubles(text)
         # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
-        return np.array(self._objects(run, float), dtype=np.float64)
+        nothing = (NoneType,) if self._message.null_is_nan else ()
+        return np.array(self._objects(run, float, *nothing), dtype=np.float64)
 
     def _parse_doubles(self, text: bytes) -> _Values:
         return np.frombuffer(self._array(text).as_buffer(of_type="d"), np.float64)
@@ -159,12 +162,14 @@ class TensorFromJson:
         return array
 
     def _nonfinite_doubles(self, text: bytes) -> _Values | None:
-        """Parse an array with bare NaN and Infinity tokens, None if that is not all it has.
+        """Parse an array with bare NaN, Infinity and null tokens, None if that is not all it has.
 
         Each token gives way to a zero between spaces, so that what touches it stays an error;
         its element's index is the number of commas before it.
         """
         plain = text.replace(b"NaN", b" 0 ")
+        if self._message.null_is_nan:
+            plain = plain.replace(b"null", b" 0 ")
         if b"I" in plain:
             plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
@@ -175,10 +180,12 @@ class TensorFromJson:
         commas = np.flatnonzero(codes == ord(","))
         if values.size != commas.size + 1:
             return None  # empty inner arrays: commas do not count elements
-        # It parsed, so every N and I belonged to a token: NaN holds two, Infinity one.
+        # It parsed, so every N, I and u belonged to a token: NaN holds two, the others one.
         nans = np.flatnonzero(codes == ord("N"))[::2]
+        nulls = np.flatnonzero(codes == ord("u"))
         infinities = np.flatnonzero(codes == ord("I"))
         values[np.searchsorted(commas, nans)] = np.nan
+        values[np.searchsorted(commas, nulls)] = np.nan
         signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
         values[np.searchsorted(commas, infinities)] = signs * np.inf
         return values
@@ -209,7 +216,7 @@ class TensorFromJson:
         try:
             text = orjson.loads(b'"' + part.text + b'"').encode()
         except orjson.JSONDecodeError as error:
-            raise bad_request(
+            raise self._message.fault(
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         if self.datatype.family is not Family.TEXT:
@@ -223,7 +230,7 @@ class TensorFromJson:
 
     def _end_long_string(self, long: _LongString) -> None:
         if long.length > _LONGEST_ELEMENT:
-            raise bad_request(f"{self._label}: element {self.count} is longer than 4 GiB")
+            raise self._message.fault(f"{self._label}: element {self.count} is longer than 4 GiB")
         self.chunks[long.chunk] = _LENGTH.pack(long.length)
         self._long = None
 

@@ -14,8 +14,9 @@ import orjson
 
 from gateway.codec.loans import Lender, Loan, Work
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.messages import ANSWER, Message
 
 _LENGTH = struct.Struct("<I")
 
@@ -29,14 +30,15 @@ class TensorToJson(Protocol):
     def feed(self, data: bytes | memoryview) -> bytes:
         """Convert the next bytes, as far as they make up whole elements.
 
-        Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements.
+        Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements; 400
+        for either in a request.
         """
 
     def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
         """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
 
     def finish(self) -> None:
-        """Raise GatewayError (502) where the bytes ended inside an element."""
+        """Raise GatewayError (502, 400) where the bytes ended inside an element."""
 
 
 class LentText:
@@ -51,18 +53,23 @@ class LentText:
         return self._write_here() if self.loan.result is None else self.loan.result
 
 
-def tensor_to_json(label: str, datatype: Datatype, policies: JsonPolicies) -> TensorToJson:
-    """Choose the converter of a datatype; ``label`` names the tensor in errors."""
+def tensor_to_json(
+    label: str, datatype: Datatype, policies: JsonPolicies, message: Message = ANSWER
+) -> TensorToJson:
+    """Choose the converter of a datatype; ``label`` names the tensor of the message in errors."""
     if datatype.family is Family.TEXT:
-        return _TextToJson(label, policies.bytes_as)
-    return _NumbersToJson(label, datatype, policies.nonfinite)
+        return _TextToJson(label, policies.bytes_as, message)
+    return _NumbersToJson(label, datatype, policies.nonfinite, message)
 
 
 class _NumbersToJson:
-    def __init__(self, label: str, datatype: Datatype, nonfinite: Nonfinite) -> None:
+    def __init__(
+        self, label: str, datatype: Datatype, nonfinite: Nonfinite, message: Message
+    ) -> None:
         assert datatype.dtype is not None
         self.count = 0
         self._label = label
+        self._message = message
         self._work = Work(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
         self._floating = datatype.family is Family.FLOAT
@@ -101,12 +108,12 @@ class _NumbersToJson:
 
     def finish(self) -> None:
         if self._partial:
-            raise bad_answer(f"{self._label} ends inside an element")
+            raise self._message.fault(f"{self._label} ends inside an element")
 
     def _text(self, values: npt.NDArray[Any], first: int) -> memoryview:
         """Write values, of which the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
-            raise bad_answer(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
+            raise self._message.fault(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
         if self._floating:
             if self._dtype.itemsize == 2:
                 # float32 holds every FP16 and BF16; orjson knows only the former.
@@ -121,10 +128,10 @@ class _NumbersToJson:
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
-                ErrorKind.NOT_ACCEPTABLE,
+                self._message.refused,
                 f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
-                "which JSON does not have (policy nonfinite: error); ask for this output in "
-                "binary form, or set another policy",
+                f"which JSON does not have (policy nonfinite: error); "
+                f"{self._message.instead_of_number}set another policy",
             )
         text = _dump(values)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
@@ -154,9 +161,10 @@ class _TextToJson:
     one is never held.
     """
 
-    def __init__(self, label: str, bytes_as: BytesAs) -> None:
+    def __init__(self, label: str, bytes_as: BytesAs, message: Message) -> None:
         self.count = 0
         self._label = label
+        self._message = message
         self._bytes_as = bytes_as
         self._partial = b""
         self._open: _ElementText | None = None
@@ -169,7 +177,7 @@ class _TextToJson:
         if self._open is not None:
             position = min(self._missing, len(data))
             out.append(self._continue(self._open, data[:position]))
-        whole, position = _split_elements(data, position)
+        whole, position = split_elements(data, position)
         if whole:
             out.append(self._separator() + b",".join(self._texts(whole)))
             self.count += len(whole)
@@ -184,7 +192,7 @@ class _TextToJson:
 
     def finish(self) -> None:
         if self._open is not None or self._partial:
-            raise bad_answer(f"{self._label} ends inside an element")
+            raise self._message.fault(f"{self._label} ends inside an element")
 
     def _separator(self) -> bytes:
         return b"," if self.count else b""
@@ -195,13 +203,14 @@ class _TextToJson:
         try:
             texts = [data.decode() for data in elements]
         except UnicodeDecodeError as error:
-            raise _not_utf8(self._label, self.count + elements.index(error.object)) from None
+            index = self.count + elements.index(error.object)
+            raise _not_utf8(self._label, index, self._message) from None
         return [orjson.dumps(texts)[1:-1]]
 
     def _begin(self, data: bytes) -> bytes:
         (self._missing,) = _LENGTH.unpack_from(data)
         base64 = self._bytes_as is BytesAs.BASE64
-        self._open = _Base64Text() if base64 else _Utf8Text(self._label, self.count)
+        self._open = _Base64Text() if base64 else _Utf8Text(self._label, self.count, self._message)
         opening = self._separator() + b'"'
         self.count += 1
         return opening + self._continue(self._open, data[_LENGTH.size :])
@@ -214,7 +223,7 @@ class _TextToJson:
         return element.feed(data, last=True) + b'"'
 
 
-def _split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
+def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     """Give the whole elements from ``position`` on, and where they end."""
     elements = []
     while position + _LENGTH.size <= len(data):
@@ -227,12 +236,12 @@ def _split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     return elements, position
 
 
-def _not_utf8(label: str, index: int) -> GatewayError:
+def _not_utf8(label: str, index: int, message: Message) -> GatewayError:
     """Make the error for an element that JSON cannot hold as text."""
     return GatewayError(
-        ErrorKind.NOT_ACCEPTABLE,
-        f"{label}: element {index} is not UTF-8 text, which JSON needs; ask for this output in "
-        "binary form, or set the policy bytes: base64",
+        message.refused,
+        f"{label}: element {index} is not UTF-8 text, which JSON needs; "
+        f"{message.instead_of_text}set the policy bytes: base64",
     )
 
 
@@ -241,8 +250,9 @@ class _ElementText(Protocol):
 
 
 class _Utf8Text:
-    def __init__(self, label: str, index: int) -> None:
+    def __init__(self, label: str, index: int, message: Message) -> None:
         self._label = label
+        self._message = message
         self._index = index
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
@@ -250,7 +260,7 @@ class _Utf8Text:
         try:
             text = self._decoder.decode(data, last)
         except UnicodeDecodeError:
-            raise _not_utf8(self._label, self._index) from None
+            raise _not_utf8(self._label, self._index, self._message) from None
         return orjson.dumps(text)[1:-1]
 
 

@@ -9,17 +9,20 @@ import re
 import numpy as np
 
 from gateway.codec.array_scanner import Run
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.messages import REQUEST, Message
 
 _TOKEN = re.compile(r'([\[\],])|("(?:[^"\\]|\\.)*"?|[^ \t\n\r\[\],"]+)', re.DOTALL)
 
 
-def element_fault(label: str, datatype: Datatype, run: Run, first_index: int) -> GatewayError:
+def element_fault(
+    label: str, datatype: Datatype, run: Run, first_index: int, message: Message = REQUEST
+) -> GatewayError:
     """Make the error for a run that could not be converted.
 
-    ``first_index`` is the flat index of the run's first element. The error names the tensor, and
-    index and value of the first element at fault.
+    ``first_index`` is the flat index of the run's first element. The error names the tensor of the
+    message, and index and value of the first element at fault.
     """
     text = run.text.decode("utf-8", "replace")
     index = first_index
@@ -27,21 +30,23 @@ def element_fault(label: str, datatype: Datatype, run: Run, first_index: int) ->
     for match in _TOKEN.finditer(text):
         mark, token = match[1], match[2]
         if token is not None:
-            if fault := _token_fault(token, datatype):
-                return bad_request(f"{label}: element {index} ({_quoted(token)}) {fault}")
+            if fault := _token_fault(token, datatype, message.null_is_nan):
+                return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
             if value_before:
                 break
             index += 1
         value_before = token is not None or (value_before and mark == "]")
     near = max(first_index, index - 1)
-    return bad_request(f"{label}: data is not a valid JSON array, near element {near}")
+    return message.fault(f"{label}: data is not a valid JSON array, near element {near}")
 
 
-def _token_fault(token: str, datatype: Datatype) -> str | None:
+def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:
     try:
         value = _decode(token)
     except ValueError:
         return "is not a JSON value"
+    if value is None and null_is_nan and datatype.family is Family.FLOAT:
+        return None
     if type(value) not in _TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Cuts the ``data`` arrays out of a request's JSON while it streams by.
+"""Cuts the ``data`` arrays out of a request's or an answer's JSON while it streams by.
 
 What is left is a small header, in which a stand-in holds the place of each array; a JSON library
-parses it. An array that is not the ``data`` of an input is an error.
+parses it. An array that is not the ``data`` of a tensor is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import GatewayError
+from gateway.protocol.messages import REQUEST, Message
 
 _KEY = b'"data"'
 _SPACE = b" \t\n\r"
@@ -21,9 +22,9 @@ _SPACE = b" \t\n\r"
 
 @dataclass(frozen=True, slots=True)
 class ArrayStart:
-    """An array begins: the ``data`` of input number ``index``.
+    """An array begins: the ``data`` of tensor number ``index``.
 
-    ``fields`` are those of the input that stand before its data; ``previous`` those of the input
+    ``fields`` are those of the tensor that stand before its data; ``previous`` those of the tensor
     of the array before, that stand behind it.
     """
 
@@ -41,9 +42,10 @@ def stand_in(number: int) -> list[int]:
 
 
 class JsonCutter:
-    """Takes the text of a request; gives the events of its arrays, and at last the header."""
+    """Takes the text of a message; gives the events of its arrays, and at last the header."""
 
-    def __init__(self, header_cap: int, depth_cap: int) -> None:
+    def __init__(self, header_cap: int, depth_cap: int, message: Message = REQUEST) -> None:
+        self._message = message
         self._header_cap = header_cap
         self._depth_cap = depth_cap
         self._header = bytearray()
@@ -52,9 +54,9 @@ class JsonCutter:
         self._buffer = b""
         self._after_key = b""
         self._array: ArrayScanner | None = None
-        self._input = -1
+        self._tensor = -1
         self.arrays: list[int] = []
-        """Of each array cut out, the index of its input."""
+        """Of each array cut out, the index of its tensor."""
 
     @property
     def room(self) -> int:
@@ -64,7 +66,8 @@ class JsonCutter:
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
 
-        Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap.
+        Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
+        502 for either in an answer.
         """
         self._buffer += text
         while True:
@@ -83,8 +86,8 @@ class JsonCutter:
     def finish(self) -> bytes:
         """Give the header, with a stand-in for each array.
 
-        To be called after ``feed(b"", last=True)``. Raises GatewayError (400) for text that ends
-        inside an array.
+        To be called after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text that
+        ends inside an array.
         """
         if self._array is not None:
             raise self._unfinished(self._array)
@@ -93,12 +96,15 @@ class JsonCutter:
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
         if array.culprit is None:
-            return bad_request(f"the request ends inside {self._label()}")
+            return self._message.fault(f"{self._message.name} ends inside {self._label()}")
         near = array.culprit.decode("utf-8", "replace")
-        return bad_request(f"{self._label()} is not an array of plain values, near: {near}")
+        return self._message.fault(f"{self._label()} is not an array of plain values, near: {near}")
 
     def _label(self) -> str:
-        return f"the data of inputs[{self._input}]"
+        return f"the data of {self._place(self._tensor)}"
+
+    def _place(self, index: int) -> str:
+        return f"{self._message.tensors}[{index}]"
 
     def _find_key(self, last: bool) -> bool:
         """Move text to the header, up to the next key ``"data"``."""
@@ -134,7 +140,7 @@ class JsonCutter:
         if not self._buffer:
             return False
         if not self._buffer.startswith(b"["):
-            self._refuse_data_of_input()
+            self._refuse_data_of_tensor()
             self._leave_key()
             return True
         self._keep(self._after_key)
@@ -146,8 +152,8 @@ class JsonCutter:
         self._keep(self._after_key)
         self._after_key = b""
 
-    def _refuse_data_of_input(self) -> None:
-        """Refuse an input's data that is no array; ``data`` elsewhere is the client's own.
+    def _refuse_data_of_tensor(self) -> None:
+        """Refuse a tensor's data that is no array; ``data`` elsewhere is its writer's own.
 
         The stand-ins show it at the end at the latest; but then a large string would be refused
         for its size. Each look costs a parse: one only where the header has doubled.
@@ -155,50 +161,52 @@ class JsonCutter:
         if len(self._header) < 2 * self._refused_at:
             return
         self._refused_at = len(self._header)
-        inputs = self._inputs_so_far(self._header[self._fragment_start :] + self._after_key)
-        if inputs:
-            index = max(0, self._input) + len(inputs) - 1
-            raise bad_request(f"the data of inputs[{index}] must be an array")
+        tensors = self._tensors_so_far(self._header[self._fragment_start :] + self._after_key)
+        if tensors:
+            index = max(0, self._tensor) + len(tensors) - 1
+            raise self._message.fault(f"the data of {self._place(index)} must be an array")
 
     def _enter_array(self) -> ArrayStart:
-        inputs = self._inputs_so_far(self._header[self._fragment_start :])
-        if inputs is None:
-            raise bad_request(
-                "a data array stands where no input's data can be, or what comes before it "
-                f"is not valid JSON, near: {self._header[-40:].decode('utf-8', 'replace')}"
+        tensors = self._tensors_so_far(self._header[self._fragment_start :])
+        if tensors is None:
+            raise self._message.fault(
+                f"a data array stands where no {self._message.tensor}'s data can be, or what "
+                "comes before it is not valid JSON, near: "
+                f"{self._header[-40:].decode('utf-8', 'replace')}"
             )
         first = not self.arrays
-        if not first and len(inputs) == 1:
-            raise bad_request(f"inputs[{self._input}] has more than one data")
-        self._input = len(inputs) - 1 + max(0, self._input)
+        if not first and len(tensors) == 1:
+            raise self._message.fault(f"{self._place(self._tensor)} has more than one data")
+        self._tensor = len(tensors) - 1 + max(0, self._tensor)
         self._keep(orjson.dumps(stand_in(len(self.arrays))))
         self._fragment_start = len(self._header)
-        self.arrays.append(self._input)
-        self._array = ArrayScanner(self._label(), self._depth_cap)
-        return ArrayStart(self._input, inputs[-1], {} if first else inputs[0])
+        self.arrays.append(self._tensor)
+        self._array = ArrayScanner(self._label(), self._depth_cap, self._message)
+        return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
-    def _inputs_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
-        """Parse the text since the last array up to a key ``data``; None if it is no input's.
+    def _tensors_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+        """Parse the text since the last array up to a key ``data``; None if it is no tensor's.
 
-        With the brackets closed that must be open here, the text is valid JSON, whose last input
+        With the brackets closed that must be open here, the text is valid JSON, whose last tensor
         has that key, with the value put there: a JSON library tells it better than any counting
         of quotes.
         """
-        opening = b'{"inputs":[{"data":0' if self.arrays else b""
+        key = self._message.tensors
+        opening = b'{"%s":[{"data":0' % key.encode() if self.arrays else b""
         try:
             fields = orjson.loads(opening + fragment + b"1}]}")
         except orjson.JSONDecodeError:
             return None
-        inputs = fields.get("inputs") if isinstance(fields, dict) else None
-        if not isinstance(inputs, list) or not all(isinstance(entry, dict) for entry in inputs):
+        tensors = fields.get(key) if isinstance(fields, dict) else None
+        if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in tensors):
             return None
-        return inputs if inputs and inputs[-1].get("data") == 1 else None
+        return tensors if tensors and tensors[-1].get("data") == 1 else None
 
     def _keep(self, text: bytes) -> None:
         self._header += text
         if len(self._header) > self._header_cap:
             raise GatewayError(
-                ErrorKind.TOO_LARGE,
+                self._message.too_large,
                 f"the JSON around the data is larger than {self._header_cap} bytes "
                 "(limits.header_bytes)",
             )

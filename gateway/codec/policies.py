@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Nonfinite(Enum):
-    """How NaN and the infinities are written in a JSON answer."""
+    """How NaN and the infinities are written in JSON."""
 
     LITERAL = "literal"
     """As the bare tokens NaN, Infinity and -Infinity, as Triton does."""
@@ -17,7 +17,7 @@ class Nonfinite(Enum):
 
 
 class BytesAs(Enum):
-    """How elements of BYTES tensors are written in a JSON answer."""
+    """How elements of BYTES tensors are written in JSON."""
 
     UTF8 = "utf8"
     BASE64 = "base64"
@@ -25,7 +25,8 @@ class BytesAs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JsonPolicies:
-    """The policies of a route."""
+    """The policies of a route; ``as_base64`` names outputs that a request wants as base64."""
 
     nonfinite: Nonfinite = Nonfinite.LITERAL
     bytes_as: BytesAs = BytesAs.UTF8
+    as_base64: frozenset[str] = frozenset()

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.codec.infer_answer import answer_skeleton
+from gateway.codec.json_writer import skeleton
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import OutputTensor, parse_answer, read_outputs
+from gateway.protocol.messages import ANSWER
 
 _REMEMBERED = 256
 _LARGEST_HEADER = 16 * 1024
@@ -75,8 +76,9 @@ def _plan(header: bytes) -> _Plan | None:
         assert dtype is not None
         tensors.append(_Tensor(size, output.binary_size // dtype.itemsize, dtype))
         size += output.binary_size
-    skeleton = answer_skeleton(fields, [output.binary_size is not None for output in outputs])
-    return _Plan(tuple(skeleton), tuple(tensors), size)
+    follows = [output.binary_size is not None for output in outputs]
+    pieces = skeleton(fields, ANSWER.tensors, follows)
+    return _Plan(tuple(pieces), tuple(tensors), size)
 
 
 def _is_plain(output: OutputTensor) -> bool:

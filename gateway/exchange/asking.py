@@ -80,6 +80,9 @@ def question(request: ClientRequest, target: str, body: Body = None) -> Upstream
     headers.popall("Accept-Encoding", None)  # the answers have to be read here
     if body is None:
         headers.popall("Content-Length", None)
+    else:
+        # What several servers are told is JSON, and some of them want to be told that too.
+        headers.setdefault("Content-Type", "application/json")
     return UpstreamRequest(request.method, target, headers, body)
 
 

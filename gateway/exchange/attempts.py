@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -131,7 +132,7 @@ class Again:
 
 def can_be_repeated(body: Body) -> bool:
     """Tell whether a body can be sent more than once: what has streamed through is gone."""
-    return not isinstance(body, AsyncIterable)
+    return not isinstance(body, AsyncIterator)
 
 
 async def reaching(
@@ -166,20 +167,26 @@ async def _send(
 ) -> UpstreamResponse:
     """Send a request to an endpoint, whose turn it is from then on."""
     deadline.wait_for_server(endpoint.url)
-    if isinstance(request.body, AsyncIterator):
-        request = UpstreamRequest(
-            request.method,
-            request.target,
-            request.headers,
-            _server_next(request.body, endpoint.url, deadline),
-        )
+    if isinstance(request.body, AsyncIterable):
+        body = _ServerNext(request.body, endpoint.url, deadline)
+        once = isinstance(request.body, AsyncIterator)
+        request = replace(request, body=aiter(body) if once else body)
     return await endpoint.send(request)
 
 
-async def _server_next(
-    body: AsyncIterator[bytes | memoryview], url: str, deadline: Deadline
-) -> AsyncIterator[bytes | memoryview]:
-    async for chunk in body:
-        deadline.wait_for_server(url)
-        yield chunk
-    deadline.wait_for_server(url)
+class _ServerNext(AsyncIterable[bytes | memoryview]):
+    """Chunks to come of a body; with each of them it is the server's turn."""
+
+    def __init__(
+        self, body: AsyncIterable[bytes | memoryview], url: str, deadline: Deadline
+    ) -> None:
+        self._body = body
+        self._url = url
+        self._deadline = deadline
+
+    async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
+        """Yield the chunks, from the start."""
+        async for chunk in self._body:
+            self._deadline.wait_for_server(self._url)
+            yield chunk
+        self._deadline.wait_for_server(self._url)

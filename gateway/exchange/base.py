@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.loans import Lender
 from gateway.codec.policies import JsonPolicies
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import Gate
 from gateway.exchange.held import HeldBytes
@@ -17,6 +18,7 @@ from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import Dialect
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import HeaderLines as HeaderLines
+from gateway.upstream.dialect import Speech
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
 
@@ -43,6 +45,16 @@ class ClientRequest(ABC):
     @abstractmethod
     async def read(self) -> bytes | memoryview:
         """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
+
+    async def read_in_time(self, deadline: Deadline) -> bytes | memoryview:
+        """Give what came next, as ``read`` does, in the client's turn.
+
+        Raises GatewayError (408) where it comes too slowly.
+        """
+        deadline.wait_for_client()
+        piece = await self.read()
+        deadline.received(len(piece))
+        return piece
 
 
 class ClientAnswer(ABC):
@@ -113,6 +125,8 @@ class Limits:
     idle_time: float
     total_time: float
     body_rate: int = 0
+    inflation: int = 100
+    """How many times larger than it came a compressed body may become."""
 
     def deadline(self, spent: float = 0.0) -> Deadline:
         """Make the deadline of an exchange that has taken ``spent`` seconds already."""
@@ -124,7 +138,7 @@ class Upstream:
     """A named group of servers that speak one dialect."""
 
     name: str
-    dialect: Dialect
+    speech: Speech
     pool: Pool
     metadata: MetadataCache
     retries: RetryBudget = field(default_factory=RetryBudget)
@@ -132,6 +146,19 @@ class Upstream:
     """Where an exchange has a place for as long as it is at a server."""
     required: bool = True
     """Whether the gateway is ready only if this is."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Give the dialect, for which an exchange that needs it has waited (``until_known``).
+
+        Raises GatewayError (503) where it is not known.
+        """
+        if (dialect := self.speech.dialect) is None:
+            raise GatewayError(
+                ErrorKind.NOT_READY,
+                f"it is not known how upstream '{self.name}' speaks: {self.speech.reason}",
+            )
+        return dialect
 
 
 @dataclass(frozen=True, slots=True)

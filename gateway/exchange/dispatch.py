@@ -10,7 +10,11 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
+from gateway.exchange.codings import CODINGS
+from gateway.exchange.compression import compressed
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.decoding import decoded
+from gateway.exchange.dialect import understand
 from gateway.exchange.fanout import load
 from gateway.exchange.forward import forward
 from gateway.exchange.forwarding import REQUEST_ID
@@ -40,6 +44,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     except GatewayError as error:
         await answer_error(answer, error)
         return
+    answer = compressed(answer, request, found)
     # From here on, it asks for what the server is asked for.
     request.target = found.target
     request.headers = to_server(request.headers, found.withheld, request.added)
@@ -94,6 +99,8 @@ async def at_one_server(
 
     Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
     """
+    await understand(request, asked, route.upstream, turns)
+    request = await decoded(request, asked, route, turns)
     if asked.kind is EndpointKind.INFER:
         await infer(request, answer, asked, route, turns)
     else:
@@ -109,6 +116,7 @@ async def _dispatch(
     turns: Deadline,
 ) -> None:
     asked, upstreams = found.asked, found.upstreams
+    request = await decoded(request, asked, route, turns)
     match asked.kind:
         case EndpointKind.LIVENESS:
             await live(answer)
@@ -137,6 +145,8 @@ async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = error.challenge
+    if error.kind is ErrorKind.UNSUPPORTED_ENCODING:
+        headers["Accept-Encoding"] = ", ".join(CODINGS)  # RFC 9110, section 15.5.16
     await answer.send(error.kind.value.status, "", headers, error_body(error.message))
 
 

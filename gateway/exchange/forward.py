@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from multidict import CIMultiDict
-
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import typed
 from gateway.exchange.headers import end_to_end
 from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
@@ -25,11 +24,9 @@ async def forward(
     ``model`` is the one that it names.
     """
     body = ClientBody(request, route.limits.request_bytes, deadline)
+    headers = await typed(request, route.upstream, deadline)
     asked = UpstreamRequest(
-        request.method,
-        target or request.target,
-        CIMultiDict(request.headers),
-        await forwarded_body(request, body),
+        request.method, target or request.target, headers, await forwarded_body(request, body)
     )
     async with Attempts(route, asked, deadline, model=model) as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)

@@ -78,11 +78,6 @@ def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tu
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
-def encoded(headers: CIMultiDictProxy[str]) -> bool:
-    """Tell whether a body is compressed."""
-    return headers.get("Content-Encoding", "identity").strip().lower() != "identity"
-
-
 def header_length(headers: CIMultiDictProxy[str]) -> int | None:
     """Give the Inference-Header-Content-Length, None where there is none.
 

@@ -21,13 +21,17 @@ KEPT = 1.0
 
 _READY = "/v2/health/ready"
 
+# The protocol wants an object as the body. Triton sends none, and its clients look at the status;
+# KServe's client looks into the object.
+_JSON = {"Content-Type": "application/json"}
+
 Check = Callable[[Upstream], Awaitable[tuple[str, ...]]]
 """Tells of each endpoint of an upstream why it cannot be used, or nothing if one of them can."""
 
 
 async def live(answer: ClientAnswer) -> None:
     """Answer that the gateway lives, whatever its servers do."""
-    await answer.send(200, "", CIMultiDict(), b"")
+    await answer.send(200, "", CIMultiDict(_JSON), b'{"live":true}')
 
 
 async def ready(answer: ClientAnswer, readiness: Readiness, deadline: Deadline) -> None:
@@ -37,7 +41,7 @@ async def ready(answer: ClientAnswer, readiness: Readiness, deadline: Deadline) 
     if missing:
         raise GatewayError(ErrorKind.NOT_READY, f"not ready: {missing}")
     deadline.wait_for_client()
-    await answer.send(200, "", CIMultiDict(), b"")
+    await answer.send(200, "", CIMultiDict(_JSON), b'{"ready":true}')
 
 
 class Readiness:

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from gateway.codec.infer_request import InferRequest, InferRequestCodec
+from gateway.codec.json_request import JsonRequest
+from gateway.codec.policies import BytesAs
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.exchange.attempts import Attempts, reaching
+from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
+from gateway.exchange.cloud_forms import in_ordinary_form
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.forward import forward
-from gateway.exchange.headers import HEADER_LENGTH, encoded, header_length, with_body
+from gateway.exchange.headers import HEADER_LENGTH, header_length, with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import relay_answer
+from gateway.exchange.json_upstream import json_body, relay_json_answer
+from gateway.exchange.listed_outputs import listing_outputs, model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.inference_header import AnswerForm
 from gateway.protocol.raw_binary import raw_binary_preamble
-from gateway.protocol.tensors import ModelMetadata
-from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
-from gateway.upstream.pool import Outcome
+from gateway.upstream.base import Body, UpstreamRequest
 
 _ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """A request in the server's form; ``size`` in bytes is the whole body's."""
+    """A request in binary form; ``size`` in bytes is the whole body's. See also InferRequest."""
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
+    written_as: Mapping[int, BytesAs] = field(default_factory=dict)
 
 
 async def infer(
@@ -44,24 +47,25 @@ async def infer(
     deadline: Deadline,
 ) -> None:
     """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
-    if encoded(request.headers):
-        # What is inside cannot be seen; the server decodes it, or says that it cannot.
-        await forward(request, answer, route, deadline, model=asked.model)
-        return
+    answer = in_ordinary_form(request, answer)
     length = header_length(request.headers)
     body = ClientBody(request, route.limits.request_bytes, deadline)
     with route.held.holding() as holding:
         if length == 0:
             converted = await _convert_raw(body, asked, route, deadline, holding)
         else:
-            converted = await _convert(body, length, route, holding)
-        upstream_request = _upstream_request(request, converted)
+            converted = await _convert(body, length, asked, route, deadline, holding)
+        if route.upstream.dialect.binary:
+            upstream_request, relay = _upstream_request(request, converted), relay_answer
+        else:
+            upstream_request, relay = _json_request(request, converted, route), relay_json_answer
         async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
             response = attempt.response
-            if length == 0 and response.status != 200:
+            by_metadata = length == 0 or route.upstream.dialect.lists_outputs
+            if by_metadata and response.status != 200:
                 # The header may have been made from metadata that is no longer true.
                 route.upstream.metadata.drop(asked.model or "")
-            await relay_answer(response, answer, converted.answer, route, attempt.url, deadline)
+            await relay(response, answer, converted.answer, route, attempt.url, deadline)
 
 
 def _upstream_request(request: ClientRequest, converted: _Converted) -> UpstreamRequest:
@@ -77,8 +81,28 @@ def _upstream_request(request: ClientRequest, converted: _Converted) -> Upstream
     return UpstreamRequest(request.method, request.target, headers, converted.body)
 
 
+def _json_request(request: ClientRequest, converted: _Converted, route: Route) -> UpstreamRequest:
+    """Make the request for a server that takes JSON only."""
+
+    def writer() -> JsonRequest:
+        written_as, as_base64 = converted.written_as, converted.answer.as_base64
+        return JsonRequest(converted.header_size, route.policies, written_as, as_base64)
+
+    headers = with_body(request.headers, {"Content-Type": "application/json"})
+    if not converted.answer.all_json:
+        # The answer has to be read here.
+        headers.popall("Accept-Encoding", None)
+    body = json_body(converted.body, converted.size, writer, route.turns)
+    return UpstreamRequest(request.method, request.target, headers, body)
+
+
 async def _convert(
-    body: ClientBody, length: int | None, route: Route, holding: Holding
+    body: ClientBody,
+    length: int | None,
+    asked: Endpoint,
+    route: Route,
+    deadline: Deadline,
+    holding: Holding,
 ) -> _Converted:
     """Convert a request whose JSON part has this length, or is all of the body."""
     if length is None and body.size == 0:
@@ -88,7 +112,10 @@ async def _convert(
     if length is None and body.size is not None and body.size <= LARGEST:
         small = convert_small_request(await body.whole(), route.limits.json_depth)
         if small is not None and body.size <= route.limits.header_bytes:
-            return _Converted((small.body,), len(small.body), small.header_size, small.answer)
+            old = small.body[: small.header_size]
+            header = await listing_outputs(old, small.answer, asked, route, deadline)
+            whole = small.body if header is old else header + small.body[len(old) :]
+            return _Converted((whole,), len(whole), len(header), small.answer)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -102,9 +129,11 @@ async def _convert(
         )
     if body.size is None and not request.expected_size:
         await _check_end(body)
+    header = await listing_outputs(request.header, request.answer, asked, route, deadline)
+    request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return _Converted(held, length, len(request.header), request.answer)
+    return _Converted(held, length, len(request.header), request.answer, request.written_as)
 
 
 async def _read_json(
@@ -182,7 +211,7 @@ async def _convert_raw(
     body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
 ) -> _Converted:
     """Put the header that a raw binary request lacks before its bytes."""
-    model = await _model(asked, route, deadline)
+    model = await model_metadata(asked, route, deadline)
     chunks: list[bytes | memoryview] | None = None
     size = body.size
     if size is None:
@@ -193,23 +222,13 @@ async def _convert_raw(
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
         route.upstream.metadata.drop(asked.model or "")
-        preamble = raw_binary_preamble(await _model(asked, route, deadline), size)
-    start = preamble.header + preamble.prefix
+        model = await model_metadata(asked, route, deadline)
+        preamble = raw_binary_preamble(model, size)
+    header = await listing_outputs(preamble.header, _ALL_BINARY, asked, route, deadline)
+    start = header + preamble.prefix
     length = len(start) + size
     held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
-    return _Converted(held, length, len(preamble.header), _ALL_BINARY)
-
-
-async def _model(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
-    """Give a model's metadata, which a server may have to be asked for."""
-
-    async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
-        deadline.wait_for_server(endpoint.url)
-        return await route.upstream.metadata.get(asked.model or "", asked.version, endpoint)
-
-    loan, model = await reaching(route.upstream, ask, deadline, asked.model)
-    loan.give_back(Outcome.ANSWERED)
-    return model
+    return _Converted(held, length, len(header), _ALL_BINARY)
 
 
 async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:
@@ -220,8 +239,8 @@ async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | m
         if size > cap:
             raise GatewayError(
                 ErrorKind.TOO_LARGE,
-                f"a raw binary request without Content-Length is held, and is larger than {cap} "
-                "bytes (limits.spool_bytes); send a Content-Length",
+                f"a raw binary request without Content-Length, or compressed, is held, and is "
+                f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
             )
         holding.is_now(size)
         chunks.append(chunk)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gateway.codec.elements_to_json import LentText
@@ -37,6 +38,8 @@ async def relay_answer(
     if response.status != 200 or form.all_binary:
         await forward_answer(response, answer, url, deadline)
         return
+    if form.as_base64:
+        route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
     try:
         header_size = answer_header_size(response, route.limits.header_bytes)
         if header_size is None:
@@ -156,15 +159,26 @@ async def _relay_mixed(
                 holding.is_now(codec.held)
                 await route.turns.next()
         header, tensors = codec.finish()
-        changed = {"Content-Type": "application/json"}
-        if any(tensors):
-            changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-        headers = with_body(response.headers, changed)
-        headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-        await answer.start(200, response.reason, headers)
-        for part in (header, *tensors):
-            await write(answer, part, deadline)
-        await answer.finish()
+        await send_held(response, answer, header, tensors, deadline)
+
+
+async def send_held(
+    response: UpstreamResponse,
+    answer: ClientAnswer,
+    header: bytes,
+    tensors: Sequence[bytes | memoryview],
+    deadline: Deadline,
+) -> None:
+    """Give an answer of a header, and tensors in binary form if there are any behind it."""
+    changed = {"Content-Type": "application/json"}
+    if any(tensors):
+        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    headers = with_body(response.headers, changed)
+    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
+    await answer.start(200, response.reason, headers)
+    for part in (header, *tensors):
+        await write(answer, part, deadline)
+    await answer.finish()
 
 
 async def relay_document(

@@ -32,7 +32,9 @@ MIRRORED = KINDS["infer"] | KINDS["generate"]
 MOST = 64
 """Copies of a rule's requests under way at a time; what comes then is not mirrored."""
 
-_OF_THE_CLIENT = frozenset((ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE))
+_OF_THE_CLIENT = frozenset(
+    (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE, ErrorKind.UNSUPPORTED_ENCODING)
+)
 """What a request is refused with that no server has seen; its client is told."""
 
 _log = logging.getLogger("tensorgate.mirror")

@@ -65,9 +65,7 @@ class ClientBody:
             yield piece
 
     async def _next_chunk(self) -> None:
-        self._deadline.wait_for_client()
-        self._chunk = await self._request.read()
-        self._deadline.received(len(self._chunk))
+        self._chunk = await self._request.read_in_time(self._deadline)
         self._position = 0
         self._received += len(self._chunk)
         self._check_size(self._received)

@@ -51,7 +51,8 @@ class Rule:
     ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
     which every value stays with one route. Kinds in ``deny`` are refused. ``mirror`` sends copies.
     The headers ``withheld``, named in lower case, do not go to servers. Where there are ``keys``, a
-    request has to show one.
+    request has to show one. Answers are compressed for clients that accept one of the codings in
+    ``compress``, of which the first of equals is taken.
     """
 
     match: Match
@@ -63,6 +64,7 @@ class Rule:
     mirror: Mirror | None = None
     withheld: frozenset[str] = frozenset()
     keys: tuple[KeyGroup, ...] = ()
+    compress: tuple[str, ...] = ()
 
     def admits(self, known: frozenset[KeyGroup]) -> bool:
         """Tell whether it is open to who shows keys of these groups."""
@@ -120,6 +122,7 @@ class Found:
     upstreams: tuple[Upstream, ...]
     withheld: frozenset[str]
     mirror: Sample | None = None
+    compress: tuple[str, ...] = ()
 
     @property
     def is_forwarded(self) -> bool:
@@ -168,7 +171,8 @@ class Routes:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
         mirror = ways.mirror if asked.kind in MIRRORED else None
-        return Found(ways.choice(headers), asked, target, upstreams, rule.withheld, mirror)
+        choice = ways.choice(headers)
+        return Found(choice, asked, target, upstreams, ways.withheld, mirror, rule.compress)
 
     def _followed(
         self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]
@@ -203,6 +207,9 @@ class _Ways:
     def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
         self.upstreams = led_to([rule])
         shares = self._shares = Shares.of(rule.weights)
+        # What is compressed here is not asked for in that form.
+        own = frozenset(("accept-encoding",)) if rule.compress else frozenset()
+        self.withheld = rule.withheld | own
         self._sticky = rule.sticky
         self.mirror = None if rule.mirror is None else Sample(rule.mirror, random)
         self._settled = [Choice(None, route) for route in rule.routes]

@@ -8,6 +8,7 @@ start, or from where its answer begins. Both give the client the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
@@ -15,8 +16,10 @@ from multidict import CIMultiDictProxy
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
+from gateway.exchange.cloud_forms import is_cloud_form
+from gateway.exchange.codings import accepted_coding, encoded
 from gateway.exchange.gate import enter_at_once, leave
-from gateway.exchange.headers import HEADER_LENGTH, encoded, to_server, with_body
+from gateway.exchange.headers import HEADER_LENGTH, to_server, with_body
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
@@ -48,34 +51,67 @@ class Straight:
             return None  # the ordinary way says why it is refused
         # The routes of a choice have the same limits: what differs is where they lead.
         limits = found.choice.next.limits
+        varies = bool(found.compress)
+        if varies and accepted_coding(headers, found.compress):
+            return None
         if length > min(LARGEST, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
+        versioned = found.asked.version is not None
         passed = to_server(headers, found.withheld)
         mirror = _mirror(found, method, passed, length)
+        if encoded(headers) and kind is not EndpointKind.OTHER:
+            return None
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             start = RequestStart(method, target, header_lines(passed))
-            return Plan(start, passed, found.choice, watch, False, model, mirror)
-        if kind is not EndpointKind.INFER or encoded(headers) or HEADER_LENGTH in headers:
+            untyped = length > 0 and "Content-Type" not in passed
+            plan = Plan(
+                start,
+                passed,
+                found.choice,
+                watch,
+                False,
+                model,
+                mirror,
+                varies=varies,
+                versioned=versioned,
+                untyped=untyped,
+            )
+            return _made_for_now(plan)
+        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers:
             return None
-        if not 0 < length <= limits.header_bytes:
+        if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
             return None
         # The answer has to be read here: none that is compressed is asked for.
         changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
         start = RequestStart(method, target, header_lines(with_body(passed, changed)))
-        return Plan(start, passed, found.choice, watch, True, model, mirror)
+        plan = Plan(
+            start,
+            passed,
+            found.choice,
+            watch,
+            True,
+            model,
+            mirror,
+            varies=varies,
+            versioned=versioned,
+        )
+        return _made_for_now(plan)
 
     def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
         """Send a request to a server; None if it goes the ordinary way."""
         headers = client.added
         received = body
         route = plan.choice.next
+        dialect = route.upstream.speech.dialect
+        if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
+            return None
         if plan.converts:
             request = convert_small_request(body, route.limits.json_depth)
-            if request is None or not request.answer.all_json:
+            if request is None or not request.answer.all_json or request.answer.as_base64:
                 return None
             body = request.body
             headers = (
@@ -114,6 +150,12 @@ class Straight:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _made_for_now(plan: Plan) -> Plan:
+    """Note a dialect that the plan suits: it is that of most requests, or of all."""
+    dialect = plan.choice.next.upstream.speech.dialect
+    return replace(plan, dialect=dialect) if plan.suits(dialect) else plan
 
 
 def _mirror(

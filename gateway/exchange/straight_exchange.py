@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError
 from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Route, StraightClient
+from gateway.exchange.compression import CompressedAnswer, varying
 from gateway.exchange.deadline import Deadline, not_done, nothing_moved, server_timeout
 from gateway.exchange.dispatch import FAULT, error_body, error_headers, in_time
 from gateway.exchange.forward import forward_answer
@@ -26,6 +27,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch, Watched
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import (
     AnswerHead,
@@ -61,6 +63,24 @@ class Plan:
     """The one that they name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
     """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
+    varies: bool = False
+    """Whether answers say that they are compressed for clients that accept it; these do not."""
+    versioned: bool = False
+    """Whether they name a version of the model."""
+    untyped: bool = False
+    """Whether they have a body, which passes as it is, and do not say of what type."""
+    dialect: Dialect | None = None
+    """One that it suits, so that this need not be looked at again."""
+
+    def suits(self, dialect: Dialect | None) -> bool:
+        """Tell whether servers of a dialect, or of one not known yet, take what it makes."""
+        if dialect is None:
+            return not (self.converts or self.versioned or self.untyped)
+        if self.converts and (dialect.lists_outputs or not dialect.binary):
+            return False
+        return not (
+            (self.versioned and not dialect.versions) or (self.untyped and dialect.wants_json_type)
+        )
 
 
 class StraightExchange(Receiver, Watched):
@@ -103,6 +123,8 @@ class StraightExchange(Receiver, Watched):
         except Exception as error:
             self._answer_failure(error)
         else:
+            if self._plan.varies:
+                headers = varying(headers)
             self._client.answer(head.status, head.reason, headers, data)
 
     def begun(self, response: UpstreamResponse) -> None:
@@ -180,11 +202,14 @@ class StraightExchange(Receiver, Watched):
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         told = error if isinstance(error, GatewayError) else FAULT
         headers = error_headers(request_id)
+        if self._plan.varies:
+            headers = varying(headers)
         body = error_body(told.message)
         self._client.answer(told.kind.value.status, "", headers, body, last=fault)
 
     async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
         url = self._loan.endpoint.url
+        answer = self._varying(answer)
 
         async def run(deadline: Deadline) -> None:
             deadline.wait_for_server(url)
@@ -205,6 +230,7 @@ class StraightExchange(Receiver, Watched):
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
         asked = UpstreamRequest(start.method, start.target, headers, body)
+        answer = self._varying(answer)
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
@@ -221,6 +247,9 @@ class StraightExchange(Receiver, Watched):
             await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
         else:
             await forward_answer(response, answer, url, deadline)
+
+    def _varying(self, answer: ClientAnswer) -> ClientAnswer:
+        return CompressedAnswer(answer, None, self._route.turns) if self._plan.varies else answer
 
     def _deadline(self, spent: float = 0.0) -> Deadline:
         return self._route.limits.deadline(spent)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import until_known
 from gateway.exchange.server_settings import server_settings
 from gateway.protocol.endpoints import Endpoint
 
@@ -22,16 +23,20 @@ async def trace_setting(
     upstreams: Sequence[Upstream],
     deadline: Deadline,
 ) -> None:
-    """Pass a trace call on, to the path under which a server keeps what it is about."""
+    """Pass a trace call on, to the path under which a server keeps what it is about.
+
+    Raises GatewayError (501), before anybody is asked, that names who lacks the extension.
+    """
+    await until_known(upstreams, deadline)
+    lacking = [each for each in upstreams if each.dialect.trace is None]
+    if lacking:
+        raise _unsupported(lacking)
     query = "".join(request.target.partition("?")[1:])
 
     def target_at(upstream: Upstream) -> str:
         dialect = upstream.dialect
         if dialect.trace is None:
-            raise GatewayError(
-                ErrorKind.UNSUPPORTED,
-                f"upstream '{upstream.name}' ({dialect.name}) lacks the trace extension",
-            )
+            raise _unsupported([upstream])  # it has only just shown to be another server
         if asked.version is not None and not dialect.trace.per_version:
             _log.info(
                 "trace settings of version %s of model %s: %s keeps them per model, "
@@ -43,3 +48,10 @@ async def trace_setting(
         return dialect.trace.path(asked.model, asked.version) + query
 
     await server_settings(request, answer, route, upstreams, deadline, target_at, asked.model)
+
+
+def _unsupported(lacking: Sequence[Upstream]) -> GatewayError:
+    """Make the error: what changes servers would change only some of them."""
+    named = [f"upstream '{each.name}' ({each.dialect.name})" for each in lacking]
+    verb = "lacks" if len(named) == 1 else "lack"
+    return GatewayError(ErrorKind.UNSUPPORTED, f"{' and '.join(named)} {verb} the trace extension")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.protocol.endpoints import model_path
@@ -38,8 +39,6 @@ class Dialect:
     """Whether paths may name a model's version."""
     batches: bool = False
     """Whether ``/config`` tells if the leading dimension is that of a batch."""
-    encodings: frozenset[str] = frozenset()
-    """The content encodings that it takes request bodies in."""
     wants_json_type: bool = False
     """Whether a JSON body is refused that does not say that it is JSON."""
     trace: TraceForm | None = None
@@ -51,14 +50,33 @@ class Dialect:
 TRITON = Dialect(
     "triton",
     batches=True,
-    encodings=frozenset(("gzip", "deflate")),
     trace=TraceForm("/trace/setting", per_version=False),
 )
 # Takes binary tensors without saying so in `GET /v2`.
 KSERVE = Dialect("kserve", versions=False, wants_json_type=True)
 # Makes nothing of `binary_data_output`.
 OPENVINO = Dialect("openvino", lists_outputs=True)
+# Any server that says that it takes the binary form; such are not known by name.
+BINARY = Dialect("binary", wants_json_type=True)
 # MLServer, and any server that is not known to take the binary form.
 JSON = Dialect("json", binary=False, wants_json_type=True)
 
 DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, JSON)}
+"""The dialects that can be named; others are made of what a server says of itself."""
+
+
+def common(dialects: Sequence[Dialect]) -> Dialect:
+    """Give what servers of these dialects, one at least, all understand."""
+    first, *others = dialects
+    if all(other == first for other in others):
+        return first
+    alike = all(other.trace == first.trace for other in others)
+    return Dialect(
+        " and ".join(dict.fromkeys(each.name for each in dialects)),
+        binary=all(each.binary for each in dialects),
+        lists_outputs=any(each.lists_outputs for each in dialects),
+        versions=all(each.versions for each in dialects),
+        batches=any(each.batches for each in dialects),
+        wants_json_type=any(each.wants_json_type for each in dialects),
+        trace=first.trace if alike else None,
+    )

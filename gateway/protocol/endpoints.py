@@ -170,6 +170,13 @@ def model_path(model: str, version: str | None = None) -> str:
     return f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "")
 
 
+def without_version(target: str) -> str:
+    """Give the path of a raw request target, of which no version is named."""
+    path = target.partition("?")[0]
+    match = _OF_A_MODEL.fullmatch(path)
+    return path if match is None else model_path(match["model"]) + match["rest"]
+
+
 def with_model(target: str, model: str, version: str | None = None) -> str:
     """Put another model into a raw request target; without ``version`` it keeps its own, if any.
 

@@ -6,7 +6,7 @@ Binary tensor data extension, "Binary Tensor Request"; KServe's extension docume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import orjson
 
 from gateway.errors import bad_answer, bad_request
-from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.tensors import element_count
 
 Fields = dict[str, Any]
 
 _LARGEST_SIZE = 2**63 - 1
-_DEEPEST_ANSWER = 200
+DEEPEST_ANSWER = 200
+"""Levels of nesting that an answer's JSON may have."""
 
 
 class Source(Enum):
@@ -33,21 +34,29 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """One input of a request; ``binary_size`` is in bytes, None unless it travels in binary."""
+    """One input of a request; ``binary_size`` is in bytes, None unless it travels in binary.
+
+    ``base64`` tells that the strings of its JSON data are base64 of the elements.
+    """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     source: Source
     binary_size: int | None = None
+    base64: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The form in which the client wants each output: binary, or JSON."""
+    """The form in which the client wants each output: binary, or JSON.
+
+    ``as_base64`` names those of the latter whose BYTES are to be base64.
+    """
 
     binary_by_default: bool
     binary_by_output: Mapping[str, bool]
+    as_base64: frozenset[str] = frozenset()
 
     def wants_binary(self, output: str) -> bool:
         """Tell whether the client wants this output in binary form."""
@@ -125,12 +134,15 @@ def read_answer_form(fields: Fields) -> AnswerForm:
     """
     default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
     by_output: dict[str, bool] = {}
+    as_base64: set[str] = set()
     for i, entry in enumerate(_requested_outputs(fields)):
         name = _name(entry, f"outputs[{i}]")
         label = f"output '{name}'"
         wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
+        if says_base64(entry) and not wants_binary and name not in by_output:
+            as_base64.add(name)
         by_output.setdefault(name, wants_binary)  # of an output listed twice the first counts
-    return AnswerForm(default, by_output)
+    return AnswerForm(default, by_output, frozenset(as_base64))
 
 
 def request_binary_outputs(fields: Fields) -> bool:
@@ -145,6 +157,8 @@ def request_binary_outputs(fields: Fields) -> bool:
         parameters = output.setdefault("parameters", {})
         if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
             continue
+        if says_base64(output):
+            del parameters["content_type"]  # it is done here
         parameters["binary_data"] = True
         changed = True
     if not outputs:
@@ -153,6 +167,14 @@ def request_binary_outputs(fields: Fields) -> bool:
             parameters["binary_data_output"] = True
             changed = True
     return changed
+
+
+def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
+    """Have a request that lists no outputs list these, each in binary form."""
+    fields = orjson.loads(header)
+    parameters = {"binary_data": True}
+    fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
+    return orjson.dumps(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +195,8 @@ def parse_answer(text: bytes) -> Fields:
         raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
     if not isinstance(fields, dict):
         raise bad_answer("the server's answer is JSON, but no object")
-    if _is_deeper(text, fields, _DEEPEST_ANSWER):
-        raise bad_answer(f"the server's answer is JSON nested deeper than {_DEEPEST_ANSWER}")
+    if _is_deeper(text, fields, DEEPEST_ANSWER):
+        raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
     return fields
 
 
@@ -210,7 +232,15 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
 def set_binary_size(entry: Fields, size: int) -> None:
     """Say that an input's data now follows the header as ``size`` bytes."""
     entry.pop("data", None)
+    if says_base64(entry):
+        del entry["parameters"]["content_type"]  # it was that of the data
     entry.setdefault("parameters", {})["binary_data_size"] = size
+
+
+def says_base64(entry: Fields) -> bool:
+    """Tell whether an input or requested output has the content type base64, as MLServer has it."""
+    parameters = entry.get("parameters")
+    return isinstance(parameters, dict) and parameters.get("content_type") == "base64"
 
 
 def _read_input(index: int, entry: Fields) -> InputTensor:
@@ -239,7 +269,10 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
             f"it has {found}"
         )
     size = _binary_size(parameters, label) if present[0] is Source.BINARY else None
-    tensor = InputTensor(name, DATATYPES[datatype], shape, present[0], size)
+    base64 = present[0] is Source.DATA and says_base64(entry)
+    if base64 and DATATYPES[datatype].family is not Family.TEXT:
+        raise bad_request(f"{label}: the content_type base64 is for BYTES only, not for {datatype}")
+    tensor = InputTensor(name, DATATYPES[datatype], shape, present[0], size, base64)
     _check_binary_size(tensor, label)
     return tensor
 

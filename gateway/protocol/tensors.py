@@ -22,11 +22,13 @@ class ModelMetadata:
     """A model's inputs as a request must bring them.
 
     Where ``batching`` holds, the leading dimension of every shape is the batch dimension.
+    ``outputs`` are the names of those that it has, as far as that is told.
     """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     batching: bool
+    outputs: tuple[str, ...] = ()
 
 
 # More elements than any body can hold: beyond it the exact product does not matter, and a shape

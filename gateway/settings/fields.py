@@ -49,6 +49,7 @@ Percentage = Annotated[
 ]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
+Inflation = Annotated[int, count("1", "10000")]
 JsonDepth = Annotated[int, count("1", "200")]
 SpoolBytes = Annotated[int, size("1KiB", "1TiB")]
 BodyRate = Annotated[int, size("0", "1GiB")]

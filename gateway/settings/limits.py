@@ -8,6 +8,7 @@ from gateway.settings.fields import (
     BodyRate,
     HeaderBytes,
     IdleTime,
+    Inflation,
     JsonDepth,
     RequestBytes,
     Section,
@@ -53,6 +54,11 @@ class Limits(Places):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
     request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")
+    inflation: Inflation = Field(
+        default=100,
+        description="How many times larger than it came a compressed body may become, beyond its"
+        " first mebibyte.",
+    )
     header_bytes: HeaderBytes = Field(
         default=1 * _MIB,
         description="The largest JSON part of a request, its data arrays cut out, or of an answer.",
@@ -63,7 +69,7 @@ class Limits(Places):
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
         description="What is held of a body whose length is not known or that goes to several"
-        " servers, or of an answer in mixed form.",
+        " servers, or of an answer in mixed form, or in binary form from a server of JSON only.",
     )
     held_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
         default=1 * _GIB, description="What all exchanges together may hold of bodies."

@@ -9,6 +9,7 @@ from gateway.settings.fields import (
     BodyRate,
     HeaderBytes,
     IdleTime,
+    Inflation,
     JsonDepth,
     Percentage,
     RequestBytes,
@@ -44,6 +45,7 @@ _Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=s
 _PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
 _Repeated = Literal["unanswered", 500, 502, 503, 504]
+_Coding = Literal["gzip", "deflate"]
 _NonFinite = Literal["literal", "null", "string", "error"]
 
 
@@ -97,6 +99,9 @@ class RouteLimits(Section):
     request_bytes: RequestBytes | None = Field(
         default=None, description="The largest request body."
     )
+    inflation: Inflation | None = Field(
+        default=None, description="How many times larger than it came a body may become."
+    )
     header_bytes: HeaderBytes | None = Field(
         default=None, description="The largest JSON part of a request or of an answer."
     )
@@ -139,6 +144,12 @@ def _names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _codings(value: object) -> object:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError(f"expected gzip, deflate or a list of them, got {describe(value)}")
+    return _names(value)
+
+
 def _null_by_name(value: object) -> object:
     # Unquoted, YAML reads the policy's name as its null value.
     return "null" if value is None else value
@@ -178,17 +189,25 @@ class Route(Section):
     mirror: Mirror | None = Field(
         default=None, description="Where copies of infer and generate requests go."
     )
+    compress: Annotated[
+        tuple[_Coding, ...],
+        BeforeValidator(_codings, json_schema_input_type=_Coding | list[_Coding]),
+    ] = Field(
+        default=(),
+        description="How answers are compressed for clients that accept it, the first of what they"
+        " like as well; none, where answers stay as they are.",
+    )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
     ] = Field(
         default="literal",
-        description="What NaN and infinities become in JSON: the bare tokens that Triton writes"
-        " (literal), null, a string, or an error.",
+        description="What NaN and infinities become in JSON, for clients and for servers that take"
+        " JSON only: the bare tokens that Triton writes (literal), null, a string, or an error.",
     )
     bytes: Literal["utf8", "base64"] = Field(
         default="utf8",
-        description="What BYTES elements become in JSON: text, which is an error for a tensor"
-        " that is not UTF-8, or base64.",
+        description="What BYTES elements become in JSON, for clients and for servers that take JSON"
+        " only: text, which is an error for a tensor that is not UTF-8, or base64.",
     )
     limits: RouteLimits = Field(
         default=RouteLimits(), description="Where the limits differ from those of all routes."

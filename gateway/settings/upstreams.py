@@ -138,10 +138,10 @@ class Upstream(Section):
     tls: UpstreamTls | None = Field(
         default=None, description="How TLS is spoken to the endpoints that are https."
     )
-    dialect: Literal["triton", "kserve", "openvino", "json"] = Field(
-        default="triton",
+    dialect: Literal["auto", "triton", "kserve", "openvino", "json"] = Field(
+        default="auto",
         description="How the servers speak the protocol: as Triton does, KServe, OpenVINO Model"
-        " Server, or a server without the binary form (json).",
+        " Server, or a server without the binary form (json); auto is what they say themselves.",
     )
     balance: Annotated[Balance, BeforeValidator(_balance, json_schema_input_type=_By | Balance)] = (
         Field(default=Balance(), description="Which endpoint takes a request.")

@@ -13,7 +13,10 @@ HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
 
 Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
-"""Chunks at hand, chunks to come, or no body at all."""
+"""Chunks at hand, chunks to come, or no body at all.
+
+An iterable of chunks to come that is no iterator can be read again, from the start.
+"""
 
 
 @dataclass(frozen=True, slots=True)

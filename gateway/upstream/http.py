@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 
 from gateway.errors import ErrorKind, GatewayError
@@ -54,7 +54,7 @@ class HttpEndpoint(UpstreamEndpoint):
             try:
                 return await self._exchange(connection, request)
             except CrossedError:
-                if isinstance(request.body, AsyncIterable):
+                if isinstance(request.body, AsyncIterator):
                     raise  # what was taken of it is gone
         return await self._exchange(await self._connect(), request)
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.dialect import Interpreter
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.member import Member
 from gateway.upstream.probe import Prober
@@ -20,18 +22,21 @@ _log = logging.getLogger("tensorgate.upstream")
 
 
 class Keeper:
-    """Has members probed, asked for their models, and looked up, as far as that is wanted."""
+    """Has members probed, asked for models and dialect, and looked up, as far as is wanted."""
 
     def __init__(
         self,
         prober: Prober | None = None,
         discovery: Discovery | None = None,
         resolver: Resolver | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self.prober = prober
         self.discovery = discovery
         self.resolver = resolver
-        self._attendants = [each for each in (prober, discovery) if each is not None]
+        self.interpreter = interpreter
+        attendants = (prober, discovery, interpreter)
+        self._attendants = [each for each in attendants if each is not None]
         self._of_member: dict[Member, list[asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -51,8 +56,11 @@ class Keeper:
     def take_in(self, members: Iterable[Member], changed: Callable[[], None]) -> None:
         """Begin to look after members; ``changed`` is called when one is up, or is not any more."""
         for member in members:
+            if self.interpreter is not None:
+                self.interpreter.take_in(member)
+            told = partial(self._changed, member, changed)
             self._of_member[member] = [
-                self._run(attendant.attend(member, changed)) for attendant in self._attendants
+                self._run(attendant.attend(member, told)) for attendant in self._attendants
             ]
 
     def let_go(self, members: Iterable[Member]) -> None:
@@ -60,7 +68,18 @@ class Keeper:
         for member in members:
             for task in self._of_member.pop(member, ()):
                 task.cancel()
+            if self.interpreter is not None:
+                self.interpreter.let_go(member)
             self._run(member.endpoint.close())
+
+    def doubt(self, member: Member) -> None:
+        """Take note that a member may be another server by now."""
+        if self.interpreter is not None:
+            self.interpreter.doubt(member)
+
+    def _changed(self, member: Member, changed: Callable[[], None]) -> None:
+        self.doubt(member)
+        changed()
 
     async def close(self) -> None:
         """Cancel all that is under way, and wait for its end."""

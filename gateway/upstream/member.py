@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from gateway.protocol.recognition import Finding
 from gateway.routing.health import HEALTHY, UNKNOWN, Health, Probed
 from gateway.upstream.base import UpstreamEndpoint
 
@@ -24,6 +25,8 @@ class Member:
     """What the last probe met with."""
     models: Container[str] | None = None
     """Those that it has ready; None where that is not known."""
+    finding: Finding | None = None
+    """What it was recognised as; None where it is not asked, or was not yet."""
     leaving: bool = False
     """It is given to no more exchanges; those under way finish."""
 

@@ -19,7 +19,7 @@ from gateway.upstream.document import ask
 
 _LARGEST_DOCUMENT = 4 * 1024 * 1024
 
-Key = tuple[str, str | None]
+Key = tuple[str, str | None, bool]
 
 
 class ServerRefusalError(Exception):
@@ -57,14 +57,19 @@ class MetadataCache:
         self._tasks: set[asyncio.Task[ModelMetadata]] = set()
 
     async def get(
-        self, model: str, version: str | None, endpoint: UpstreamEndpoint
+        self,
+        model: str,
+        version: str | None,
+        endpoint: UpstreamEndpoint,
+        batches: bool = True,
     ) -> ModelMetadata:
         """Give a model's metadata, asking the endpoint where it is not known.
 
+        ``batches`` tells whether its config is asked for, too: not every server has one.
         Raises ServerRefusalError where the server does not give it (an unknown model, say), and
         GatewayError (502, 503) where it fails or makes no sense.
         """
-        key = (model, version)
+        key = (model, version, batches)
         entry = self._entries.get(key)
         if entry is not None and entry.expires > self._clock():
             self._entries.move_to_end(key)
@@ -94,7 +99,8 @@ class MetadataCache:
     async def _fetch(self, key: Key, endpoint: UpstreamEndpoint) -> ModelMetadata:
         try:
             async with asyncio.timeout(self._fetch_time):
-                metadata = await fetch_metadata(*key, endpoint)
+                model, version, batches = key
+                metadata = await fetch_metadata(model, version, endpoint, batches)
         except TimeoutError:
             raise GatewayError(
                 ErrorKind.SERVER_TIMEOUT,
@@ -116,24 +122,40 @@ class MetadataCache:
 
 
 async def fetch_metadata(
-    model: str, version: str | None, endpoint: UpstreamEndpoint
+    model: str, version: str | None, endpoint: UpstreamEndpoint, batches: bool = True
 ) -> ModelMetadata:
-    """Ask a server what a model takes: its metadata, and whether it batches from its config."""
+    """Ask a server what a model takes: its metadata, and whether it batches from its config.
+
+    Without ``batches`` the config is not asked for, and no model batches.
+    """
     path = model_path(model, version)
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
         raise ServerRefusalError(status, content_type, body)
-    config_status, config_type, config = await _get(endpoint, path + "/config")
-    if config_status >= 500 and config_status != 501:
-        # Without the config the batch dimension would be guessed, and guessed wrong.
-        raise ServerRefusalError(config_status, config_type, config)
-    batching = config_status == 200 and _max_batch_size(config) > 0
+    batching = batches and await _batches(endpoint, path + "/config")
     try:
         fields = orjson.loads(body)
         inputs = tuple(_tensor(entry) for entry in fields["inputs"])
     except (ValueError, KeyError, TypeError):
         raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
-    return ModelMetadata(model, inputs, batching)
+    return ModelMetadata(model, inputs, batching, _output_names(fields))
+
+
+async def _batches(endpoint: UpstreamEndpoint, path: str) -> bool:
+    status, content_type, config = await _get(endpoint, path)
+    if status >= 500 and status != 501:
+        # Without the config the batch dimension would be guessed, and guessed wrong.
+        raise ServerRefusalError(status, content_type, config)
+    return status == 200 and _max_batch_size(config) > 0
+
+
+def _output_names(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Give the outputs' names; none where one of them has none, so that it is all or nothing."""
+    try:
+        names = [entry["name"] for entry in fields.get("outputs", ())]
+    except (KeyError, TypeError):
+        return ()
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
 
 def _tensor(entry: dict[str, Any]) -> TensorSpec:

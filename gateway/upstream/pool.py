@@ -168,6 +168,10 @@ class Pool:
         """Note what an exchange told of an endpoint, and why it failed."""
         if member.leaving:
             return
+        if outcome is Outcome.FAILED:
+            self._keeper.doubt(member)
+        if self.has_one:
+            return
         before = member.health
         url = member.endpoint.url
         if outcome is Outcome.ANSWERED:
@@ -208,6 +212,7 @@ class Pool:
             _log.info("%s: left out, as another worker says", member.endpoint.url)
         elif before.ejections and not after.ejections:
             _log.info("%s: used again, as another worker says", member.endpoint.url)
+            self._keeper.doubt(member)
         member.health = after
 
     def _others(self, member: Member) -> list[Health]:
@@ -260,6 +265,9 @@ class Pool:
                     member.probed, member.reason = same.probed, same.reason
                 if self._keeper.discovery is not None:
                     member.models = same.models
+                member.finding = member.finding or same.finding
+        if self._keeper.interpreter is not None:
+            self._keeper.interpreter.look()
         self._lend(self.members)
 
     async def close(self) -> None:
@@ -290,7 +298,7 @@ class Loan:
     def give_back(self, outcome: Outcome, why: str = "") -> None:
         """Count the exchange no more; ``why`` tells of a failure."""
         self._member.outstanding -= 1
-        if not self._pool.has_one:
+        if outcome is Outcome.FAILED or not self._pool.has_one:
             self._pool.note(self._member, outcome, why)
 
     def judge(self, status: int) -> tuple[Outcome, str]:

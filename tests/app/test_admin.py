@@ -27,7 +27,7 @@ def _settings(url: str, **more: Any) -> Settings:
         {
             "listen": "127.0.0.1:0",
             "admin": free_address(),
-            "upstreams": {"u": {"endpoints": [url]}},
+            "upstreams": {"u": {"endpoints": [url], "dialect": "triton"}},
             "limits": LIMITS,
             **more,
         }
@@ -105,8 +105,30 @@ async def test_the_status() -> None:
         assert status["settings"]["number"] == 1
         upstream = status["upstreams"]["u"]
         assert (upstream["required"], upstream["usable"], upstream["places"]) == (True, None, None)
+        assert upstream["dialect"] == {"name": "triton", "reason": "the settings say so"}
         (endpoint,) = upstream["endpoints"]
         assert (endpoint["url"], endpoint["outstanding"]) == (server.url, 1)
+
+
+async def test_the_status_tells_how_servers_are_spoken_to() -> None:
+    auto = {"u": {"endpoints": [NOWHERE], "dialect": "auto"}}
+    async with _admin(NOWHERE, upstreams=auto) as (gateway, client):
+        speech = gateway.runtime.upstreams["u"].speech
+        await until(lambda: "not known yet" in speech.reason)
+        told = (await client.call("GET", "/status")).json["upstreams"]["u"]["dialect"]
+        assert told["name"] is None
+        assert told["reason"].startswith(f"not known yet: cannot connect to {NOWHERE}")
+    itself = answer(b'{"name": "kserve", "version": "0.15.0", "extensions": []}')
+    async with FaultyServer(always(itself)) as server:
+        auto["u"]["endpoints"] = [server.url]
+        async with _admin(server.url, upstreams=auto) as (gateway, client):
+            speech = gateway.runtime.upstreams["u"].speech
+            await until(lambda: speech.dialect)
+            status = (await client.call("GET", "/status")).json
+    assert status["upstreams"]["u"]["dialect"] == {
+        "name": "kserve",
+        "reason": f"{server.url} names itself 'kserve', version '0.15.0'",
+    }
 
 
 async def test_the_metrics() -> None:

@@ -31,7 +31,7 @@ class _Family:
         self.levels.append(settings.log.level)
 
     def write(self, url: str, more: str = "", end: str = "") -> None:
-        upstreams = f"{{u: {{endpoints: ['{url}']{more}}}}}"
+        upstreams = f"{{u: {{endpoints: ['{url}'], dialect: triton{more}}}}}"
         self.file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nupstreams: {upstreams}\n{end}")
 
     def look(self) -> Orders:

@@ -34,7 +34,7 @@ def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: obj
     return Settings.model_validate(
         {
             "listen": list(listen) or "127.0.0.1:0",
-            "upstreams": {"u": {"endpoints": list(endpoints)}},
+            "upstreams": {"u": {"endpoints": list(endpoints), "dialect": "triton"}},
             **more,
         }
     )

@@ -44,7 +44,9 @@ def _settings(*servers: FaultyServer, time: str, connect_time: str = "1s") -> Se
         {
             "listen": "127.0.0.1:0",
             "helper": "never",
-            "upstreams": {"u": {"endpoints": endpoints, "ejection": {"time": time}}},
+            "upstreams": {
+                "u": {"endpoints": endpoints, "dialect": "triton", "ejection": {"time": time}}
+            },
             "limits": {"connect_time": connect_time, "drain_grace": 0},
         }
     )

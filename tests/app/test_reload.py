@@ -35,7 +35,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _written(file: Path, url: str, more: str = "") -> None:
-    upstreams = f"{{u: {{endpoints: [{url}]}}}}"
+    upstreams = f"{{u: {{endpoints: [{url}], dialect: triton}}}}"
     _write(file, f"listen: 127.0.0.1:0\nhelper: never\nupstreams: {upstreams}\n{more}")
 
 

@@ -34,7 +34,7 @@ def _settings(*urls: str, **more: Any) -> Settings:
         {
             "listen": f"{HOST}:0",
             "helper": "never",
-            "upstreams": {"u": {"endpoints": list(urls) or [NOWHERE]}},
+            "upstreams": {"u": {"endpoints": list(urls) or [NOWHERE], "dialect": "triton"}},
             "limits": limits,
             **more,
         }
@@ -438,3 +438,38 @@ async def test_a_gateway_that_is_given_its_connections_does_not_listen() -> None
         await gateway.reload(_settings(server.url, listen=free_address(), workers=3))
         assert gateway.addresses == []
         assert gateway.settings.workers == 1
+
+
+def _auto(url: str, **more: Any) -> Settings:
+    return _settings(upstreams={"u": {"endpoints": [url], "dialect": "auto", **more}})
+
+
+async def test_what_servers_said_that_they_are_is_kept() -> None:
+    """Of an upstream that stays, which is not asked again; and of endpoints of one that changed."""
+    itself = b'{"name": "mlserver", "version": "1.7.1", "extensions": []}'
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await connection.send(answer(itself if received.head.target == "/v2" else b"{}"))
+
+    def asked() -> int:
+        return sum(received.head.target == "/v2" for received in server.requests)
+
+    async with FaultyServer(script) as server, _gateway(_auto(server.url)) as (gateway, url):
+        first = gateway.runtime.upstreams["u"].speech
+        await until(lambda: first.dialect)
+        await gateway.reload(_auto(server.url).model_copy(update={"request_id": False}))
+        assert gateway.runtime.upstreams["u"].speech is first
+        async with connect(url) as client:
+            assert (await client.ask(infer_json())).status == 200
+        assert asked() == 1
+        await gateway.reload(_auto(server.url, required=False))
+        speech = gateway.runtime.upstreams["u"].speech
+        assert speech is not first
+        assert speech.dialect == first.dialect
+        await until(lambda: asked() == 2)
+        # What the settings say is not asked for.
+        await gateway.reload(_auto(server.url, dialect="kserve"))
+        assert gateway.runtime.upstreams["u"].dialect.name == "kserve"
+        assert asked() == 2

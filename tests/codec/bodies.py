@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from dataclasses import dataclass
@@ -203,6 +204,19 @@ _VALUES = st.recursive(
 _EXTRAS = st.dictionaries(_KEYS, _VALUES, max_size=2)
 
 
+_CONTENT_TYPES = st.sampled_from([*["base64"] * 4, "np", "Base64", 64, None, ["base64"]])
+_NOT_BASE64 = [
+    *("Y", "YQ", "YQ=", "YR==", "YWK=", "Y===", "====", "=", "YQ==YQ==", "YW-j", "YW_j", "YQ=a"),
+    *("YQ==\n", " YQ==", "YWJj=", "é", "YWJjé", "=YWJ", "😀" * 9, "YWJj" * 9 + "=", "YQ==é"),
+]
+
+
+def _base64_texts(faulty: bool) -> st.SearchStrategy[str]:
+    if faulty:
+        return st.sampled_from(_NOT_BASE64)
+    return st.binary(max_size=30).map(lambda data: base64.b64encode(data).decode())
+
+
 @st.composite
 def inputs(draw: st.DrawFn, faulty: bool) -> dict[str, Any]:
     """Generate one input as the values that a Writer takes."""
@@ -213,6 +227,10 @@ def inputs(draw: st.DrawFn, faulty: bool) -> dict[str, Any]:
     parameters = draw(_EXTRAS)
     form = draw(st.sampled_from(["data"] * 8 + ["binary", "shared"]))
     texts = draw(st.lists(element_texts(datatype), max_size=24))
+    if draw(st.integers(0, 4)) == 0:
+        parameters["content_type"] = draw(_CONTENT_TYPES)
+        if datatype == "BYTES" and parameters["content_type"] == "base64":
+            texts = [draw(_base64_texts(rng.random() < 0.03)) for _ in texts]
     entry["shape"] = _shape(len(texts), rng)
     if form == "data":
         elements: list[Any] = [x if datatype == "BYTES" else Raw(x) for x in texts]
@@ -267,6 +285,8 @@ def _requested_outputs(draw: st.DrawFn) -> dict[str, Any]:
         parameters["binary_data"] = draw(st.booleans())
     if draw(st.integers(0, 9)) == 0:
         parameters["shared_memory_region"] = "r"
+    if draw(st.integers(0, 3)) == 0:
+        parameters["content_type"] = draw(_CONTENT_TYPES)
     return output | ({"parameters": parameters} if parameters else {})
 
 

@@ -70,6 +70,7 @@ class PlainRequest:
     tensors: list[bytes | int]
     binary_by_default: bool
     binary_by_output: dict[str, bool]
+    as_base64: frozenset[str]
 
 
 def convert_request(body: bytes, depth_cap: int) -> PlainRequest:
@@ -85,8 +86,8 @@ def convert_request(body: bytes, depth_cap: int) -> PlainRequest:
     check(_depth(fields) <= depth_cap, "header nested too deep")
     header: Fields = _checked(fields)
     check(isinstance(header.get("id", ""), str), "id")
-    default, by_output = _ask_for_binary(header)
-    return PlainRequest(header, [t for t in tensors if t is not None], default, by_output)
+    kept = [tensor for tensor in tensors if tensor is not None]
+    return PlainRequest(header, kept, *_ask_for_binary(header))
 
 
 class BareToken(float):
@@ -170,7 +171,12 @@ def _convert_input(entry: Fields) -> bytes | int | None:
     if sources == ["data"]:
         elements = list(_flat(entry.pop("data")))
         check(len(elements) == count, "count")
-        tensor = pack(str(datatype), elements)
+        if parameters.get("content_type") == "base64":
+            check(datatype == "BYTES", "base64 of numbers")
+            del parameters["content_type"]
+            tensor = pack_bytes(list(map(_from_base64, elements)))
+        else:
+            tensor = pack(str(datatype), elements)
         entry.setdefault("parameters", {})["binary_data_size"] = len(tensor)
         return tensor
     if sources == ["shared_memory_region"]:
@@ -188,21 +194,37 @@ def _parameters(entry: Fields) -> Fields:
     return cast("Fields", parameters)
 
 
-def _ask_for_binary(header: Fields) -> tuple[bool, dict[str, bool]]:
+def _from_base64(text: Any) -> bytes:
+    check(type(text) is str, "not a string")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise RefusedError("not base64") from None
+    check(base64.b64encode(data).decode() == text, "bits behind the last byte")
+    return data
+
+
+def _ask_for_binary(header: Fields) -> tuple[bool, dict[str, bool], frozenset[str]]:
     """Ask for binary outputs; give what the client had asked for."""
     default = _parameters(header).get("binary_data_output", False)
     check(isinstance(default, bool), "binary_data_output")
     outputs = _objects(header.get("outputs", []))
     by_output: dict[str, bool] = {}
+    as_base64: set[str] = set()
     for output in outputs:
         wanted: Any = _parameters(output).get("binary_data", default)
         check(isinstance(output.get("name"), str) and isinstance(wanted, bool), "output")
+        base64_too = _parameters(output).get("content_type") == "base64"
+        if base64_too and not wanted and output["name"] not in by_output:
+            as_base64.add(output["name"])
         by_output.setdefault(output["name"], wanted)
         if "shared_memory_region" not in _parameters(output):
+            if base64_too and output["parameters"].get("binary_data") is not True:
+                del output["parameters"]["content_type"]
             output.setdefault("parameters", {})["binary_data"] = True
     if not outputs:
         header.setdefault("parameters", {})["binary_data_output"] = True
-    return bool(default), by_output
+    return bool(default), by_output, frozenset(as_base64)
 
 
 def _flat(data: Any) -> Iterator[Any]:
@@ -286,9 +308,16 @@ def _magnitude(bits: int) -> Fraction:
 
 
 def convert_answer(
-    body: bytes, header_size: int, nonfinite: str, bytes_as: str, binary: frozenset[str]
+    body: bytes,
+    header_size: int,
+    nonfinite: str,
+    bytes_as: str,
+    binary: frozenset[str],
+    as_base64: frozenset[str] = frozenset(),
 ) -> tuple[Fields, bytes]:
     """Convert an answer; `binary` names the outputs to leave in binary form.
+
+    `as_base64` names those whose BYTES become base64, and are said to be.
 
     Gives the JSON as Python values and the binary tensors behind it. Raises RefusedError.
     """
@@ -307,8 +336,12 @@ def convert_answer(
             continue
         values = unpack(output["datatype"], data)
         check(len(values) == math.prod(output["shape"]), "count", 502)
-        output["data"] = [_shown(x, nonfinite, bytes_as) for x in values]
+        marked = output["datatype"] == "BYTES" and output["name"] in as_base64
+        shown_as = "base64" if marked else bytes_as
+        output["data"] = [_shown(x, nonfinite, shown_as) for x in values]
         del parameters["binary_data_size"]
+        if marked:
+            parameters["content_type"] = "base64"
         if not parameters:
             del output["parameters"]
     check(not rest, "surplus", 502)
@@ -349,3 +382,59 @@ def _shown(value: Any, nonfinite: str, bytes_as: str) -> Any:
         token = json.dumps(value)
         return {"literal": value, "null": None, "string": token}[nonfinite]
     return value
+
+
+# ---------------------------------------------------------------------------------- JSON servers
+
+
+def request_as_json(
+    header: Fields,
+    tensors: list[bytes],
+    nonfinite: str,
+    bytes_as: str,
+    written_as: dict[int, str],
+    as_base64: frozenset[str],
+) -> Fields:
+    """Write a request in binary form for a server that takes JSON only.
+
+    BYTES are as `written_as` says by the index of the input, text where they have a content type,
+    and else `bytes_as`; outputs `as_base64` are asked for so. Raises RefusedError.
+    """
+    header.get("parameters", {}).pop("binary_data_output", None)
+    for entry in header.get("outputs", []):
+        entry.get("parameters", {}).pop("binary_data", None)
+        if entry["name"] in as_base64:
+            entry.setdefault("parameters", {})["content_type"] = "base64"
+    rest = list(tensors)
+    for index, entry in enumerate(header["inputs"]):
+        parameters = entry.get("parameters", {})
+        if parameters.pop("binary_data_size", None) is None:
+            continue
+        shown_as = written_as.get(index, "utf8" if "content_type" in parameters else bytes_as)
+        if shown_as == "base64" and entry["datatype"] == "BYTES":
+            parameters["content_type"] = "base64"
+        values = unpack(entry["datatype"], rest.pop(0))
+        check(len(values) == math.prod(entry["shape"]), "count")
+        entry["data"] = [_shown(x, nonfinite, shown_as) for x in values]
+    return header
+
+
+def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
+    """Bring the outputs of these names of a JSON answer into binary form; raises RefusedError."""
+    fields, _ = _parse(body)
+    tail = b""
+    for entry in fields["outputs"]:
+        if "data" not in entry or entry["name"] not in binary:
+            continue
+        elements = list(_flat(entry.pop("data")))
+        check(len(elements) == math.prod(entry["shape"]), "count")
+        if entry["datatype"] in FLOATS:
+            elements = [BareToken("nan") if x is None else x for x in elements]
+        data = pack(entry["datatype"], elements)
+        parameters = entry["parameters"] = entry.get("parameters") or {}
+        if entry["datatype"] == "BYTES" and parameters.get("content_type") == "base64":
+            del parameters["content_type"]
+            data = pack_bytes([_from_base64(x) for x in elements])
+        parameters["binary_data_size"] = len(data)
+        tail += data
+    return fields, tail

@@ -198,7 +198,7 @@ def test_what_is_not_utf8_is_named(element: bytes) -> None:
         assert refusal("BYTES", pieces) == (
             ErrorKind.NOT_ACCEPTABLE,
             "output 'y': element 2 is not UTF-8 text, which JSON needs; ask for this output in "
-            "binary form, or set the policy bytes: base64",
+            "binary form or with content_type base64, or set the policy bytes: base64",
         )
         decoded = json.loads(f"[{convert('BYTES', pieces, bytes_as=BytesAs.BASE64)}]")
         assert base64.b64decode(decoded[2]) == b"x" * 9 + element

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.infer_answer import AnswerReader, JsonAnswer, MixedAnswer
+from gateway.codec.infer_answer import JsonAnswer, MixedAnswer, answer_reader
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.inference_header import AnswerForm
@@ -64,7 +65,9 @@ def plainly(
     """Give the JSON, the binary part, or the status of the refusal."""
     nonfinite, bytes_as = policies.nonfinite.value, policies.bytes_as.value
     try:
-        fields, tail = convert_answer(body, header_size, nonfinite, bytes_as, binary)
+        fields, tail = convert_answer(
+            body, header_size, nonfinite, bytes_as, binary, policies.as_base64
+        )
     except RefusedError as error:
         return error.status
     return rewritten(json.dumps(fields)), tail
@@ -84,7 +87,13 @@ def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
 
 
-POLICIES = st.builds(JsonPolicies, st.sampled_from(Nonfinite), st.sampled_from(BytesAs))
+NAMES = st.sampled_from(["y", "z", 'q"', "é"])
+POLICIES = st.builds(
+    JsonPolicies,
+    st.sampled_from(Nonfinite),
+    st.sampled_from(BytesAs),
+    st.frozensets(NAMES, max_size=2),
+)
 
 
 # ---------------------------------------------------------------------------------- the law
@@ -107,11 +116,12 @@ def test_an_answer_is_the_same_however_it_is_split(
 
 
 @bodies.LAW
-@given(bodies.answers(), POLICIES, st.sets(st.sampled_from(["y", "z", 'q"', "é"])), bodies.SEEDS)
+@given(bodies.answers(), POLICIES, st.sets(NAMES), bodies.SEEDS)
 def test_a_mixed_answer_is_the_same_however_it_is_split(
     answer: tuple[bytes, int], policies: JsonPolicies, binary: set[str], seed: int
 ) -> None:
     body, size = answer
+    policies = replace(policies, as_base64=policies.as_base64 - binary)
     form = AnswerForm(False, dict.fromkeys(binary, True))
     found = as_mixed([body], size, form, policies)
     assert as_mixed(bodies.cut(body, seed), size, form, policies) == found
@@ -193,11 +203,48 @@ def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
         assert as_json(pieces, size) == Failed(
             ErrorKind.NOT_ACCEPTABLE,
             "output 'y': element 1 is not UTF-8 text, which JSON needs; ask for this output in "
-            "binary form, or set the policy bytes: base64",
+            "binary form or with content_type base64, or set the policy bytes: base64",
         )
     text = as_json([body], size, JsonPolicies(bytes_as=BytesAs.BASE64))
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == ["YQ==", "/w=="]
+
+
+OTHERS = {"content_type": "x", "a": 1}
+
+
+@pytest.mark.parametrize("bytes_as", BytesAs)
+def test_an_output_that_a_request_wants_as_base64(bytes_as: BytesAs) -> None:
+    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 300
+    outputs = [
+        output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
+        output("e", "BYTES", [0], b""),
+        output("n", "INT8", [1], b"\7"),
+        output("z", "BYTES", [1], pack_bytes([b"z"])),
+    ]
+    body, size = answer_body(outputs)
+    policies = JsonPolicies(bytes_as=bytes_as, as_base64=frozenset("yen"))
+    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1)):
+        text = as_json(pieces, size, policies)
+        assert isinstance(text, bytes)
+        y, e, n, z = json.loads(text)["outputs"]
+        assert y["parameters"] == {"content_type": "base64", "a": 1}
+        assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
+        assert e["parameters"] == {"content_type": "base64"}
+        assert e["data"] == []
+        # The datatype is the model's affair.
+        assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
+        assert z["data"] == ["eg==" if bytes_as is BytesAs.BASE64 else "z"]
+        assert "parameters" not in z
+        assert as_mixed(pieces, size, AnswerForm(False, {}), policies) == (text, b"")
+
+
+def test_what_the_server_sent_as_json_is_not_said_to_be_base64() -> None:
+    sent = {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    body, size = answer_body([bodies.Output("y", sent, b""), output("n", "INT8", [1], b"\7")])
+    text = as_json([body], size, JsonPolicies(as_base64=frozenset("y")))
+    assert isinstance(text, bytes)
+    assert json.loads(text)["outputs"][0] == sent
 
 
 def test_values_that_are_not_finite() -> None:
@@ -426,10 +473,10 @@ def test_policies_hold_for_the_json_outputs_alone() -> None:
 
 def test_the_reader_gives_pieces_of_each_output() -> None:
     body, size = answer_body(FULL)
-    reader = AnswerReader(size)
+    reader = answer_reader(size)
     assert list(reader.feed(body[:size])) == []
     assert reader.fields is not None
-    assert [o.binary_size for o in reader.outputs] == [4, 0, 11]
+    assert [o.binary_size for o in reader.tensors] == [4, 0, 11]
     pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size : size + 6])]
     assert pieces == [(0, b"abcd", True), (1, b"", True), (2, b"\1\0", False)]
     pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size + 6 :])]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 import random
 import struct
@@ -32,6 +34,7 @@ class Accepted:
     binary_by_output: dict[str, bool]
     content_length: int
     expected_size: int
+    as_base64: frozenset[str] = frozenset()
 
     @property
     def fields(self) -> Any:
@@ -72,6 +75,7 @@ def outcome(
         dict(request.answer.binary_by_output),
         request.content_length,
         request.expected_size,
+        request.answer.as_base64,
     )
 
 
@@ -97,6 +101,7 @@ def agrees(found: Outcome, plain: PlainRequest | None) -> bool:
         and found.tensors == plain.tensors
         and found.binary_by_default == plain.binary_by_default
         and found.binary_by_output == plain.binary_by_output
+        and found.as_base64 == plain.as_base64
         and found.content_length == len(found.header) + sum(map(size, plain.tensors))
         and found.expected_size == sum(part for part in plain.tensors if isinstance(part, int))
     )
@@ -258,6 +263,22 @@ REFUSED = [
     (request_body("BOOL", "[1]", "[1]"), X + "element 0 (1) is not true or false, as BOOL needs"),
     (request_body("FP32", "[1]", "[true]"), X + "element 0 (true) is not a number, as FP32 needs"),
     (request_body("FP32", "[1]", '["1"]'), X + 'element 0 ("1") is not a number, as FP32 needs'),
+    (
+        request_body("FP32", "[1]", '["1.5"]'),
+        X + 'element 0 ("1.5") is not a number, as FP32 needs',
+    ),
+    (
+        request_body("INT64", "[2]", '[1,"2"]'),
+        X + 'element 1 ("2") is not an integer, as INT64 needs',
+    ),
+    (
+        request_body("FP64", "[1]", '["NaN"]'),
+        X + 'element 0 ("NaN") is not a number, as FP64 needs',
+    ),
+    (
+        request_body("BOOL", "[1]", '["true"]'),
+        X + 'element 0 ("true") is not true or false, as BOOL needs',
+    ),
     (request_body("FP32", "[1]", "[null]"), X + "element 0 (null) is not a number, as FP32 needs"),
     (request_body("BYTES", "[1]", "[7]"), X + "element 0 (7) is not a string, as BYTES needs"),
     (
@@ -278,6 +299,13 @@ REFUSED = [
     (request_body("INT32", "[1]", '"1"'), NOT_AN_ARRAY),
     (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY),
     (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY),
+    (
+        b'{"note":"'
+        + b"long " * 40
+        + b'","x":{"data":1},'
+        + request_body("INT32", "[1]", "null")[1:],
+        NOT_AN_ARRAY + " under a plain key",
+    ),
     (
         request_body("FP8", "[1]", "[1]"),
         X + 'unknown datatype "FP8"; known are BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, '
@@ -532,6 +560,133 @@ def test_data_that_waits_is_worked_off_run_by_run() -> None:
     assert not isinstance(first, int)
     assert b"".join(first) == np.arange(100_000, dtype="<i4").tobytes()
     assert second == [b"\1"]
+
+
+# ---------------------------------------------------------------------------------- base64
+
+BASE64 = '"parameters":{"content_type":"base64"}'
+NOT_BASE64 = X + "element 1 is not base64, as its content_type says: "
+ORDERS = ["".join(letters) for letters in itertools.permutations("ndspc")]
+FOR_BYTES = X + "the content_type base64 is for BYTES only, not for "
+
+
+def keyed(order: str, **values: str) -> bytes:
+    """Write a request of one input with its keys in this order, by their first letters."""
+    given = {
+        "name": '"x"',
+        "datatype": '"BYTES"',
+        "shape": "[2]",
+        "parameters": '{"a":1,"content_type":"base64"}',
+        "content": '["/9j/4A==",""]',  # the data
+        **values,
+    }
+    keys = {key[0]: f'"{"data" if key == "content" else key}":{given[key]}' for key in given}
+    return ('{"inputs":[{' + ",".join(keys[letter] for letter in order) + "}]}").encode()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_base64_is_decoded_wherever_it_is_said(order: str) -> None:
+    found = converted(keyed(order))
+    assert found.tensors == [pack_bytes([b"\xff\xd8\xff\xe0", b""])]
+    (entry,) = found.fields["inputs"]
+    # What says that it is base64 does not go with bytes that are none.
+    assert entry["parameters"] == {"a": 1, "binary_data_size": 12}
+    assert outcome(bodies.bytewise(keyed(order)), work=False) == found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("data", ["[1,2]", '["AAAA","AAAA"]'])
+def test_base64_is_for_bytes_only(order: str, data: str) -> None:
+    found = outcome([keyed(order, datatype='"INT32"', content=data)])
+    assert isinstance(found, Failed)
+    seen_first = order.index("c") > max(order.index("d"), order.index("p"))
+    if "A" not in data or seen_first:
+        assert found == Failed(ErrorKind.BAD_REQUEST, FOR_BYTES + "INT32")
+    assert outcome(bodies.bytewise(keyed(order, datatype='"INT32"', content=data))) == found
+
+
+@pytest.mark.parametrize("content_type", ['"np"', '"str"', '"pd"', '"Base64"', "64", "null", "{}"])
+def test_other_content_types_are_passed_on(content_type: str) -> None:
+    parameters = f'{{"content_type":{content_type}}}'
+    found = converted(keyed("ndspc", parameters=parameters, content='["YQ==","-"]'))
+    assert found.tensors == [pack_bytes([b"YQ==", b"-"])]
+    (entry,) = found.fields["inputs"]
+    assert entry["parameters"]["content_type"] == json.loads(content_type)
+
+
+def test_bytes_in_binary_form_are_bytes() -> None:
+    parameters = '{"content_type":"base64","binary_data_size":9}'
+    body = keyed("ndsp", parameters=parameters)
+    found = converted(body)
+    assert found.tensors == [9]
+    assert found.fields["inputs"][0]["parameters"] == json.loads(parameters)
+    body = keyed("ndsp", parameters='{"content_type":"base64","shared_memory_region":"r"}')
+    assert "base64" in converted(body).header.decode()
+
+
+def test_what_is_not_base64_is_refused() -> None:
+    body = keyed("ndspc", content='["YQ==","YW-j"]')
+    found = outcome([body])
+    assert found == Failed(
+        ErrorKind.BAD_REQUEST, NOT_BASE64 + "character 2 ('-') is not of its alphabet"
+    )
+    assert outcome(bodies.bytewise(body), work=False) == found
+    assert outcome([keyed("cpnds", content='["YQ==","YW-j"]')]) == found
+
+
+def test_elements_that_are_no_strings_are_told_of_before_base64() -> None:
+    body = keyed("ndspc", content='["-",7]')
+    assert outcome([body]) == Failed(
+        ErrorKind.BAD_REQUEST, X + "element 1 (7) is not a string, as BYTES needs"
+    )
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 49_149, 49_152, 49_153, 300_001])
+def test_large_elements_in_base64(size: int) -> None:
+    elements = [b"a", random.Random(size).randbytes(size), b"", bytes(40_000), b"bc"]
+    texts = json.dumps([base64.b64encode(element).decode() for element in elements])
+    body = keyed("ndspc", shape="[5]", content=texts)
+    found = check_large(body)
+    assert found.tensors == [pack_bytes(elements)]
+
+
+def test_base64_is_decoded_piece_by_piece() -> None:
+    elements = [random.Random(0).randbytes(1_000_000), *[b"abc"] * 50_000]
+    texts = json.dumps([base64.b64encode(element).decode() for element in elements])
+    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec.feed(keyed("ndspc", shape="[50001]", content=texts))
+    codec.feed(b"", last=True)
+    rounds, held, most = 0, codec.held, codec.held
+    while codec.work():
+        rounds += 1
+        assert codec.held <= held + 8
+        held = codec.held
+    assert rounds > 20
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert b"".join(tensor) == pack_bytes(elements)
+    assert codec.held == sum(map(len, tensor)) < most * 0.9
+
+
+def test_outputs_as_base64() -> None:
+    outputs = [
+        {"name": "y", "parameters": {"content_type": "base64", "a": 1}},
+        {"name": "b", "parameters": {"content_type": "base64", "binary_data": True}},
+        {"name": "s", "parameters": {"content_type": "base64", "shared_memory_region": "r"}},
+        {"name": "o", "parameters": {"content_type": "np"}},
+        {"name": "o", "parameters": {"content_type": "base64"}},
+    ]
+    fields = {**json.loads(keyed("ndspc")), "outputs": outputs}
+    found = converted(json.dumps(fields).encode())
+    # Of an output that is listed twice, the first counts.
+    assert found.as_base64 == {"y", "s"}
+    assert [entry["parameters"] for entry in found.fields["outputs"]] == [
+        {"a": 1, "binary_data": True},
+        {"content_type": "base64", "binary_data": True},
+        {"content_type": "base64", "shared_memory_region": "r"},
+        {"content_type": "np", "binary_data": True},
+        {"binary_data": True},
+    ]
 
 
 # ---------------------------------------------------------------------------------- caps

@@ -87,6 +87,10 @@ def test_floats_are_taken(datatype: str) -> None:
         request(entry("INT32", [1, 2]), entry("FP64", [0.5]) | {"name": "y"}),
         request(entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
         request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
+        request(
+            entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"content_type": "base64"}}]
+        ),
+        request(entry("FP32", [1.0]) | {"parameters": {"content_type": "np"}}),
         json.dumps({"inputs": [entry("FP32", [1.5, 2])]}, indent=2).encode(),
         b'{"inputs":[{"data":[1,2],"shape":[2],"datatype":"INT8","name":"x"}],"more":{"a":[1]}}',
     ],
@@ -104,6 +108,8 @@ def test_what_is_plain_is_taken(body: bytes) -> None:
         b"[1]",
         request(entry("FP32", [1.0]), outputs=[{"name": "data"}]),
         request(entry("BYTES", ["a"])),
+        request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
+        request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
         request(entry("BOOL", [True])),
         request(entry("BF16", [1.0])),
         request(entry("FP32", [float("nan")])),

@@ -1,6 +1,7 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from multidict import CIMultiDict
@@ -126,6 +127,31 @@ async def test_what_has_streamed_through_is_not_sent_again() -> None:
     upstream, endpoints = _servers(Log(), ScriptedResponse(503, {}, [b"yes"]), OK)
     assert await _ask(upstream, policy=MORE, body=body()) == "http://0"
     assert endpoints[1].requests == []
+
+
+class Rereadable(AsyncIterable[bytes]):
+    """Pieces that come anew each time they are asked for."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"bo"
+        yield b"dy"
+
+
+async def test_what_can_be_read_again_is_sent_again() -> None:
+    upstream, endpoints = _servers(Log(), _fault(ErrorKind.UNANSWERED), OK)
+    assert await _ask(upstream, policy=MORE, body=Rereadable()) == "http://1"
+    assert [each.bodies for each in endpoints] == [[b"body"]] * 2
+    for endpoint in endpoints:
+        assert not isinstance(endpoint.requests[0].body, AsyncIterator)
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) -> None:
+    upstream, _ = _servers(Log(), OK)
+    body = aiter(Rereadable()) if once else Rereadable()
+    with mock.patch.object(Deadline, "wait_for_server", autospec=True) as turn:
+        assert await _ask(upstream, body=body) == "http://0"
+    assert [call.args[1] for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
 
 
 async def test_there_are_no_more_retries_than_the_budget_has() -> None:

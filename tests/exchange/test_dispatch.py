@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import logging
 from dataclasses import replace
 
@@ -75,9 +76,11 @@ async def test_errors_become_answers(kind: ErrorKind) -> None:
     answer, log = await _exchange(route_to(endpoint), "GET", "/v2/x")
     assert answer.status == kind.value.status
     assert answer.body.decode() == '{"error":"what “went” wrong"}'
+    accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
     assert dict(answer.headers) == {
         "Content-Type": "application/json",
         "Content-Length": str(len(answer.body)),
+        **({"Accept-Encoding": "gzip, deflate"} if accepted else {}),
     }
     assert log[-1] == "client has got all"
 
@@ -208,7 +211,8 @@ BINARY = {LENGTH: str(len(binary_header(8)))}
         ("POST", INFER, json_request(), {}),
         ("POST", INFER, binary_header(8) + bytes(8), BINARY),
         ("POST", INFER, bytes(4), {LENGTH: "0"}),
-        ("POST", INFER, b"zipped", {"Content-Encoding": "gzip"}),
+        ("POST", INFER, gzip.compress(json_request()), {"Content-Encoding": "gzip"}),
+        ("POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
     ],
 )
 async def test_what_names_a_model_goes_where_it_is(

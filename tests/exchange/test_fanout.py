@@ -71,7 +71,9 @@ async def test_every_endpoint_gets_it_and_the_first_ones_answer_is_given(
     assert asked(*endpoints) == [[f"POST {sent}"]] * 3
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
-        assert dict(endpoint.requests[0].headers) == {"Content-Length": "2"}
+        # Some servers want to be told what it is.
+        described = {"Content-Length": "2", "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == described
 
 
 async def test_all_upstreams_that_a_rule_chooses_from_get_it() -> None:

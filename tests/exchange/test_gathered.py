@@ -72,7 +72,8 @@ async def test_the_index_has_the_models_of_all_upstreams(
     assert asked(*endpoints) == [*[[f"{method} {INDEX}?x"]] * 3, []]
     for endpoint in endpoints[:3]:
         assert endpoint.bodies == [b"".join(body)]
-        assert dict(endpoint.requests[0].headers) == ({"Content-Length": str(sent)} if sent else {})
+        described = {"Content-Length": str(sent), "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == (described if sent else {})
 
 
 async def test_an_upstream_is_one_whatever_rules_lead_to_it() -> None:

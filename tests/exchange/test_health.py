@@ -30,6 +30,7 @@ from tests.servers.several import A, B, C, among, ask, asked, says, servers, unr
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 OK = ScriptedResponse(200)
 METHODS = ["GET", "HEAD"]
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def _error(answer: ScriptedAnswer) -> str:
 async def test_the_gateway_lives_whatever_its_servers_do(method: str) -> None:
     (endpoint,) = servers(a=unreachable(A))
     answer = await ask(only(route_to(endpoint)), method, LIVE + "?x")
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"", {"Content-Length": "0"})
+    assert (answer.status, answer.body) == (200, b'{"live":true}')
+    assert dict(answer.headers) == JSON | {"Content-Length": "13"}
     assert asked(endpoint) == [[]]
 
 
@@ -63,7 +65,8 @@ async def test_the_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(metho
         ]
     )
     answer = await ask(routes, method, READY)
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"", {"Content-Length": "0"})
+    assert (answer.status, answer.body) == (200, b'{"ready":true}')
+    assert dict(answer.headers) == JSON | {"Content-Length": "14"}
     assert asked(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
 
 

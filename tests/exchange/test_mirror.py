@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,7 +111,13 @@ REQUESTS: dict[str, tuple[str, dict[str, str], list[Step]]] = {
     "binary": (INFER, {LENGTH: str(len(HEAD))}, [BINARY]),
     "binary in pieces": (INFER, {LENGTH: str(len(HEAD))}, [BINARY[:9], BINARY[9:-1], BINARY[-1:]]),
     "binary, chunked": (INFER, {LENGTH: str(len(HEAD)), **CHUNKED}, [HEAD, FLOATS.tobytes()]),
-    "compressed": (INFER, {"Content-Encoding": "gzip"}, [b"\x1f\x8b"]),
+    "compressed": (INFER, {"Content-Encoding": "gzip"}, [gzip.compress(json_request())]),
+    "compressed, large": (
+        INFER,
+        {"Content-Encoding": "deflate"},
+        [zlib.compress(json_request(*range(50_000)))],
+    ),
+    "generate, compressed": (GENERATE, {"Content-Encoding": "gzip"}, [gzip.compress(b"{}")]),
     "generate": (GENERATE, {"X-Two": "a, b"}, [b'{"text_input": "x"}']),
     "generate, streamed": (GENERATE + "_stream?x=1", {}, [b"a" * 70_000, b"b" * 70_000]),
     "generate, chunked": (GENERATE, CHUNKED, [b"a", b"b"]),

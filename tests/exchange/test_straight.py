@@ -140,6 +140,7 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "raw binary": ("POST", INFER, {LENGTH.lower(): "0"}, 12),
     "no header length": ("POST", INFER, {LENGTH: ""}, 10),
     "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}, 10),
+    "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}, 5),
     "an unknown coding": ("POST", INFER, {"content-encoding": "X"}, 10),
     "server metadata": ("GET", "/v2", {}, 0),
     "server metadata with a slash": ("GET", "/v2/?x", {}, 0),
@@ -235,6 +236,22 @@ async def test_no_compressed_answer_is_asked_for_where_it_is_converted() -> None
     plan = _plan("POST", INFER, wishes, 5)
     assert plan is not None
     assert plan.start.headers == (("Accept", "x/y"), *BINARY.items())
+
+
+@pytest.mark.parametrize(
+    ("accepted", "straight"), [("", True), ("br", True), ("gzip;q=0", True), ("br, gzip", False)]
+)
+@pytest.mark.parametrize("target", [INFER, "/v2/x"])
+async def test_what_is_to_be_compressed_goes_the_ordinary_way(
+    target: str, accepted: str, straight: bool
+) -> None:
+    routes = Routes([Rule(Match(), (route_to(ReadyEndpoint()),), compress=("gzip",))])
+    headers = {"Content-Length": "5", **({"Accept-Encoding": accepted} if accepted else {})}
+    plan = Straight(routes).plan("POST", target, _headers(headers), 5)
+    assert (plan is not None) is straight
+    if plan is not None:
+        assert plan.varies
+        assert "Accept-Encoding" not in dict(plan.start.headers)
 
 
 @pytest.mark.parametrize(("method", "length"), [("POST", 5), ("GET", 5), ("PUT", 9)])

@@ -3,9 +3,10 @@ import logging
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.base import Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.trace import trace_setting
-from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from tests.servers.doubles import (
     Log,
@@ -74,3 +75,24 @@ async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: st
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
     assert not endpoint.requests
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_of_several_upstreams_those_without_traces_are_named(method: str) -> None:
+    """No server is asked: what is changed would be changed at some of them only."""
+    log = Log()
+    endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
+
+    def upstream(number: int, dialect: Dialect) -> Upstream:
+        return route_to(endpoints[number], name="abc"[number], dialect=dialect).upstream
+
+    upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
+    route = route_to(endpoints[1])
+    request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
+    asked = parse_endpoint(method, "/v2/trace")
+    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
+        await trace_setting(request, ScriptedAnswer(log), asked, route, upstreams, turns)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    lacking = "upstream 'a' (kserve) and upstream 'c' (json) lack the trace extension"
+    assert caught.value.message == lacking
+    assert not log.count_of("server is asked")

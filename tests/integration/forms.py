@@ -177,7 +177,7 @@ def read_outputs(answer: Answer) -> tuple[Output, ...]:
     binary = b"" if answer.header_length is None else answer.body[answer.header_length :]
     outputs = []
     for entry in fields["outputs"]:
-        size = entry.get("parameters", {}).get("binary_data_size")
+        size = (entry.get("parameters") or {}).get("binary_data_size")
         if size is None:
             data = _encode_json(entry["datatype"], entry["data"])
         else:

@@ -18,8 +18,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 TENSORGATE = Path(sysconfig.get_path("scripts")) / "tensorgate"
 
-# The same guard as the Triton server has: it ends with the tests, however they end.
-_BOUND_CHILD = Path(__file__).parent / "triton" / "bound_child.py"
+# The same guard as the servers have: it ends with the tests, however they end.
+_BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 _LISTENING = re.compile(r"listening on http://([\d.]+):(\d+)$", re.MULTILINE)
 _MEMORY = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 _POLL_SECONDS = 0.02
@@ -141,19 +141,20 @@ def serving(
     folder: Path,
     upstream: str,
     *,
+    dialect: str = "triton",
     limits: Mapping[str, Any] | None = None,
     route: Mapping[str, Any] | None = None,
 ) -> Iterator[Gateway]:
     """Run a gateway with settings of its own in front of one server; then stop it as it should be.
 
-    ``upstream`` is the server's URL. Fails unless the gateway ends well and has logged no fault
-    of its own.
+    ``upstream`` is the server's URL, ``dialect`` how it speaks. Fails unless the gateway ends well
+    and has logged no fault of its own.
     """
     config = folder / "gateway.yaml"
     settings = {
         "listen": "127.0.0.1:0",
-        "upstreams": {"triton": {"endpoints": [upstream], "dialect": "triton"}},
-        "routes": [{"upstream": "triton", **(route or {})}],
+        "upstreams": {"server": {"endpoints": [upstream], "dialect": dialect}},
+        "routes": [{"upstream": "server", **(route or {})}],
         "limits": dict(limits or {}),
     }
     config.write_text(yaml.safe_dump(settings))

@@ -3,20 +3,17 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.client import HEADER_LENGTH, Answer, Client
+from tests.integration.exchanges import check_echo, send
 from tests.integration.forms import (
     DTYPES,
-    FLOATS,
     HALVES,
-    Array,
     Output,
     Request,
     Tensor,
@@ -24,91 +21,9 @@ from tests.integration.forms import (
     tensor,
 )
 from tests.integration.gateway import Gateway
+from tests.integration.strategies import SIZES, elements, generated, rearranged, requests
 
 pytestmark = pytest.mark.triton
-
-generated = settings
-
-SIZES = st.integers(0, 8)
-FLAGS = st.sampled_from([None, True, False])
-
-
-def elements(datatype: str, size: int, *, text: bool = True) -> st.SearchStrategy[Array]:
-    """Make flat elements; ``text`` where BYTES have to be in JSON."""
-    dtype = DTYPES[datatype]
-    if datatype == "BYTES":
-        texts = st.text(st.characters(codec="utf-8"), max_size=12).map(str.encode)
-        one = texts if text else texts | st.binary(max_size=12)
-        return _lists(one, size).map(lambda values: np.array(values, dtype))
-    if datatype == "BOOL":
-        return _lists(st.booleans(), size).map(lambda values: np.array(values, dtype))
-    length = size * dtype.itemsize
-    bits = st.binary(min_size=length, max_size=length).map(lambda data: np.frombuffer(data, dtype))
-    return bits | _lists(st.sampled_from(SPECIAL[datatype]), size).map(
-        lambda values: np.array(values, dtype)
-    )
-
-
-def _lists(one: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
-    return st.lists(one, min_size=size, max_size=size)
-
-
-def _special(datatype: str) -> list[Any]:
-    if datatype not in FLOATS:
-        limits = np.iinfo(DTYPES[datatype])
-        return [0, 1, int(limits.min), int(limits.max)]
-    limit = ml_dtypes.finfo(DTYPES[datatype])  # type: ignore[no-untyped-call]
-    extreme = [float(limit.min), float(limit.max), float(limit.smallest_subnormal)]
-    return [0.0, -0.0, 0.1, -2.5, 1e-3, np.nan, np.inf, -np.inf, *extreme]
-
-
-SPECIAL = {each: _special(each) for each in DTYPES if each not in ("BOOL", "BYTES")}
-
-
-@st.composite
-def requests(
-    draw: st.DrawFn, model: str, inputs: tuple[Tensor, ...], outputs: tuple[str, ...]
-) -> Request:
-    """Make a request of these inputs, in any order and form."""
-    forms = [replace(each, binary=draw(st.booleans())) for each in inputs]
-    listed = draw(st.lists(st.sampled_from(outputs), unique=True))
-    return Request(
-        model,
-        tuple(draw(st.permutations(forms))),
-        outputs=tuple((name, draw(FLAGS)) for name in listed),
-        binary_data_output=draw(FLAGS),
-        id=draw(st.none() | st.text(st.characters(codec="utf-8"), max_size=8)),
-        with_length=draw(st.booleans()),
-        ascii=draw(st.booleans()),
-        data_first=draw(st.booleans()),
-        order=tuple(draw(st.permutations(range(4)))),
-        pieces=draw(st.sampled_from([0, 0, 1, 7, 100])),
-    )
-
-
-@st.composite
-def rearranged(draw: st.DrawFn, values: list[Any]) -> list[Any]:
-    """Nest some of the values, however that goes: servers count the elements only."""
-    cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=3)))
-    bounds = zip([0, *cuts], [*cuts, len(values)], strict=True)
-    pieces = [values[start:end] for start, end in bounds]
-    depths = draw(st.lists(st.integers(0, 3), min_size=len(pieces), max_size=len(pieces)))
-    nested: list[Any] = []
-    for piece, depth in zip(pieces, depths, strict=True):
-        wrapped = piece
-        for _ in range(depth):
-            wrapped = [wrapped]
-        nested += wrapped
-    return nested
-
-
-def send(client: Client, request: Request) -> Answer:
-    body, headers = request.encoded()
-    if not request.pieces:
-        return client.infer(request.model, body, headers)
-    starts = range(0, len(body), request.pieces)
-    chunks = [body[start : start + request.pieces] for start in starts]
-    return client.infer(request.model, iter(chunks), headers)
 
 
 def check_frame(answer: Answer, like: Answer) -> None:
@@ -138,20 +53,6 @@ def check_same(through: Client, direct: Client, request: Request) -> tuple[Outpu
     check_outputs(outputs, read_outputs(like), request)
     check_frame(answer, like)
     return outputs
-
-
-def check_echo(outputs: tuple[Output, ...], sent: Tensor) -> None:
-    """Check that an identity model's answer is what was sent, bit by bit but for NaN's own bits."""
-    (output,) = outputs
-    assert (output.datatype, output.shape) == (sent.datatype, sent.shape)
-    if sent.datatype in FLOATS and not (sent.binary and output.binary):
-        # Every datatype fits into FP64, and numpy cannot compare BF16 without a warning.
-        values, wanted = (each.astype(np.float64) for each in (output.elements, sent.elements))
-        np.testing.assert_array_equal(values, wanted)
-        is_number = ~np.isnan(wanted)
-        np.testing.assert_array_equal(np.signbit(values)[is_number], np.signbit(wanted)[is_number])
-    else:
-        assert output.data == sent.encoded()
 
 
 SERVER_DATATYPES = [datatype for datatype in DTYPES if datatype not in HALVES]

@@ -17,9 +17,11 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import triton_to_np_dtype
 
+from tests.integration.environment import MissingServerError
+from tests.integration.real_server import HOST, ServerError
 from tests.integration.triton import install, installation
 from tests.integration.triton.models import DATATYPES, MODELS, named
-from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonError, TritonServer
+from tests.integration.triton.server import SHARED_MEMORY, TritonServer
 
 pytestmark = pytest.mark.triton
 
@@ -256,7 +258,7 @@ def test_a_crash_is_seen() -> None:
 @pytest.mark.parametrize("kind", ["http_port", "grpc_port", "metrics_port"])
 def test_a_port_in_use_is_told(triton: TritonServer, kind: str) -> None:
     taken = getattr(triton, kind)
-    with pytest.raises(TritonError, match=f"{taken}: Address already in use"):
+    with pytest.raises(ServerError, match=f"{taken}: Address already in use"):
         TritonServer(named("add"), **{kind: taken})
 
 
@@ -266,7 +268,7 @@ def test_a_failed_start_shows_the_log_and_leaves_nothing() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, server.http_port))
         taken.listen()
-        with pytest.raises(TritonError, match="already in use"):
+        with pytest.raises(ServerError, match="already in use"):
             server.start()
     assert not regions(server)
     assert not server.is_alive()
@@ -296,5 +298,5 @@ def test_shared_libraries_are_all_there() -> None:
 
 
 def test_missing_installation_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(installation.TritonMissingError, match="make test"):
+    with pytest.raises(MissingServerError, match="make test"):
         installation.find(tmp_path)

@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from gateway.protocol.dialects import DIALECTS, TRITON, TraceForm
+from gateway.protocol.dialects import (
+    DIALECTS,
+    JSON,
+    KSERVE,
+    OPENVINO,
+    TRITON,
+    Dialect,
+    TraceForm,
+    common,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,3 +42,35 @@ def test_the_specification_has_trace_settings_per_version() -> None:
 def test_dialects_are_found_by_name() -> None:
     assert DIALECTS["triton"] is TRITON
     assert all(name == dialect.name for name, dialect in DIALECTS.items())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
+def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
+    assert common([dialect]) is dialect
+    assert common([dialect, replace(dialect), dialect]) is dialect
+
+
+@pytest.mark.parametrize(
+    ("dialects", "expected"),
+    [
+        (
+            [TRITON, JSON],
+            Dialect("triton and json", binary=False, batches=True, wants_json_type=True),
+        ),
+        (
+            [TRITON, KSERVE],
+            Dialect("triton and kserve", versions=False, batches=True, wants_json_type=True),
+        ),
+        ([OPENVINO, TRITON], Dialect("openvino and triton", lists_outputs=True, batches=True)),
+        (
+            [TRITON, replace(TRITON, trace=None)],
+            replace(TRITON, trace=None),
+        ),
+    ],
+)
+def test_servers_that_differ_are_spoken_to_as_all_understand(
+    dialects: Sequence[Dialect], expected: Dialect
+) -> None:
+    assert common(dialects) == expected
+    turned = common(dialects[::-1])
+    assert replace(turned, name="") == replace(expected, name="")

@@ -12,6 +12,7 @@ from gateway.protocol.endpoints import (
     model_path,
     parse_endpoint,
     with_model,
+    without_version,
 )
 
 INFER = EndpointKind.INFER
@@ -219,3 +220,18 @@ def test_another_model_in_a_path(target: str, renamed: str, with_version: str) -
         model = None if before.model is None else "n"
         assert parse_endpoint(method, renamed) == Endpoint(before.kind, model, before.version)
         assert parse_endpoint(method, with_version) == Endpoint(before.kind, model, version)
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/v2/models/m/versions/1/infer", "/v2/models/m/infer"),
+        ("/v2/models/m/versions/1", "/v2/models/m"),
+        ("/v2/models/m/versions/1/a/versions/2?x=/versions/3", "/v2/models/m/a/versions/2"),
+        ("/v2/models/m/infer", "/v2/models/m/infer"),
+        ("/v2/models/m/versions", "/v2/models/m/versions"),
+        ("/v2", "/v2"),
+    ],
+)
+def test_the_path_without_a_version(target: str, path: str) -> None:
+    assert without_version(target) == path

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
@@ -19,6 +20,7 @@ from gateway.protocol.inference_header import (
     read_outputs,
     request_binary_outputs,
     set_binary_size,
+    with_outputs,
 )
 
 Fields = dict[str, Any]
@@ -199,7 +201,7 @@ def test_the_size_takes_the_place_of_the_data() -> None:
 
 def outputs(*parameters: Fields | None) -> list[Fields]:
     return [
-        {"name": f"out{i}"} | ({} if p is None else {"parameters": p})
+        {"name": f"out{i}"} | ({} if p is None else {"parameters": dict(p)})
         for i, p in enumerate(parameters)
     ]
 
@@ -231,6 +233,28 @@ def test_the_form_of_each_output(
     form = read_answer_form(fields)
     assert (form.wants_binary("out0"), form.wants_binary("out1")) == (first, second)
     assert (form.all_binary, form.all_json) == (all_binary, all_json)
+
+
+BASE64 = {"content_type": "base64"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "as_base64"),
+    [
+        ({"outputs": outputs(BASE64, None)}, {"out0"}),
+        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"out0", "out1"}),
+        ({"outputs": outputs(ON | BASE64, BASE64)}, {"out1"}),
+        ({"outputs": outputs(BASE64, OFF | BASE64), "parameters": DEFAULT_ON}, {"out1"}),
+        ({"outputs": outputs({"content_type": "np"}, {"content_type": 64})}, set()),
+        ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
+        ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
+        ({"outputs": [*outputs(ON), *outputs(BASE64)]}, set()),
+        # Of all outputs nothing can be said.
+        ({"parameters": BASE64}, set()),
+    ],
+)
+def test_the_outputs_that_are_wanted_as_base64(fields: Fields, as_base64: set[str]) -> None:
+    assert read_answer_form(fields).as_base64 == as_base64
 
 
 def test_an_output_that_was_not_listed_has_the_default_form() -> None:
@@ -287,6 +311,9 @@ def test_a_faulty_form_is_refused(fields: Fields, message: str) -> None:
             {"outputs": outputs({"shared_memory_region": "r"}, ON)},
             False,
         ),
+        # What is done here is not asked of the server.
+        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}, True),
+        ({"outputs": outputs(ON | BASE64)}, {"outputs": outputs(ON | BASE64)}, False),
     ],
 )
 def test_every_output_is_asked_for_in_binary(before: Fields, after: Fields, changed: bool) -> None:
@@ -378,3 +405,54 @@ def test_what_is_no_answer_is_the_servers_fault(text: bytes, message: str) -> No
 def test_an_answer_is_parsed() -> None:
     assert parse_answer(b'{"model_name":"m","outputs":[]}') == {"model_name": "m", "outputs": []}
     assert set(parse_answer(nested(200))) == {"x"}
+
+
+# ---------------------------------------------------------------------------------- base64
+
+
+@pytest.mark.parametrize(
+    ("entry", "base64"),
+    [
+        (tensor(datatype="BYTES", data=[], parameters=BASE64), True),
+        (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
+        (tensor(datatype="BYTES", data=[], parameters={"content_type": ["base64"]}), False),
+        (tensor(datatype="BYTES", data=[]), False),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), False),
+        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), False),
+        (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), False),
+    ],
+)
+def test_data_that_is_base64(entry: Fields, base64: bool) -> None:
+    (found,) = read_inputs({"inputs": [entry]})
+    assert found.base64 is base64
+
+
+def test_base64_is_for_bytes_only() -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_inputs({"inputs": [tensor(data=[], parameters=BASE64)]})
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.message == (
+        "input 'x': the content_type base64 is for BYTES only, not for FP32"
+    )
+
+
+def test_what_says_base64_goes_with_the_data() -> None:
+    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64)
+    set_binary_size(entry, 5)
+    assert entry["parameters"] == {"a": 1, "binary_data_size": 5}
+    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"})
+    set_binary_size(entry, 8)
+    assert entry["parameters"] == {"content_type": "np", "binary_data_size": 8}
+
+
+@pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
+def test_outputs_are_listed_where_there_are_none(outputs: Fields) -> None:
+    fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
+    listed = orjson.loads(with_outputs(orjson.dumps(fields), ["A", "B"]))
+    assert listed == {
+        **fields,
+        "outputs": [
+            {"name": "A", "parameters": {"binary_data": True}},
+            {"name": "B", "parameters": {"binary_data": True}},
+        ],
+    }

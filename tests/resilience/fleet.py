@@ -86,6 +86,6 @@ def gateway_before(
         f"listen: {listen}\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
-        f"upstreams: {{fleet: {{endpoints: [{urls}], {care}}}}}\n{more}"
+        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
     )
     return serving(str(file))

@@ -89,7 +89,9 @@ async def run(*command: str, **environ: str) -> tuple[int, str, str]:
 
 def settings_in(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "") -> str:
     """Write a settings file, and give its name."""
-    file.write_text(f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}]}}}}\n{more}")
+    file.write_text(
+        f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}], dialect: triton}}}}\n{more}"
+    )
     return str(file)
 
 

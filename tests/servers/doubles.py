@@ -16,6 +16,7 @@ from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.routing.matcher import Match
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.dialect import declared_speech
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -207,7 +208,7 @@ def route_to(
 ) -> Route:
     """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream(name, dialect, Pool(endpoints, keeper=keeper), cache)
+    upstream = Upstream(name, declared_speech(dialect), Pool(endpoints, keeper=keeper), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
 
 

@@ -58,13 +58,18 @@ async def gateway_before(
     tls: dict[str, str] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers; the rest is as in its settings."""
+    """Run a gateway in front of servers; the rest is as in its settings.
+
+    They are taken for Tritons, so that they are asked nothing but what clients ask.
+    """
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
             "tls": tls,
             "helper": helper,
-            "upstreams": {"servers": {"endpoints": list(urls), **(upstream or {})}},
+            "upstreams": {
+                "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})}
+            },
             "routes": [{"upstream": "servers", **(route or {})}],
             "limits": {**LIMITS, **limits},
         }

@@ -268,7 +268,7 @@ def test_anchors_and_merge_keys_work(file: Path) -> None:
         "  b: {<<: *a, endpoints: [http://b:1]}\n"
         "routes: [{upstream: b}]\n"
     )
-    assert load(file, {}).upstreams["b"] == Upstream(endpoints=("http://b:1",))
+    assert load(file, {}).upstreams["b"] == Upstream(endpoints=("http://b:1",), dialect="triton")
 
 
 def test_a_byte_order_mark_is_no_matter(file: Path) -> None:

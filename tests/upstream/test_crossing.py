@@ -1,7 +1,7 @@
 """A server closes a connection that it kept, just as it is used again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 
 import pytest
 from multidict import CIMultiDict
@@ -105,6 +105,22 @@ async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) 
         assert error.kind is ErrorKind.BAD_ANSWER
         assert error.message == f"{server.url} {CROSSED}"
         assert len(server.connections) == 1
+
+
+class Rereadable(AsyncIterable[bytes]):
+    """Pieces that come anew each time they are asked for."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _pieces()
+
+
+async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer(closing, always(answer(b"yes"))) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        assert await _ask(endpoint, Rereadable()) == b"yes"
+        assert server.connections[0].requests[1:] == server.connections[1].requests
+        assert server.requests[-1].body == b"onetwo"
 
 
 async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: EndpointAt) -> None:

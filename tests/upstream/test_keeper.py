@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.routing.health import ProbePolicy
+from gateway.upstream.dialect import Interpreter
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member
 from gateway.upstream.probe import Prober
@@ -66,3 +67,33 @@ async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
     await keeper.look_up(lambda endpoints: None)
     assert asyncio.all_tasks() == tasks
     await keeper.close()
+
+
+class _Listening(Interpreter):
+    """Notes who is doubted."""
+
+    def __init__(self) -> None:
+        super().__init__("u", 60, 60)
+        self.doubted: list[Member] = []
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+    def doubt(self, member: Member) -> None:
+        self.doubted.append(member)
+
+
+async def test_one_that_is_well_again_may_be_another_server() -> None:
+    class Telling(_Attending):
+        async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+            changed()
+
+    interpreter = _Listening()
+    keeper = Keeper(Telling(), interpreter=interpreter)
+    calls: list[None] = []
+    members = _members(2)
+    async with nothing_left():
+        keeper.take_in(members, lambda: calls.append(None))
+        await until(lambda: len(calls) == 2)
+        assert interpreter.doubted == members
+        await keeper.close()

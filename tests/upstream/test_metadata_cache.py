@@ -349,3 +349,42 @@ async def test_metadata_without_end_is_a_failure() -> None:
     with pytest.raises(GatewayError, match="is larger than") as caught:
         await _fetch(endless)
     assert URL in caught.value.message
+
+
+async def test_without_batches_no_config_is_asked_for() -> None:
+    endpoint = ScriptedEndpoint(Log(), ScriptedResponse(200, {}, [metadata(-1)]))
+    found = await fetch_metadata("m", None, endpoint, batches=False)
+    assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
+    assert not found.batching
+
+
+async def test_with_and_without_batches_are_kept_apart(
+    cache: MetadataCache, server: _Server
+) -> None:
+    """Servers may have shown to be others meanwhile."""
+    assert not (await cache.get("m", None, server, batches=False)).batching
+    assert (await cache.get("m", None, server, batches=True)).batching
+    assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
+    cache.drop("m")
+    await cache.get("m", None, server, batches=False)
+    assert server.asked.count("/v2/models/m") == 3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        ([{"name": "A", "datatype": "FP32", "shape": [1]}, {"name": "B"}], ("A", "B")),
+        ([{"name": "A", "datatype": "unknown"}], ("A",)),
+        ([], ()),
+        (None, ()),
+        (7, ()),
+        ("AB", ()),
+        ([{"name": "A"}, {}], ()),
+        ([{"name": "A"}, {"name": None}], ()),
+        ([{"name": "A"}, None], ()),
+    ],
+)
+async def test_the_names_of_outputs(outputs: object, names: tuple[str, ...]) -> None:
+    document = json.dumps({"inputs": [], "outputs": outputs}).encode()
+    found = await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+    assert found.outputs == names

@@ -62,7 +62,7 @@ async def _gateway(
         {
             "listen": listen,
             "helper": "never",
-            "upstreams": {"servers": {"endpoints": [server]}},
+            "upstreams": {"servers": {"endpoints": [server], "dialect": "triton"}},
             "limits": LIMITS,
             **settings,
         }
@@ -320,7 +320,7 @@ async def test_a_request_that_another_endpoint_answers_keeps_its_id(
         first._server.close()
 
     async with FaultyServer(leaving) as first, FaultyServer(_model) as second:
-        upstreams = {"servers": {"endpoints": [first.url, second.url]}}
+        upstreams = {"servers": {"endpoints": [first.url, second.url], "dialect": "triton"}}
         async with _gateway(first.url, upstreams=upstreams) as gateway, gateway.client() as client:
             # Each of the two has a connection, until one is not to be had any more.
             for _ in range(8):

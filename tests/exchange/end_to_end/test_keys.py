@@ -73,7 +73,7 @@ async def _gateway(
         {
             "listen": "127.0.0.1:0",
             "helper": "never",
-            "upstreams": {"servers": {"endpoints": [server.url]}},
+            "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
             "keys": keys,
             "routes": [{**route, "upstream": "servers"} for route in routes],
             "limits": LIMITS,

@@ -65,8 +65,8 @@ async def mirrored(
             "listen": "127.0.0.1:0",
             "helper": "never",
             "upstreams": {
-                "server": {"endpoints": [server]},
-                "shadow": {"endpoints": [shadow or NOWHERE]},
+                "server": {"endpoints": [server], "dialect": "triton"},
+                "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
             },
             "routes": [{"upstream": "server", **mirror}],
             "limits": {**LIMITS, **limits},

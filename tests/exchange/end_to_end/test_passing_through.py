@@ -9,7 +9,6 @@ from tests.servers.http_text import answer, chunked, message, request
 from tests.servers.running_gateway import client_of
 from tests.servers.tensors import (
     FLOATS,
-    INFER,
     LENGTH,
     binary_answer,
     binary_header,
@@ -147,14 +146,12 @@ async def test_a_binary_exchange_is_byte_for_byte() -> None:
         assert received.head.get("Accept-Encoding") == "gzip"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "x-unknown", "gzip, identity"])
-async def test_encoded_requests_are_forwarded(encoding: str) -> None:
-    async with FaultyServer(always(answer(b'{"outputs":[]}'))) as server:
-        async with client_of(server.url) as client:
-            body = b"\x1f\x8b what is inside is the server's to know"
-            headers = {"Content-Encoding": encoding, LENGTH: "17"}
-            reply = await client.call("POST", INFER, body, headers)
-            assert reply.status == 200
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, gzip"])
+async def test_encoded_bodies_of_what_is_not_known_pass_as_they_are(encoding: str) -> None:
+    async with FaultyServer() as server, client_of(server.url) as client:
+        body = b"\x1f\x8b what is inside is the server's to know"
+        headers = {"Content-Encoding": encoding, LENGTH: "17"}
+        assert (await client.call("POST", "/v2/x", body, headers)).status == 200
         received = server.requests[0]
         assert received.body == body
         assert received.head.get("Content-Encoding") == encoding

@@ -84,7 +84,10 @@ async def _gateway(
         {
             "listen": "127.0.0.1:0",
             "helper": "never",
-            "upstreams": {name: {"endpoints": [server.url]} for name, server in servers.items()},
+            "upstreams": {
+                name: {"endpoints": [server.url], "dialect": "triton"}
+                for name, server in servers.items()
+            },
             "routes": [
                 *({"match": {"headers": {"x-warm": n}}, "upstream": n} for n in servers),
                 *routes,

@@ -37,7 +37,10 @@ async def gateway_to(
         {
             "listen": "127.0.0.1:0",
             "helper": "never",
-            "upstreams": {name: {"endpoints": list(urls)} for name, urls in upstreams.items()},
+            "upstreams": {
+                name: {"endpoints": list(urls), "dialect": "triton"}
+                for name, urls in upstreams.items()
+            },
             "routes": list(routes) or [{"upstream": shares}],
             "limits": {**LIMITS, **(limits or {})},
         }
@@ -241,11 +244,12 @@ async def test_the_gateways_own_health() -> None:
     async with servers_of(WORKS, always(answer(b"no", status="400 Bad Request"))) as servers:
         ready, unready = (server.url for server in servers)
         async with client_to(main=[down, ready], canary=[ready]) as client:
-            for method in ("GET", "HEAD"):
-                for path in (READY, "/v2/health/live"):
-                    await client.send(request(method, path))
-                    head = await client.head()
-                    assert (head.status, head.get("Content-Length")) == (200, "0")
+            for path, body in ((READY, b'{"ready":true}'), ("/v2/health/live", b'{"live":true}')):
+                reply = await client.call("GET", path)
+                assert (reply.status, reply.body) == (200, body)
+                await client.send(request("HEAD", path))
+                head = await client.head()
+                assert (head.status, head.get("Content-Length")) == (200, str(len(body)))
         async with client_to(main=[ready], canary=[down, unready]) as client:
             reply = await client.call("GET", READY)
             assert reply.status == 503

@@ -5,6 +5,7 @@ whose body comes later, or for which a connection is to be made first, goes the 
 """
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -32,6 +33,7 @@ from tests.servers.tensors import (
 )
 
 WARM = "/v2/warm"
+CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
 LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
@@ -282,8 +284,38 @@ REQUESTS = {
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
         False,
     ),
+    "an output as base64": Asked(
+        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
+    ),
+    "numbers said to be base64": Asked(_tensor(parameters={"content_type": "base64"}), False),
+    "BYTES as base64": Asked(
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+    ),
+    "another content type": Asked(_tensor(parameters={"content_type": "np"})),
+    "a cloud's type": Asked(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
+    "a size in a cloud's type": Asked(
+        request(
+            "POST",
+            INFER,
+            binary_header(12) + FLOATS.tobytes(),
+            {"Content-Type": f"{CLOUD_TYPE};json-header-size={len(binary_header(12))}"},
+        ),
+        False,
+    ),
     "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
     "compressed": Asked(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
+    "generate, compressed": Asked(
+        request(
+            "POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
+        ),
+        False,
+    ),
+    "compressed in an unknown way": Asked(
+        request("POST", "/v2/models/m/generate", b"x", {"Content-Encoding": "br"}), False
+    ),
+    "compressed, to who knows where": Asked(
+        request("POST", "/v2/x", b"x", {"Content-Encoding": "br"})
+    ),
     "GET": Asked(request("GET", "/v2/models/m/stats?x=1")),
     "GET with headers": Asked(_with_headers(request("GET", "/v2/x"), MANY_HEADERS)),
     "GET with a body": Asked(request("GET", "/v2/x", b"hello")),
@@ -421,6 +453,25 @@ ASKING = {
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
 async def test_answers(ways: Ways, data: bytes, turn: Turn) -> None:
     await ways.both(data, turn, straight=True)
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
+async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn: Turn) -> None:
+    """A client that does not accept it still goes straight, and is told that others might."""
+    settings = {"route": {"compress": "gzip"}}
+    outcome = await ways.both(data, turn, settings, straight=True)
+    if outcome.body is not None:
+        assert ("vary", "Accept-Encoding") in outcome.headers
+    assert ("content-encoding", "gzip") not in outcome.headers or outcome.body == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
+async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: bytes) -> None:
+    asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
+    turn = Turn([answer(b"x" * 2000)])
+    outcome = await ways.both(asked, turn, {"route": {"compress": "gzip"}}, straight=False)
+    assert ("content-encoding", "gzip") in outcome.headers
 
 
 @pytest.mark.parametrize("nonfinite", ["literal", "null", "string", "error"])

@@ -26,7 +26,7 @@ from tests.servers.tensors import FLOATS, INFER, LENGTH, binary_answer, infer_js
 
 @asynccontextmanager
 async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
-    upstream = {"endpoints": [url], **({"tls": tls} if tls else {})}
+    upstream = {"endpoints": [url], "dialect": "triton", **({"tls": tls} if tls else {})}
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",

@@ -6,9 +6,10 @@ import sys
 import time
 from types import FrameType
 
-from tests.integration.triton.installation import TritonMissingError
+from tests.integration.environment import MissingServerError
+from tests.integration.real_server import HOST, ServerError
 from tests.integration.triton.models import Model, Tensor
-from tests.integration.triton.server import HOST, TritonError, TritonServer
+from tests.integration.triton.server import TritonServer
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         _run(TritonServer(**vars(arguments)))
     except KeyboardInterrupt:
         print("stopped")
-    except (TritonError, TritonMissingError) as error:
+    except (ServerError, MissingServerError) as error:
         sys.exit(str(error))
 
 
@@ -48,7 +49,7 @@ def _run(server: TritonServer) -> None:
             print(_describe(model))
         print("\nCtrl-C ends it", flush=True)
         status = server.wait()
-        raise TritonError(f"Triton ended by itself with status {status}:\n{server.log_tail()}")
+        raise ServerError(f"Triton ended by itself with status {status}:\n{server.log_tail()}")
 
 
 def _describe(model: Model) -> str:

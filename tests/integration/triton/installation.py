@@ -5,16 +5,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.triton.interpreter import Interpreter, probe
+from tests.integration.environment import CACHE, python_in
+from tests.integration.interpreter import Interpreter
 
-FOLDER = Path(__file__).parents[3] / ".cache" / "triton"
-
-# The Pythons that the wheel has a stub for and that the gateway supports.
-PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
-
-
-class TritonMissingError(Exception):
-    """There is no usable Triton; the message says what to do."""
+FOLDER = CACHE / "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +32,11 @@ class Installation:
         stubs = self._wheel / "python_backend_stubs"
         return stubs / self.interpreter.version / "triton_python_backend_stub"
 
+    @property
+    def libraries(self) -> Path:
+        """The folder of the shared libraries that the wheel brings."""
+        return self.interpreter.site_packages / "nvidia_pytriton.libs"
+
     def copy_backends(self, folder: Path) -> None:
         """Lay out the folder for --backend-directory: the wheel keeps the stub elsewhere."""
         python = folder / "python"
@@ -47,7 +46,7 @@ class Installation:
     def environment(self) -> dict[str, str]:
         """Give the environment variables in which the server and its stubs find all they load."""
         kept = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
-        libraries = [str(self.interpreter.site_packages / "nvidia_pytriton.libs")]
+        libraries = [str(self.libraries)]
         if self.interpreter.library_folder:
             libraries.append(self.interpreter.library_folder)
         # The embedded Python finds its virtual environment through the first python3 on PATH.
@@ -61,17 +60,10 @@ class Installation:
 
 
 def find(folder: Path = FOLDER) -> Installation:
-    """Find the installation in folder; raise TritonMissingError if it is not there."""
-    if not (folder / ".ready").exists():
-        raise TritonMissingError(f"no Triton server in {folder}: run `make test`, it sets one up")
-    return at(folder)
+    """Find the installation in folder; raise MissingServerError if it is not there."""
+    return Installation(python_in(folder))
 
 
 def at(folder: Path) -> Installation:
     """Look at the virtual environment in folder, be it marked as ready or not."""
-    interpreter = probe(folder / "bin" / "python3")
-    if interpreter is None:
-        raise TritonMissingError(
-            f"{folder} holds no working Python (any more): run `make clean test`"
-        )
-    return Installation(interpreter)
+    return Installation(python_in(folder, ready=False))

@@ -6,6 +6,7 @@ The sources are in the folder models/: one may serve many models.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SOURCES = Path(__file__).with_name("models")
 
@@ -28,6 +29,10 @@ class Tensor:
         """Write this tensor as config.pbtxt has it."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         return f'{{ name: "{self.name}" data_type: {kind} dims: {list(self.dims)} }}'
+
+    def metadata(self) -> dict[str, Any]:
+        """Describe this tensor as a model's metadata does."""
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.dims)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Ask a Python interpreter what the Triton installation must know of it."""
+"""Ask a Python interpreter what an installation must know of it."""
 
 import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# The backend's stub embeds Python, so it needs the shared library; where sysconfig's LIBDIR
+# Triton's backend embeds Python, so it needs the shared library; where sysconfig's LIBDIR
 # does not hold it, the loader may know another place ("" below).
 _QUESTIONS = """
 import ctypes, json, os, sys, sysconfig

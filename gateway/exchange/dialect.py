@@ -1,0 +1,58 @@
+"""What an exchange has to know of how its server speaks, before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange.base import ClientRequest, Upstream
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.headers import HEADER_LENGTH
+from gateway.protocol.endpoints import Endpoint, EndpointKind, without_version
+
+
+async def understand(
+    request: ClientRequest, asked: Endpoint, upstream: Upstream, deadline: Deadline
+) -> None:
+    """Wait until it is known how a server is spoken to, where that matters to the request.
+
+    Raises GatewayError: 501 for a version where the server knows none, and as ``until_known``.
+    """
+    if asked.kind is EndpointKind.INFER or asked.version is not None:
+        await until_known([upstream], deadline)
+    if asked.version is not None and not upstream.dialect.versions:
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"upstream '{upstream.name}' ({upstream.dialect.name}) has no versions of models; "
+            f"without one, this is {without_version(request.target)}",
+        )
+
+
+async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None:
+    """Wait until it is known how the servers of upstreams speak; they are asked if need be.
+
+    Raises GatewayError as an exchange does whose server cannot be reached (503), does not answer
+    in time (504), or answers what makes no sense (502).
+    """
+    for upstream in upstreams:
+        if upstream.speech.dialect is None:
+            deadline.wait_for_server(upstream.pool.endpoint().endpoint.url)
+            await upstream.speech.known()
+            deadline.wait_for_client()
+
+
+async def typed(request: ClientRequest, upstream: Upstream, deadline: Deadline) -> CIMultiDict[str]:
+    """Give the headers of a request that passes as it is.
+
+    Where it does not say of what type its body is, servers are told that want to be.
+    """
+    headers = CIMultiDict(request.headers)
+    if request.content_length == 0 or "Content-Type" in headers:
+        return headers
+    await until_known([upstream], deadline)
+    if upstream.dialect.wants_json_type:
+        binary = HEADER_LENGTH in headers
+        headers["Content-Type"] = "application/octet-stream" if binary else "application/json"
+    return headers

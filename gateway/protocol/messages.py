@@ -1,0 +1,85 @@
+"""Requests and answers: what is done with both alike, and said in the words of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import Datatype
+
+
+class Tensor(Protocol):
+    """A tensor as its message declares it."""
+
+    @property
+    def name(self) -> str:
+        """Give its name."""
+
+    @property
+    def datatype(self) -> Datatype:
+        """Give its datatype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Give its shape."""
+
+    @property
+    def binary_size(self) -> int | None:
+        """Give its bytes behind the header; None unless it travels in binary form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A request or an answer, as errors speak of it.
+
+    ``tensors`` is the key of its tensors, ``tensor`` what one of them is called.
+    """
+
+    name: str
+    tensors: str
+    tensor: str
+    broken: ErrorKind
+    """What it is if it breaks the protocol: who wrote it is at fault."""
+    too_large: ErrorKind
+    """What it is if it exceeds a cap."""
+    refused: ErrorKind
+    """What it is if it holds a value that a policy keeps out of JSON."""
+    instead_of_number: str
+    """What else can be done then, beside another policy."""
+    instead_of_text: str
+    """What else can be done where it holds text that is none, beside another policy."""
+    null_is_nan: bool
+    """Whether null stands for NaN: servers that know JSON only write it so."""
+
+    def fault(self, what: str) -> GatewayError:
+        """Make the error of one that breaks the protocol; ``what`` names the culprit."""
+        return GatewayError(self.broken, what)
+
+    def label(self, name: str) -> str:
+        """Name a tensor, as errors do."""
+        return f"{self.tensor} '{name}'"
+
+
+REQUEST = Message(
+    name="the request",
+    tensors="inputs",
+    tensor="input",
+    broken=ErrorKind.BAD_REQUEST,
+    too_large=ErrorKind.TOO_LARGE,
+    refused=ErrorKind.BAD_REQUEST,
+    instead_of_number="",
+    instead_of_text="",
+    null_is_nan=False,
+)
+ANSWER = Message(
+    name="the server's answer",
+    tensors="outputs",
+    tensor="output",
+    broken=ErrorKind.BAD_ANSWER,
+    too_large=ErrorKind.BAD_ANSWER,
+    refused=ErrorKind.NOT_ACCEPTABLE,
+    instead_of_number="ask for this output in binary form, or ",
+    instead_of_text="ask for this output in binary form or with content_type base64, or ",
+    null_is_nan=True,
+)

@@ -1,0 +1,192 @@
+"""How the servers of an upstream speak: as the settings say, or as they tell when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.protocol.dialects import Dialect, common
+from gateway.protocol.recognition import Finding, recognised
+from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.document import ask
+from gateway.upstream.member import Attendant, Member
+
+_SERVER_METADATA = "/v2"
+_LARGEST_METADATA = 1024 * 1024
+
+_TIME = 5.0
+"""Seconds within which the answer must be there."""
+
+# Answers that tell of the moment, not of the server.
+_PASSING = frozenset((408, 425, 429))
+
+_log = logging.getLogger("tensorgate.upstream")
+
+
+class Speech:
+    """How the servers of an upstream speak: ``dialect``, None while that is not known."""
+
+    def __init__(self, dialect: Dialect | None, reason: str) -> None:
+        self.dialect = dialect
+        self.reason = reason
+        """What tells it, or why it is not known."""
+
+    async def known(self) -> None:
+        """Wait until it is known."""
+
+
+def declared_speech(dialect: Dialect) -> Speech:
+    """Give what the settings say."""
+    return Speech(dialect, "the settings say so")
+
+
+class Interpreter(Speech, Attendant):
+    """Asks each endpoint of an upstream for what it says of itself, ``GET /v2``.
+
+    That is done at the start, again once an endpoint may be another server (``doubt``), and
+    every ``every`` seconds while it has not shown what it is. One that does not answer is asked
+    again after ``again`` seconds, then after twice as many each time, up to ``every``. Where
+    endpoints differ, the dialect is what all of them understand. What is known stays so until
+    another answer comes.
+    """
+
+    def __init__(self, upstream: str, every: float, again: float) -> None:
+        super().__init__(None, "its servers were not asked yet")
+        self._upstream = upstream
+        self._every = every
+        self._again = again
+        self._wishes: dict[Member, asyncio.Event] = {}
+        self._asking: set[Member] = set()
+        self._news = asyncio.Event()
+        self._fault = GatewayError(
+            ErrorKind.UNREACHABLE, f"no server of upstream '{upstream}' is asked how it speaks"
+        )
+
+    def take_in(self, member: Member) -> None:
+        """Count an endpoint, which is about to be asked."""
+        self._wishes[member] = asyncio.Event()
+        self._asking.add(member)
+
+    def let_go(self, member: Member) -> None:
+        """Count an endpoint no more."""
+        self._wishes.pop(member, None)
+        self._asking.discard(member)
+        self.look()
+        self._tell_waiters()
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        """Keep up with what an endpoint is, until cancelled."""
+        wish = self._wishes[member]
+        later = self._again
+        try:
+            while True:
+                self._asking.add(member)
+                wish.clear()  # what is wished for from now on may need another answer
+                pause: float | None
+                try:
+                    member.finding = await _learn(member.endpoint)
+                except GatewayError as error:
+                    self._note_fault(error)
+                    pause, later = later, min(2 * later, self._every)
+                else:
+                    self.look()
+                    pause, later = None if member.finding.certain else self._every, self._again
+                self._asking.discard(member)
+                self._tell_waiters()
+                await self._rest(wish, pause)
+        finally:
+            self._asking.discard(member)
+            self._tell_waiters()
+
+    async def _rest(self, wish: asyncio.Event, pause: float | None) -> None:
+        try:
+            async with asyncio.timeout(pause):
+                await wish.wait()
+        except TimeoutError:
+            return
+        if self.dialect is not None:
+            # Nobody waits for it; a server that fails all the time is not asked all the time.
+            await asyncio.sleep(self._again)
+
+    async def known(self) -> None:
+        """Wait until the dialect is known; who is not being asked is asked at once.
+
+        Raises GatewayError (502, 503, 504) as the last of the endpoints does, if none tells it.
+        """
+        if self.dialect is not None:
+            return
+        for member, wish in self._wishes.items():
+            if member not in self._asking:
+                self._asking.add(member)
+                wish.set()
+        while self.dialect is None:
+            if not self._asking:
+                raise GatewayError(self._fault.kind, self._fault.message)
+            await self._news.wait()
+
+    def doubt(self, member: Member) -> None:
+        """Ask an endpoint again before long: it failed, and may be another server by now."""
+        if (wish := self._wishes.get(member)) is not None:
+            wish.set()
+
+    def look(self) -> None:
+        """Take the dialect from what is known of the endpoints."""
+        found = [
+            (member.endpoint.url, member.finding)
+            for member in self._wishes
+            if member.finding is not None
+        ]
+        if not found:
+            return
+        dialect = common([finding.dialect for _, finding in found])
+        reason, differ = _reason(found)
+        changed = dialect != self.dialect
+        self.reason = reason
+        if not changed:
+            return  # the object stays as well: what is remembered for it goes by that
+        self.dialect = dialect
+        unsure = differ or not all(finding.certain for _, finding in found)
+        level = logging.WARNING if unsure else logging.INFO
+        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, reason)
+
+    def _note_fault(self, error: GatewayError) -> None:
+        self._fault = error
+        if self.dialect is not None:
+            return
+        reason = f"not known yet: {error.message}"
+        if reason != self.reason:
+            self.reason = reason
+            _log.warning("upstream %s: dialect %s", self._upstream, reason)
+
+    def _tell_waiters(self) -> None:
+        self._news.set()
+        self._news.clear()
+
+
+def _reason(found: list[tuple[str, Finding]]) -> tuple[str, bool]:
+    """Tell why the dialect is what it is, and whether endpoints differ in theirs."""
+    of_dialect: dict[Dialect, str] = {}
+    for url, finding in found:
+        of_dialect.setdefault(finding.dialect, f"{url} {finding.reason}")
+    if len(of_dialect) == 1:
+        return next(iter(of_dialect.values())), False
+    each = "; ".join(f"{dialect.name}: {why}" for dialect, why in of_dialect.items())
+    return f"its endpoints differ, and this is what all of them understand ({each})", True
+
+
+async def _learn(endpoint: UpstreamEndpoint) -> Finding:
+    """Ask a server what it is; raises GatewayError (502, 503, 504) where it does not answer."""
+    url = endpoint.url + _SERVER_METADATA
+    try:
+        async with asyncio.timeout(_TIME):
+            answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+    except TimeoutError:
+        raise GatewayError(
+            ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIME:g} s"
+        ) from None
+    passing = answer.status >= 500 and answer.status != 501
+    if passing or answer.status in _PASSING:
+        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
+    return recognised(answer.status, answer.body)

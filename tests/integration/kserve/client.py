@@ -1,0 +1,88 @@
+"""Ask a server by KServe's own client, as its documentation shows, and print what came back.
+
+Usage, in KServe's environment: python -m tests.integration.kserve.client URL
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+from kserve.protocol.infer_type import InferResponse, RequestedOutput
+
+_FLOATS = np.array([[0.1, -2], [3e38, 0]], np.float32)
+_LONGS = np.array([2**53 + 1, -(2**63)], np.int64)
+_TEXTS = np.array(["é", "", "a\0b"], np.object_)
+_FLAGS = np.array([True, False])
+_HALVES = np.array([0.1, -2, 65504], np.float16)
+
+
+def _input(name: str, datatype: str, array: Any, *, binary: bool) -> InferInput:
+    tensor = InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def _mixed(*binary: bool) -> list[InferInput]:
+    datatypes = ("FP32", "INT64", "BYTES", "BOOL")
+    arrays = (_FLOATS, _LONGS, _TEXTS, _FLAGS)
+    each = zip(datatypes, arrays, binary, strict=True)
+    return [_input(f"IN_{name}", name, array, binary=form) for name, array, form in each]
+
+
+def _requests() -> dict[str, InferRequest]:
+    all_binary = {"binary_data_output": True}
+    wanted = [
+        RequestedOutput("OUT_BOOL", {"binary_data": True}),
+        RequestedOutput("OUT_FP32", {"binary_data": False}),
+    ]
+    both = _mixed(True, False, True, False)
+    return {
+        "binary to binary": InferRequest("mixed", _mixed(*[True] * 4), parameters=all_binary),
+        "json to json": InferRequest("mixed", _mixed(*[False] * 4)),
+        "json to binary": InferRequest("mixed", _mixed(*[False] * 4), parameters=all_binary),
+        "both to json": InferRequest("mixed", both, request_id="7"),
+        "both to both": InferRequest("mixed", both, request_outputs=wanted),
+        "halves": InferRequest(
+            "identity_fp16",
+            [_input("INPUT0", "FP16", _HALVES, binary=True)],
+            parameters=all_binary,
+        ),
+    }
+
+
+def _described(response: InferResponse) -> dict[str, Any]:
+    outputs = {
+        output.name: {
+            "datatype": output.datatype,
+            "dtype": str(output.as_numpy().dtype),
+            "values": output.as_numpy().tolist(),
+        }
+        for output in response.outputs
+    }
+    return {"id": response.id, "model": response.model_name, "outputs": outputs}
+
+
+async def _ask(url: str) -> dict[str, Any]:
+    async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=30)) as client:
+        answers: dict[str, Any] = {
+            "live": await client.is_server_live(url),
+            "ready": await client.is_server_ready(url),
+            "model ready": await client.is_model_ready(url, "mixed"),
+            "other model ready": await client.is_model_ready(url, "nope"),
+        }
+        for name, request in _requests().items():
+            answers[name] = _described(await client.infer(url, request, request.model_name))
+        return answers
+
+
+def main(words: Sequence[str]) -> None:
+    """Ask the server that the command line names."""
+    print(json.dumps(asyncio.run(_ask(words[0]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

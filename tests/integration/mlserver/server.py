@@ -1,0 +1,15 @@
+"""Run a real MLServer on this machine."""
+
+from tests.integration.mlserver.models import DATATYPES, MODELS
+from tests.integration.python_server import PythonServer
+
+
+class MLServer(PythonServer):
+    """An MLServer with the tests' models; its second port is that of gRPC."""
+
+    name = "mlserver"
+    dialect = "json"
+    datatypes = DATATYPES
+
+    def __init__(self) -> None:
+        super().__init__(MODELS, ports=(0, 0))

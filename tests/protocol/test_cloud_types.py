@@ -1,0 +1,124 @@
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.cloud_types import (
+    SAGEMAKER,
+    VERTEX_AI,
+    Cloud,
+    is_of_cloud,
+    parse_cloud_type,
+    typed,
+)
+
+SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
+VERTEX_AI_TYPE = "application/vnd.vertex-ai-triton.binary+json"
+CLOUDS = [(SAGEMAKER_TYPE, SAGEMAKER), (VERTEX_AI_TYPE, VERTEX_AI)]
+
+
+@pytest.mark.parametrize(("content_type", "cloud"), CLOUDS)
+@pytest.mark.parametrize(
+    ("parameters", "size"),
+    [
+        # As Triton's documentation and clients write it.
+        (";json-header-size=123", 123),
+        (";json-header-size=0", 0),
+        (";json-header-size=0123", 123),
+        # As RFC 9110 allows.
+        ("; json-header-size=123", 123),
+        (" \t;\t json-header-size=123 \t", 123),
+        (";JSON-Header-Size=123", 123),
+        (';json-header-size="123"', 123),
+        (r';json-header-size="1\23"', 123),
+        (";charset=utf-8;json-header-size=123", 123),
+        (';json-header-size=123; x="a;json-header-size=4\\";b"', 123),
+        (";;json-header-size=123;", 123),
+        ("", None),
+        (";", None),
+        (";charset=utf-8", None),
+        (";x-json-header-size=1", None),
+    ],
+)
+def test_the_size_is_read(
+    content_type: str, cloud: Cloud, parameters: str, size: int | None
+) -> None:
+    for written in (content_type, content_type.upper(), " " + content_type):
+        assert is_of_cloud(written + parameters)
+        found = parse_cloud_type(written + parameters)
+        assert found is not None
+        assert (found.cloud, found.header_size) == (cloud, size)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "application/json",
+        "application/octet-stream;json-header-size=7",
+        "application/vnd.other-triton.binary+json;json-header-size=7",
+        "json-header-size=7",
+    ],
+)
+def test_other_types_are_none(content_type: str) -> None:
+    assert not is_of_cloud(content_type)
+    assert parse_cloud_type(content_type) is None
+
+
+NO_NUMBER = "json-header-size of the Content-Type must be a number of bytes, got "
+UNREADABLE = "the Content-Type has a parameter that cannot be read, near "
+
+
+@pytest.mark.parametrize(
+    ("content_type", "message"),
+    [
+        (";json-header-size=-123", NO_NUMBER + "'-123'"),
+        (";json-header-size=+1", NO_NUMBER + "'+1'"),
+        (";json-header-size=1.0", NO_NUMBER + "'1.0'"),
+        (";json-header-size=0x10", NO_NUMBER + "'0x10'"),
+        (";json-header-size=additional-string7", NO_NUMBER + "'additional-string7'"),
+        (';json-header-size=""', NO_NUMBER + "''"),
+        (';json-header-size=" 1"', NO_NUMBER + "' 1'"),
+        (";json-header-size=" + "9" * 20, NO_NUMBER + f"'{'9' * 20}'"),
+        (";json-header-size=" + "9" * 9999, NO_NUMBER + f"'{'9' * 60}'"),
+        (
+            ";json-header-size=1;json-header-size=1",
+            "the Content-Type has more than one json-header-size",
+        ),
+        (";json-header-size=", UNREADABLE + "'json-header-size='"),
+        (";json-header-size", UNREADABLE + "'json-header-size'"),
+        (";json-header-size =1", UNREADABLE + "'json-header-size =1'"),
+        (";json-header-size= 1", UNREADABLE + "'json-header-size= 1'"),
+        (";json-header-size=1 2", UNREADABLE + "' 2'"),
+        (';json-header-size="1', UNREADABLE + "'json-header-size=\"1'"),
+        (";json-header-size=٣", UNREADABLE + "'json-header-size=٣'"),
+        (",application/json", UNREADABLE + "',application/json'"),
+        ("x;json-header-size=1", UNREADABLE + "'x;json-header-size=1'"),
+    ],
+)
+def test_what_is_no_size_is_refused(content_type: str, message: str) -> None:
+    for start, _ in CLOUDS:
+        with pytest.raises(GatewayError) as caught:
+            parse_cloud_type(start + content_type)
+        assert caught.value.kind is ErrorKind.BAD_REQUEST
+        assert caught.value.message == message
+
+
+@pytest.mark.parametrize("start", ["additional-string/", "x", "application/json, ", '"'])
+def test_a_type_that_begins_otherwise_is_refused(start: str) -> None:
+    # As Triton refuses it.
+    for content_type, _ in CLOUDS:
+        with pytest.raises(GatewayError, match=r"^the Content-Type must begin with") as caught:
+            parse_cloud_type(f"{start}{content_type};json-header-size=1")
+        assert content_type in caught.value.message
+
+
+@pytest.mark.parametrize("unit", [";", "; ", " ", ";a=b", ';a="', ";a=", '\\"'])
+def test_what_a_long_type_costs(unit: str) -> None:
+    # Ends at all: no pattern may try all ways to read it.
+    with pytest.raises(GatewayError) as caught:
+        parse_cloud_type(SAGEMAKER_TYPE + unit * 20_000 + ";json-header-size=x")
+    assert len(caught.value.message) < 300
+
+
+def test_a_type_is_written_as_clients_read_it() -> None:
+    # By the length of what comes before the number, without any parser.
+    assert typed(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"
