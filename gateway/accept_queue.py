@@ -1,9 +1,9 @@
 """The last connections of a listening socket, before it is closed.
 
 A client is connected once the system has put it into the socket's queue, and may have sent its
-request: closing the socket would reset all that wait there, and those that come between the last
-look at the queue and the close. So nobody is let in any more before that look. A client from afar
-is reset if the last step of its handshake is on its way just then.
+request: closing the socket would reset all that wait there, those that come between the last look
+at the queue and the close, and those whose handshake is under way. So nobody can begin to connect
+any more first; then those who have begun come to an end; then the queue is emptied.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+
+HANDSHAKES = 1.0
+"""Seconds for handshakes under way, at most: some never end. Without any, it takes no time."""
+LOOK = 0.002
+"""Seconds until the next look whether handshakes are under way, and until the first, as the system
+may just be at one that has passed the filter."""
 
 _SO_ATTACH_FILTER = 26
 _FLAGS, _SYN = 13, 0x02
@@ -31,18 +37,49 @@ _NO_SYN = ctypes.create_string_buffer(
 )
 _PROGRAM = struct.pack("HP", 4, ctypes.addressof(_NO_SYN))
 
+_NETLINK_SOCK_DIAG = 4
+_BY_FAMILY, _DUMP = 20, 0x301
+"""See sock_diag(7): what asks about sockets, and those that tell of one; a request for all."""
+_DONE = 3
+_SYN_RECEIVED = 3
+
+
+def shut_out(listening: socket.socket) -> None:
+    """Let nobody begin to connect over TCP any more; over a Unix socket there is no beginning.
+
+    A client that comes from then on tries again after a second, and is refused, as the socket is
+    closed by then, or finds who listens there next.
+    """
+    if listening.family != socket.AF_UNIX:
+        with suppress(OSError):  # without it, those who come at the wrong moment are lost
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
+
+
+def handshakes_under_way(listening: socket.socket) -> bool:
+    """Tell whether clients have begun to connect; also true where the system does not tell."""
+    if listening.family == socket.AF_UNIX:
+        return False
+    # A header, and what is asked for: sockets of this family and this port, in this state.
+    header = struct.pack("=IHHII", 72, _BY_FAMILY, _DUMP, 0, 0)
+    wanted = struct.pack("=BBBxI", listening.family, socket.IPPROTO_TCP, 0, 1 << _SYN_RECEIVED)
+    port = struct.pack("!H46x", listening.getsockname()[1])
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as system:
+            system.send(header + wanted + port)
+            answer = system.recv(65536)
+    except OSError:
+        return True
+    return bool(struct.unpack_from("=IH", answer)[1] != _DONE)
+
 
 def last_connections(listening: socket.socket) -> Iterator[socket.socket]:
     """Let nobody connect any more, and give the connections that wait; the socket must not block.
 
-    A client that comes over TCP from then on tries again after a second, and is refused, as the
-    socket is closed by then, or finds who listens there next. Over a Unix socket it is refused.
+    Over a Unix socket, who comes from then on is refused.
     """
-    with suppress(OSError):  # without it, a few microseconds are left in which one may be lost
-        if listening.family == socket.AF_UNIX:
+    if listening.family == socket.AF_UNIX:
+        with suppress(OSError):
             listening.shutdown(socket.SHUT_RD)
-        else:
-            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
     while True:
         try:
             yield listening.accept()[0]

@@ -31,9 +31,6 @@ from gateway.app.reload import Reloader
 from gateway.app.revision import Revision
 from gateway.app.source import Source
 from gateway.app.tls import UpstreamTlsError
-from gateway.demo.curl import curl_lines
-from gateway.demo.server import DemoServer
-from gateway.demo.show import ShowError, run_show
 from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load
@@ -109,8 +106,10 @@ def schema() -> None:
 )
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
+    from gateway.demo.show import ShowError  # brings aiohttp, which nobody else waits for
+
     _start_logging("warning")
-    with _plain_errors():
+    with _plain_errors(ShowError):
         _run(_demo(once, port))
 
 
@@ -135,10 +134,14 @@ def _set_level(settings: Settings) -> None:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def _plain_errors(*more: type[Exception]) -> Iterator[None]:
+    expected: tuple[type[Exception], ...] = (
+        *(ListenError, UpstreamTlsError, KeysError, NoWorkerError),
+        *more,
+    )
     try:
         yield
-    except (ListenError, UpstreamTlsError, KeysError, NoWorkerError, ShowError) as error:
+    except expected as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
 
@@ -212,6 +215,10 @@ def _say_stopped(dropped: int) -> None:
 
 
 async def _demo(once: bool, port: int) -> None:
+    from gateway.demo.curl import curl_lines
+    from gateway.demo.server import DemoServer
+    from gateway.demo.show import run_show
+
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
     async with DemoServer() as server, Gateway(_demo_settings(server.url, port)) as gateway:

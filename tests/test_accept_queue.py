@@ -1,25 +1,37 @@
 import errno
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.accept_queue import last_connections
+from gateway.accept_queue import handshakes_under_way, last_connections, shut_out
 from gateway.listener.sockets import tcp_sockets, unix_socket
+from tests.servers.handshakes import hold_handshakes
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        (sock,) = tcp_sockets(host, 0)
+    except OSError:
+        pytest.skip(f"there is no {host} here")
+    sock.setblocking(False)
+    return sock
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def over_tcp(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A socket that listens, and does not block."""
+    with _listen(request.param) as sock:
+        yield sock
 
 
 @pytest.fixture(params=["127.0.0.1", "::1", "unix"])
 def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
-    """A socket that listens, and does not block."""
-    if request.param == "unix":
-        sock = unix_socket(str(tmp_path / "s"))
-    else:
-        try:
-            (sock,) = tcp_sockets(request.param, 0)
-        except OSError:
-            pytest.skip(f"there is no {request.param} here")
-    with sock:
+    """One that may be a Unix socket."""
+    is_unix = request.param == "unix"
+    with unix_socket(str(tmp_path / "s")) if is_unix else _listen(request.param) as sock:
         sock.setblocking(False)
         yield sock
 
@@ -51,13 +63,41 @@ def test_there_may_be_none(listening: socket.socket) -> None:
     assert list(last_connections(listening)) == []
 
 
-def test_nobody_can_connect_from_then_on(listening: socket.socket) -> None:
+def test_nobody_can_begin_to_connect_once_shut_out(listening: socket.socket) -> None:
     with _connect(listening), socket.socket(listening.family) as late:
+        shut_out(listening)
+        assert not handshakes_under_way(listening)
         (first,) = last_connections(listening)
         late.setblocking(False)
         # Over TCP, the system goes on trying: it has had no answer.
         failed = late.connect_ex(listening.getsockname())
         is_unix = listening.family == socket.AF_UNIX
         assert failed == (errno.ECONNREFUSED if is_unix else errno.EINPROGRESS)
+        assert not handshakes_under_way(listening)
         assert list(last_connections(listening)) == []
         first.close()
+
+
+def test_a_handshake_under_way_is_seen_and_comes_to_its_end(over_tcp: socket.socket) -> None:
+    assert not handshakes_under_way(over_tcp)
+    hold_handshakes(over_tcp)
+    with _connect(over_tcp) as client:
+        assert handshakes_under_way(over_tcp)
+        assert list(last_connections(over_tcp)) == []
+        shut_out(over_tcp)
+        client.sendall(b"0")
+        end = time.monotonic() + 10
+        while handshakes_under_way(over_tcp):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        (connection,) = last_connections(over_tcp)
+        over_tcp.close()
+        with connection:
+            assert connection.recv(9) == b"0"
+
+
+def test_who_is_not_told_takes_it_that_handshakes_are_under_way(
+    over_tcp: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.accept_queue._NETLINK_SOCK_DIAG", 31)  # there is no such protocol
+    assert handshakes_under_way(over_tcp)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
+from tests.servers.addresses import HOST, free_address
 from tests.servers.certificates import ca_file, certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
@@ -234,9 +235,7 @@ async def test_a_second_server_at_the_same_address(file: Path) -> None:
 
 
 async def test_the_same_address_twice(file: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*free.getsockname())
+    address = free_address()
     config = settings_in(file, "http://127.0.0.1:1", f"[{address}, {address}]")
     assert await run(SCRIPT, "serve", "--config", config) == (
         1,
@@ -350,7 +349,7 @@ async def test_tls(file: Path, tmp_path: Path) -> None:
     async with FaultyServer() as server:
         config = settings_in(file, server.url, more=more)
         async with serving(config) as (process, url):
-            assert url.startswith("https://127.0.0.1:")
+            assert url.startswith(f"https://{HOST}:")
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
             process.signal(signal.SIGTERM)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.servers.command import SCRIPT, Process, run, started
+from tests.servers.command import SCRIPT, WATCHFUL, Process, run, serving
 from tests.servers.faulty_server import FaultyServer
 from tests.servers.http_text import request
 from tests.servers.raw_client import RawClient, connect
@@ -54,12 +53,8 @@ def _write(file: Path, text: str | None) -> None:
         file.chmod(0o600)
 
 
-@asynccontextmanager
-async def _serving(config: str) -> AsyncIterator[tuple[Process, str]]:
-    command = (SCRIPT, "serve", "--config", config)
-    async with started(*command, TEST_ROBOT_KEYS="robot-key,another-key") as process:
-        found = await process.until_it_says(r"listening on (\S+)")
-        yield process, found[1]
+def _serving(config: str) -> AbstractAsyncContextManager[tuple[Process, str]]:
+    return serving(config, WATCHFUL, TEST_ROBOT_KEYS="robot-key,another-key")
 
 
 async def _status(client: RawClient, **headers: str) -> int:

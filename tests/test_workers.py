@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.workers.cores import usable_cores
+from tests.servers.addresses import HOST
 from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
 from tests.servers.faulty_server import Connection, FaultyServer, hang
@@ -30,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def _gateway(
-    file: Path, server: str, workers: int = 2, listen: str = "127.0.0.1:0", more: str = ""
+    file: Path, server: str, workers: int = 2, listen: str = f"{HOST}:0", more: str = ""
 ) -> AsyncIterator[tuple[Process, str]]:
     config = settings_in(file, server, listen, f"workers: {workers}\n{more}")
     async with serving(config) as running:
@@ -40,7 +41,7 @@ async def _gateway(
 def _settings(file: Path, servers: str, care: str) -> str:
     """Write a file for two workers that look after servers with care; give its name."""
     upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {care}}}}}\n"
-    file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
+    file.write_text(f"listen: {HOST}:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
     return str(file)
 
 

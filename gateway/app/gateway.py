@@ -162,9 +162,9 @@ class Gateway:
     ) -> None:
         """Begin with the new before anything else happens; then end the old."""
         opened = without(listening, self._listening)
-        for each in without(self._listening, listening):
-            for sock in each.sockets:
-                self._listener_at(each).stop_listening(sock)
+        closed = [
+            (self._listener_at(each), each.sockets) for each in without(self._listening, listening)
+        ]
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
@@ -179,6 +179,8 @@ class Gateway:
         self.runtime = runtime
         old_helper, self._helper = self._helper, helper
         await self._serve_on(opened)
+        for listener, sockets in closed:
+            await listener.stop_listening(sockets)
         if old_helper is not None and old_helper is not helper:
             await old_helper.close()  # what it has not done is done here
 

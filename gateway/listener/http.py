@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 
-from gateway.accept_queue import last_connections
+from gateway.accept_queue import (
+    HANDSHAKES,
+    LOOK,
+    handshakes_under_way,
+    last_connections,
+    shut_out,
+)
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
@@ -98,12 +104,25 @@ class HttpListener(Owner):
         """Give the seconds between two looks for connections on which nothing happens."""
         return min(_SWEEP, self.patience.head_time / 2, self.patience.keep_alive / 2)
 
-    def stop_listening(self, sock: socket.socket) -> None:
-        """Accept nothing more on a socket, and close it; whoever has connected is served."""
-        for connection in last_connections(sock):
-            self.take(connection)
+    async def stop_listening(
+        self, sockets: Collection[socket.socket], patience: float = HANDSHAKES
+    ) -> None:
+        """Accept nothing more on sockets, and close them; whoever has connected is served.
+
+        Who has begun to is given ``patience`` seconds, at most.
+        """
+        until = self._loop.time() + min(HANDSHAKES, patience)
+        for sock in sockets:
+            shut_out(sock)
+        while sockets and self._loop.time() < until:
+            await asyncio.sleep(LOOK)
+            if not any(map(handshakes_under_way, sockets)):
+                break
+        for sock in sockets:
+            for connection in last_connections(sock):
+                self.take(connection)
         for each, server in tuple(self._listening):
-            if each is sock:
+            if each in sockets:
                 self._listening.remove((each, server))
                 server.close()
 
@@ -153,9 +172,9 @@ class HttpListener(Owner):
         """
         self.draining = True
         until = self._loop.time() + patience
-        await self._stop_accepting()
         if self._sweep is not None:
             self._sweep.cancel()
+        await self._stop_accepting(patience)
         await self._see_out(min(grace, patience), until)
         late = tuple(self._busy.values())
         for connection in late:
@@ -168,10 +187,9 @@ class HttpListener(Owner):
         await asyncio.sleep(0)  # in which the transports close
         return len(late)
 
-    async def _stop_accepting(self) -> None:
-        """Close the listening sockets; whoever has connected by now is served."""
-        for sock, _ in tuple(self._listening):
-            self.stop_listening(sock)
+    async def _stop_accepting(self, patience: float) -> None:
+        """Close the listening sockets; whoever has connected by then is served."""
+        await self.stop_listening([sock for sock, _ in self._listening], patience)
         await asyncio.sleep(0)  # in which the connections are made that the loop has accepted
         if self._adoptions:
             await asyncio.wait(self._adoptions)

@@ -27,7 +27,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Protocol
 
-from gateway.accept_queue import last_connections
+from gateway.workers.closing import Closing
 from gateway.workers.fork import Work, fork
 from gateway.workers.orders import OrderDesk, Orders, Superior
 from gateway.workers.seat import Seat, Worker, how_it_ended
@@ -86,8 +86,10 @@ class Parent:
         self._accepting = False
         self._unplaced: deque[socket.socket] = deque()
         self._retry_at = _NEVER
+        self._closing = Closing()
         self._begun = False
         self._stopping = False
+        self._all_taken = False
         self._kill_at = _NEVER
         self._dropped = 0
 
@@ -102,7 +104,7 @@ class Parent:
         with self._signals.hearing():
             for seat in self._seats:
                 self._start(seat)
-            while self._workers or not self._stopping:
+            while self._workers or not self._all_taken:
                 if not self._begun:
                     self._begin_if_ready()
                 self._accept_if_possible()
@@ -128,7 +130,7 @@ class Parent:
 
     def _wait(self) -> float | None:
         """Give the seconds until something is due."""
-        due = [self._kill_at, self._retry_at]
+        due = [self._closing.due, self._kill_at, self._retry_at]
         if self._begun and not self._stopping:
             due += [seat.due for seat in self._seats if seat.worker is None]
             if self._desk is not None:
@@ -137,6 +139,8 @@ class Parent:
         return None if first == _NEVER else max(0.0, first - time.monotonic())
 
     def _do_what_is_due(self, now: float) -> None:
+        if now >= self._closing.due:
+            self._close_if_possible(now)
         if now >= self._kill_at:
             self._kill_at = _NEVER
             for worker in self._workers:
@@ -161,37 +165,41 @@ class Parent:
             self._stop()
 
     def _stop(self) -> None:
-        """Take what waits in the system's queues, and nothing more; the workers drain with it."""
+        """Take those who have begun to connect, and nobody more; the workers drain with them."""
         self._stopping = True
         self._accept_if_possible()
         if self._desk is not None:
             self._desk.close()
             for sock in self._desk.sockets:
                 sock.close()
-        for sock in self._sockets:
-            self._unplaced.extend(last_connections(sock))
-            sock.close()
-        self._kill_at = time.monotonic() + self._patience + _LAST_MOMENT
-        self._events.stopping()
-        self._place()
+        self._closing.begin(self._sockets)
 
     def _execute(self, orders: Orders) -> None:
         """Accept from other sockets from now on; whoever has connected before is served."""
         before, self._sockets = self._sockets, orders.sockets
         self._patience = orders.patience
-        for sock in before:
-            if self._accepting:
+        if self._accepting:
+            for sock in before:
                 self._selector.unregister(sock)
-            if sock not in self._sockets:
-                self._unplaced.extend(last_connections(sock))
-                sock.close()
         self._accepting = False  # until the next turn
+        self._closing.begin([sock for sock in before if sock not in self._sockets])
         for sock in self._sockets:
             sock.setblocking(False)
-        if self._retry_at == _NEVER:
-            self._place()
 
     # Connections
+
+    def _close_if_possible(self, now: float) -> None:
+        """Take the last connections of sockets that are closed; if all are, have workers drain."""
+        connections = self._closing.go_on(now)
+        if connections is None:
+            return
+        self._unplaced.extend(connections)
+        if self._stopping:
+            self._all_taken = True
+            self._kill_at = now + self._patience + _LAST_MOMENT
+            self._events.stopping()
+        if self._stopping or self._retry_at == _NEVER:
+            self._place()
 
     def _accept_if_possible(self) -> None:
         """Leave connections in the system's queue while they could not be handed out."""
@@ -234,7 +242,8 @@ class Parent:
                 self._retry_at = time.monotonic() + _FULL_PAUSE
                 return
             self._unplaced.popleft()
-        stopped = [worker.stop() for worker in self._workers if self._stopping or worker.leaving]
+        ending = self._workers if self._all_taken else [each for each in self._workers if each.left]
+        stopped = [worker.stop() for worker in ending]
         if not all(stopped):
             self._retry_at = time.monotonic() + _FULL_PAUSE
 
@@ -264,6 +273,7 @@ class Parent:
     def _leave(self) -> None:
         """Close, in a child, what is the parent's."""
         self._signals.leave()
+        self._closing.leave()
         for sock in (*self._sockets, *self._unplaced):
             sock.close()
         for worker in self._workers:

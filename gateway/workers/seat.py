@@ -71,6 +71,11 @@ class Worker:
         return True
 
     @property
+    def left(self) -> bool:
+        """Tell whether it wants to leave, and nothing more is given to it."""
+        return self.leaving and not self.taking
+
+    @property
     def dropped(self) -> int:
         """Give the number of exchanges that took too long to be finished."""
         return int(self._number or 0)

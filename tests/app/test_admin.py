@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
-from tests.servers.command import serving, settings_in
+from tests.servers.addresses import free_address
+from tests.servers.command import WATCHFUL, serving, settings_in
 from tests.servers.faulty_server import FaultyServer, always, hang
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient, connect
@@ -22,17 +22,11 @@ from tests.servers.running_gateway import LIMITS, nothing_left, until
 NOWHERE = "http://127.0.0.1:1"
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 def _settings(url: str, **more: Any) -> Settings:
     return Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "admin": f"127.0.0.1:{free_port()}",
+            "admin": free_address(),
             "upstreams": {"u": {"endpoints": [url], "dialect": "triton"}},
             "limits": LIMITS,
             **more,
@@ -168,13 +162,14 @@ async def test_it_comes_and_goes_with_a_reload() -> None:
             assert len(gateway.addresses) == 1
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # the test's own loop, which proves nothing
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_it_tells_of_settings_that_cannot_be_used(tmp_path: Path, workers: int) -> None:
-    admin = f"127.0.0.1:{free_port()}"
+    admin = free_address()
     file = tmp_path / "gateway.yaml"
     more = f"admin: {admin}\nworkers: {workers}\n"
     config = settings_in(file, NOWHERE, more=more)
-    async with serving(config) as (process, _):
+    async with serving(config, WATCHFUL) as (process, _):
         await process.until_it_says(r"listening on http://\S+ \(admin\)")
         file.write_text(file.read_text() + "nonsense: true\n")
         await process.until_it_says("settings not reloaded")

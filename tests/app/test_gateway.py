@@ -17,6 +17,7 @@ from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
+from tests.servers.addresses import free_address
 from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, request
@@ -86,9 +87,7 @@ async def test_an_address_that_is_taken() -> None:
 
 
 async def test_the_same_address_twice() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*free.getsockname())
+    address = free_address()
     assert "Address already in use" in await _refused(_settings(address, address))
 
 
@@ -383,9 +382,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.Monke
     names = NameService()
     names.ready.clear()
     monkeypatch.setattr(app_pools, "addresses_of", names)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*free.getsockname())
+    address = free_address()
     upstreams = {"u": {"endpoints": ["http://triton:1"], "resolve": "1s", "health": {}}}
     settings = _settings(address, upstreams=upstreams)
     async with nothing_left():

@@ -70,14 +70,14 @@ async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
     async with nothing_left(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(FaultyServer()) for _ in range(2)]
-        settings = _settings(bad, *good, time="500ms")
+        settings = _settings(bad, *good, time="1500ms")
         one = await stack.enter_async_context(Gateway(settings, board=board))
         other = await stack.enter_async_context(Gateway(settings, board=board))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
         # The new pool hears, and tells.
-        await other.reload(_settings(bad, *good, time="500ms", connect_time="2s"))
+        await other.reload(_settings(bad, *good, time="1500ms", connect_time="2s"))
         assert _first(other).ejections == 1
         bad.well = True
         client = await _client(stack, other)

@@ -9,18 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.codec.plain import DATATYPES, DTYPES, INTEGERS, LARGEST, Fields, pack_bytes
 
-LAW = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+LAW = settings(max_examples=150)
 
 SEEDS = st.integers(0, 2**32 - 1)
 

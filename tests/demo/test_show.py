@@ -8,6 +8,7 @@ from gateway.demo.page import WIDTH
 from gateway.demo.server import DemoServer
 from gateway.demo.show import ShowError, curl_lines, run_show
 from tests.demo.fake_gateway import fake_gateway, serve
+from tests.servers.addresses import free_address
 
 
 async def show(gateway: str, server: DemoServer) -> str:
@@ -41,10 +42,8 @@ async def test_a_gateway_that_converts_nothing_fails_the_show(server: DemoServer
 
 
 async def test_no_gateway_fails_the_show(server: DemoServer) -> None:
-    async with DemoServer() as gone:
-        url = gone.url
     with pytest.raises(ShowError, match=r"add/infer: no answer"):
-        await show(url, server)
+        await show(f"http://{free_address()}", server)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ MORE = RetryPolicy(unanswered=True, statuses=frozenset((503,)))
 
 
 @pytest.mark.parametrize(
-    "turn", [_fault(ErrorKind.UNANSWERED), ScriptedResponse(503, {}, [b"no"])], ids=str
+    "turn",
+    [_fault(ErrorKind.UNANSWERED), ScriptedResponse(503, {}, [b"no"])],
+    ids=["unanswered", "unavailable"],
 )
 async def test_a_policy_may_allow_more(turn: Turn) -> None:
     upstream, endpoints = _servers(Log(), turn, OK)

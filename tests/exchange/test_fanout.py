@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_takes_all_of_it_along() -> None:
 # ----------------------------------------------------------------------------- what is answered
 
 
-SHORT = replace(LIMITS, idle_time=0.05)
+SHORT = replace(LIMITS, idle_time=0.2)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ SHORT = replace(LIMITS, idle_time=0.05)
             lambda: {"a": asyncio.Event(), "b": OK, "c": OK},
             502,
             f"POST {LOAD} went well at {B}, {C}, but failed: "
-            f"waiting for {A}: nothing moved for 0.05 s (limits.idle_time)",
+            f"waiting for {A}: nothing moved for 0.2 s (limits.idle_time)",
             id="one hangs",
         ),
         pytest.param(
             lambda: {"a": OK, "b": ScriptedResponse(200, {}, [b"{", asyncio.Event()]), "c": OK},
             502,
             f"POST {LOAD} went well at {A}, {C}, but failed: "
-            f"waiting for {B}: nothing moved for 0.05 s (limits.idle_time)",
+            f"waiting for {B}: nothing moved for 0.2 s (limits.idle_time)",
             id="one hangs within its answer",
         ),
         pytest.param(
@@ -236,13 +236,13 @@ async def test_where_not_all_did_it_the_error_tells_which(
 
 
 async def test_the_end_of_all_time_does_not_hide_it_either() -> None:
-    limits = replace(LIMITS, total_time=0.05)
+    limits = replace(LIMITS, total_time=0.2)
     route = route_to(*servers(a=OK, b=asyncio.Event()), limits=limits)
     answer = await ask(only(route), "POST", LOAD)
     assert answer.status == 502
     assert _error(answer) == (
         f"POST {LOAD} went well at {A}, but failed: "
-        f"waiting for {B}: not done in 0.05 s (limits.total_time)"
+        f"waiting for {B}: not done in 0.2 s (limits.total_time)"
     )
 
 

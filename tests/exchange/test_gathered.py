@@ -144,13 +144,13 @@ async def test_an_index_that_lacks_models_is_an_error(turn: Turn, why: str) -> N
 
 async def test_an_upstream_that_hangs_is_named() -> None:
     one, two = servers(a=_models("x"), b=asyncio.Event())
-    limits = replace(LIMITS, idle_time=0.05)
+    limits = replace(LIMITS, idle_time=0.2)
     routes = among(*(route_to(each, limits=limits, name=each.url[7:8]) for each in (one, two)))
     answer = await ask(routes, "POST", INDEX)
     assert (answer.status, _json(answer)["error"]) == (
         502,
         f"POST {INDEX} went well at upstream a, but failed: "
-        f"upstream b: waiting for {B}: nothing moved for 0.05 s (limits.idle_time)",
+        f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_time)",
     )
 
 

@@ -63,7 +63,7 @@ async def test_headers_name_who_differs_and_who_fails(
 
 async def test_one_that_hangs_is_named() -> None:
     endpoints = servers(a=asyncio.Event(), b=says(ON), c=says(OFF), d=asyncio.Event())
-    routes = only(route_to(*endpoints, limits=replace(LIMITS, idle_time=0.05)))
+    routes = only(route_to(*endpoints, limits=replace(LIMITS, idle_time=0.2)))
     answer = await ask(routes, "GET", "/v2/trace/setting")
     assert (answer.status, answer.body) == (200, ON)
     assert (answer.headers[DIFFERING], answer.headers[FAILED]) == (C, f"{A}, {D}")

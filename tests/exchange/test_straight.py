@@ -545,7 +545,7 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
 @pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
 async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls: bool) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = route_to(bad, good, limits=replace(LIMITS, idle_time=0.01))
+    route = route_to(bad, good, limits=replace(LIMITS, idle_time=0.1) if stalls else LIMITS)
     straight = Straight(only(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None

@@ -156,7 +156,7 @@ async def test_another_one_is_started_after_a_pause() -> None:
 
 
 async def test_one_that_does_nothing_is_given_up() -> None:
-    with mock.patch.object(process, "_PATIENCE", 0.5):
+    with mock.patch.object(process, "_PATIENCE", 2.0):
         async with _helper() as helper:
             await _result(await _lend(helper))
             (pid,) = _children()

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import http.client
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +20,8 @@ from typing import ClassVar, Protocol, Self
 from tests.integration.triton.models import Model
 
 HOST = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
+"""None that the system gives to somebody else while a server starts."""
 
 BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 _POLL_SECONDS = 0.05
@@ -216,12 +219,23 @@ def _ports(*wanted: int) -> tuple[int, ...]:
 def _bind(held: socket.socket, port: int) -> int:
     # Connections that ended a moment ago must not hinder a restart at the same port.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not port:
+        return _bind_to_any(held)
     try:
         held.bind((HOST, port))
     except OSError as error:
         raise ServerError(f"cannot listen at {HOST}:{port}: {error.strerror}") from error
-    bound: int = held.getsockname()[1]
-    return bound
+    return port
+
+
+def _bind_to_any(held: socket.socket) -> int:
+    for port in random.sample(_PORTS, len(_PORTS)):
+        try:
+            held.bind((HOST, port))
+        except OSError:
+            continue
+        return port
+    raise ServerError(f"no port of {HOST} is free")
 
 
 def _end(process: subprocess.Popen[bytes], patience: float) -> None:

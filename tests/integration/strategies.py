@@ -1,7 +1,6 @@
 """Infer requests in all forms and orders, with any values, made by Hypothesis."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.integration.forms import DTYPES, FLOATS, Array, Request, Tensor
 
-generated = partial(settings, derandomize=True, deadline=None, database=None)
+generated = settings
 
 SIZES = st.integers(0, 8)
 FLAGS = st.sampled_from([None, True, False])

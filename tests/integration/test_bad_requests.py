@@ -11,7 +11,8 @@ import pytest
 from tests.integration.client import HEADER_LENGTH, Answer, Client
 from tests.integration.gateway import Gateway, serving
 from tests.integration.tap import Tap
-from tests.integration.triton.server import HOST, TritonServer
+from tests.integration.triton.server import TritonServer
+from tests.servers.addresses import free_address
 
 pytestmark = pytest.mark.triton
 
@@ -553,8 +554,7 @@ def test_a_body_that_does_not_come(triton: TritonServer, tmp_path_factory: Any) 
 
 
 def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
-    with socket.create_server((HOST, 0)) as taken:
-        url = f"http://{HOST}:{taken.getsockname()[1]}"
+    url = f"http://{free_address()}"
     with (
         serving(tmp_path_factory.mktemp("alone"), url) as gateway,
         Client(gateway.host, gateway.port) as client,

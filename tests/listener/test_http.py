@@ -15,7 +15,9 @@ from gateway.listener.http import Exchange, HttpListener
 from gateway.listener.sockets import tcp_sockets, unix_socket
 from gateway.listener.tls import ServerTls, TlsFiles
 from gateway.observe.access_log import AccessLog
+from tests.servers.addresses import HOST
 from tests.servers.certificates import certificate_files, client_context, server_certificate
+from tests.servers.handshakes import hold_handshakes
 from tests.servers.http_text import chunked, message, request
 from tests.servers.raw_client import RawClient, connect
 from tests.servers.running_gateway import nothing_left, until
@@ -24,8 +26,9 @@ from tests.servers.running_gateway import nothing_left, until
 class _Listening:
     """A listener at work, at an address of its own."""
 
-    def __init__(self, listener: HttpListener, url: str) -> None:
+    def __init__(self, listener: HttpListener, sock: socket.socket, url: str) -> None:
         self.listener = listener
+        self.sock = sock
         self.url = url
 
 
@@ -50,11 +53,11 @@ async def _listening(
 ) -> AsyncIterator[_Listening]:
     async with nothing_left():
         listener = HttpListener(exchange, access_log, tls=_Spoken.tls)
-        (sock,) = tcp_sockets("127.0.0.1", 0)
+        (sock,) = tcp_sockets(HOST, 0)
         scheme = "http" if _Spoken.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
         await listener.listen(sock)
-        yield _Listening(listener, url)
+        yield _Listening(listener, sock, url)
         await listener.drain(0.05, 0.05)
 
 
@@ -362,7 +365,7 @@ async def test_several_sockets() -> None:
     async with nothing_left():
         urls = []
         for _ in range(2):
-            (sock,) = tcp_sockets("127.0.0.1", 0)
+            (sock,) = tcp_sockets(HOST, 0)
             urls.append("http://{}:{}".format(*sock.getsockname()))
             await listener.listen(sock)
         for url in urls:
@@ -437,13 +440,14 @@ async def test_a_request_in_the_grace_is_answered_as_the_last() -> None:
             assert await draining == 0
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # on one loop only: this test waits
 async def test_a_request_that_has_begun_has_a_grace_of_its_own() -> None:
     async with _listening(_echo) as here, AsyncExitStack() as stack:
         silent, begun, hanging = [
             await stack.enter_async_context(connect(here.url)) for _ in range(3)
         ]
-        draining = asyncio.create_task(here.listener.drain(60, 0.6))
-        await asyncio.sleep(0.3)
+        draining = asyncio.create_task(here.listener.drain(60, 2.0))
+        await asyncio.sleep(1.0)
         for client in (begun, hanging):
             await client.send(b"GET / HTTP/1.1\r\n")
         assert await silent.rest() == b""
@@ -464,7 +468,7 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end() -> None:
         for sock in waiting:
             context = client_context() if _Spoken.tls else None
             streams = await asyncio.open_connection(
-                sock=sock, ssl=context, server_hostname="127.0.0.1" if context else None
+                sock=sock, ssl=context, server_hostname=HOST if context else None
             )
             client = RawClient(*streams)
             reply = await client.call("GET", "/")
@@ -472,6 +476,45 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end() -> None:
             await client.close()
         async with asyncio.timeout(5):
             assert await draining == 0
+
+
+async def test_a_handshake_under_way_at_the_end_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.listener.http.HANDSHAKES", 10)
+    async with _listening(_echo) as here, AsyncExitStack() as stack:
+        known = await stack.enter_async_context(connect(here.url))
+        await until(lambda: here.listener.connections)
+        hold_handshakes(here.sock)
+        half = stack.enter_context(socket.create_connection(here.sock.getsockname()))
+        draining = asyncio.create_task(here.listener.drain(60, 60))
+        await until(lambda: here.listener.draining)
+        reply = await known.call("GET", "/known")
+        # In the meantime too, clients are told that this is the last answer.
+        assert (reply.body, reply.head.get("Connection")) == (b"GET /known 0 None ", "close")
+        # What it sends shows that it has heard the listener, and so ends its handshake.
+        context = client_context() if _Spoken.tls else None
+        streams = await asyncio.open_connection(
+            sock=half, ssl=context, server_hostname=HOST if context else None
+        )
+        client = RawClient(*streams)
+        reply = await client.call("GET", "/half")
+        assert (reply.body, reply.head.get("Connection")) == (b"GET /half 0 None ", "close")
+        for each in (known, client):
+            await each.close()
+        async with asyncio.timeout(5):
+            assert await draining == 0
+
+
+async def test_a_handshake_that_never_ends_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.listener.http.HANDSHAKES", 0.05)
+    async with _listening(_echo) as here:
+        hold_handshakes(here.sock)
+        with socket.create_connection(here.sock.getsockname()):  # and never says anything
+            async with asyncio.timeout(5):
+                assert await here.listener.drain(60, 60) == 0
 
 
 async def test_a_client_that_does_not_close_does_not_hold_up_the_end() -> None:
@@ -500,7 +543,7 @@ async def test_the_last_answer_arrives_whole_though_its_client_goes_on() -> None
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, int(port)))
             if _Spoken.tls:
-                tls = client_context().wrap_socket(client, server_hostname="127.0.0.1")
+                tls = client_context().wrap_socket(client, server_hostname=HOST)
                 client = stack.enter_context(tls)
             client.sendall(request("GET", "/1"))
             go_on.wait(10)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
+from tests.servers.addresses import HOST, free_port
 
 
 def test_one_address() -> None:
@@ -16,10 +17,8 @@ def test_one_address() -> None:
 
 
 def test_a_port_of_ones_own_choice() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (sock,) = tcp_sockets("127.0.0.1", port)
+    port = free_port()
+    (sock,) = tcp_sockets(HOST, port)
     with sock:
         assert sock.getsockname()[1] == port
 

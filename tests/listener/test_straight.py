@@ -760,7 +760,7 @@ async def test_a_client_may_go_on_after_its_server_failed(went_straight: list[st
 
 
 async def test_a_late_server_makes_room_for_the_next_request(went_straight: list[str]) -> None:
-    limits = replace(LIMITS, idle_time=0.05)
+    limits = replace(LIMITS, idle_time=0.5)
     async with (
         FaultyServer(_silent, _echo) as server,
         _listening(server, limits=limits) as here,
@@ -771,7 +771,7 @@ async def test_a_late_server_makes_room_for_the_next_request(went_straight: list
         await client.send(POST)
         reply = await client.reply()
         assert reply.status == 504
-        assert reply.error.startswith(f"waiting for {server.url}: nothing moved for 0.05 s")
+        assert reply.error.startswith(f"waiting for {server.url}: nothing moved for 0.5 s")
         assert (await client.reply()).body == b"/v2/x hello"
         await _left(server)
         assert went_straight == ["/v2/x"]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from tests.resilience.server import Behaviour
+from tests.servers.addresses import HOST, free_port
 from tests.servers.command import PATIENCE, Process, serving
 from tests.servers.raw_client import connect
-
-_PORTS = range(20_000, 32_000)
-"""None that the system gives to a connection while a server is down."""
 
 
 class FleetServer:
@@ -24,13 +20,13 @@ class FleetServer:
 
     def __init__(self, port: int) -> None:
         self.name = str(port)
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{HOST}:{port}"
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it, for the first time or again, and wait until it listens."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.resilience.server", self.name),
+            *(sys.executable, "-m", "tests.resilience.server", HOST, self.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -67,7 +63,7 @@ class FleetServer:
 async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
     """Run so many servers."""
     async with AsyncExitStack() as stack:
-        servers = [FleetServer(port) for port in _free_ports(size)]
+        servers = [FleetServer(free_port()) for _ in range(size)]
         for server in servers:
             stack.push_async_callback(server.kill)
         await asyncio.gather(*(server.start() for server in servers))
@@ -75,7 +71,11 @@ async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
 
 
 def gateway_before(
-    file: Path, servers: Sequence[FleetServer], more: str = "", care: str = ""
+    file: Path,
+    servers: Sequence[FleetServer],
+    more: str = "",
+    care: str = "",
+    listen: str = f"{HOST}:0",
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
     """Run a gateway in front of servers.
 
@@ -83,23 +83,9 @@ def gateway_before(
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
-        "listen: 127.0.0.1:0\n"
+        f"listen: {listen}\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
     )
     return serving(str(file))
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as sock:
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found

@@ -1,6 +1,6 @@
 """A small inference server in a process of its own, which fails as it is told to.
 
-    python -m tests.resilience.server PORT
+    python -m tests.resilience.server HOST PORT
 
 It answers an infer request in binary form with its own tensors, and names itself by its port. What
 it is told with PUT /behave holds from then on.
@@ -30,7 +30,7 @@ class Behaviour:
     cut: bool = False
     """It closes the connection in the middle of an answer's body."""
     keep_alive: float | None = None
-    """Seconds after which it closes a connection without a request."""
+    """Seconds after which it closes a kept connection without a request."""
     forgets: bool = False
     """It closes a kept connection when the next request is there, and does not answer it."""
 
@@ -59,7 +59,7 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool
     ) -> bool:
         """Answer one request; tell whether another one may follow."""
-        async with asyncio.timeout(self._behaviour.keep_alive):
+        async with asyncio.timeout(self._behaviour.keep_alive if kept else None):
             head = await read_head(reader)
         body = await read_body(reader, head)
         if head.first.startswith("PUT /behave "):
@@ -92,11 +92,11 @@ def _echo(asked: dict[str, Any]) -> dict[str, Any]:
     return fields | ({"id": asked["id"]} if "id" in asked else {})
 
 
-async def _main(port: int) -> None:
-    server = await asyncio.start_server(Server(str(port)).serve, "127.0.0.1", port, backlog=1024)
+async def _main(host: str, port: str) -> None:
+    server = await asyncio.start_server(Server(port).serve, host, int(port), backlog=1024)
     print("ready", flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1])))
+    asyncio.run(_main(*sys.argv[1:]))

@@ -8,7 +8,7 @@ from tests.resilience.fleet import fleet, gateway_before
 from tests.resilience.load import MIXED, load_on
 from tests.resilience.server import Behaviour
 
-BRIEFLY = "ejection: {time: 200ms}"
+BRIEFLY = "ejection: {time: 500ms}"
 """For how long a server is left out at first."""
 
 
@@ -67,7 +67,7 @@ async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file:
 async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers, "limits: {idle_time: 1s}\n") as (process, url),
+        gateway_before(file, servers, "limits: {idle_time: 2s}\n") as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -87,7 +87,6 @@ async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> Non
 async def test_servers_that_close_idle_connections_are_not_noticed(file: Path) -> None:
     async with fleet() as servers, gateway_before(file, servers) as (_, url):
         for server in servers:
-            # Longer than a new connection waits for its first request, however busy the machine is.
             await server.behave(Behaviour(keep_alive=0.2))
         # So that connections to the servers are idle for about that time.
         async with load_on(url, pause=0.2) as load:
@@ -182,7 +181,7 @@ async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: P
 
 async def test_a_slow_server_gets_less_to_do(file: Path) -> None:
     async with fleet() as servers, gateway_before(file, servers) as (_, url):
-        await servers[0].behave(Behaviour(delay=0.1))
+        await servers[0].behave(Behaviour(delay=0.5))
         async with load_on(url) as load:
             await load.goes_on(500)
             await load.end()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import trustme
 
+from tests.servers.addresses import HOST
+
 
 @cache
 def authority() -> trustme.CA:
@@ -19,7 +21,7 @@ def authority() -> trustme.CA:
 @cache
 def server_certificate(*names: str) -> trustme.LeafCert:
     """Give a certificate for these names; for those of this machine, where there are none."""
-    return authority().issue_cert(*(names or ("localhost", "127.0.0.1")))
+    return authority().issue_cert(*(names or ("localhost", "127.0.0.1", HOST)))
 
 
 @cache

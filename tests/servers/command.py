@@ -6,13 +6,21 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from tests.servers.addresses import HOST
 
 PATIENCE = 30
 """Seconds after which a test that waits for a process has failed."""
 SCRIPT = str(Path(sys.executable).with_name("tensorgate"))
+WATCHFUL = (
+    sys.executable,
+    "-c",
+    "import gateway.files; gateway.files.LOOK = 0.1; from gateway.cli import main; main()",
+)
+"""The same command, but that it looks at its files ten times a second."""
 
 
 class Process:
@@ -79,7 +87,7 @@ async def run(*command: str, **environ: str) -> tuple[int, str, str]:
         return await process.end()
 
 
-def settings_in(file: Path, url: str, listen: str = "127.0.0.1:0", more: str = "") -> str:
+def settings_in(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "") -> str:
     """Write a settings file, and give its name."""
     file.write_text(
         f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}], dialect: triton}}}}\n{more}"
@@ -88,8 +96,10 @@ def settings_in(file: Path, url: str, listen: str = "127.0.0.1:0", more: str = "
 
 
 @asynccontextmanager
-async def serving(config: str) -> AsyncIterator[tuple[Process, str]]:
+async def serving(
+    config: str, command: Sequence[str] = (SCRIPT,), **environ: str
+) -> AsyncIterator[tuple[Process, str]]:
     """Run a gateway; give it, and where it listens."""
-    async with started(SCRIPT, "serve", "--config", config) as process:
+    async with started(*command, "serve", "--config", config, **environ) as process:
         found = await process.until_it_says(r"listening on (\S+)")
         yield process, found[1]

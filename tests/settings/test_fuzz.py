@@ -46,7 +46,8 @@ fragments = st.lists(st.sampled_from([*MARKS, *KEYS, *SCALARS, "1", "F" * 8, "\n
     "".join
 )
 free = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300
+    suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture],
+    max_examples=300,
 )
 
 

@@ -10,6 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream import connection
 from gateway.upstream.base import Body, RequestStart, Sent, UpstreamRequest
 from gateway.upstream.http import HttpEndpoint
+from tests.servers.addresses import HOST
 from tests.servers.faulty_server import Connection, FaultyServer, always, answering
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -195,7 +196,7 @@ async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> 
         server._server.close()
 
     for at_once in (False, True):
-        async with FaultyServer(script) as server:
+        async with FaultyServer(script, host=HOST) as server:
             endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _ask(endpoint)
             if at_once:

@@ -274,6 +274,6 @@ async def test_an_exchange_behind_close_does_not_keep_its_connection() -> None:
         await endpoint.close()
         response.close()
         try:
-            await until((await server.connection()).left.is_set, patience=0.2)
+            await until((await server.connection()).left.is_set)
         finally:
             await endpoint.close()

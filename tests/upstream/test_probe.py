@@ -9,6 +9,7 @@ from gateway.routing.health import ProbePolicy
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
+from tests.servers.addresses import HOST, free_port
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -103,7 +104,8 @@ async def _close(connection: Connection) -> None:
     ],
 )
 async def test_what_is_no_good_answer(probing: Probing, script: Script, reason: str) -> None:
-    async with FaultyServer(script) as bad, probing(bad.url, time=0.05) as pool:
+    time = 0.05 if "within" in reason else 5
+    async with FaultyServer(script) as bad, probing(bad.url, time=time) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert pool.snapshot()[0].reason.startswith(reason.format(url=bad.url))
 
@@ -111,16 +113,16 @@ async def test_what_is_no_good_answer(probing: Probing, script: Script, reason: 
 async def test_one_that_cannot_be_reached(
     probing: Probing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with FaultyServer() as gone:
-        pass
-    async with FaultyServer() as good, probing(gone.url, good.url) as pool:
+    port = free_port()
+    url = f"http://{HOST}:{port}"
+    async with FaultyServer() as good, probing(url, good.url) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert _lent(pool) == {good.url}
-        async with FaultyServer(port=gone.port):
+        async with FaultyServer(host=HOST, port=port):
             await until(lambda: pool.snapshot()[0].healthy)
-            assert _lent(pool) == {gone.url, good.url}
-    reason = f"cannot connect to {gone.url}: Connection refused"
-    assert f"{gone.url} is unhealthy and is not used: {reason}" in caplog.text
+            assert _lent(pool) == {url, good.url}
+    reason = f"cannot connect to {url}: Connection refused"
+    assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
 
 
 async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:

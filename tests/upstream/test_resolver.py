@@ -15,6 +15,7 @@ from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Pool
 from gateway.upstream.resolver import Resolver, addresses_of
+from tests.servers.addresses import HOST, free_port
 from tests.servers.certificates import server_certificate, server_context
 from tests.servers.doubles import Log, ScriptedEndpoint
 from tests.servers.faulty_server import Connection, FaultyServer, always
@@ -276,12 +277,11 @@ async def test_a_certificate_names_the_host_and_not_the_address() -> None:
 
 
 async def test_an_address_that_cannot_be_reached_is_named() -> None:
-    async with FaultyServer() as gone:
-        pass
-    async with _pool(NameService(triton=["127.0.0.1"]), f"http://triton:{gone.port}") as pool:
+    port = free_port()
+    async with _pool(NameService(triton=[HOST]), f"http://triton:{port}") as pool:
         with pytest.raises(GatewayError) as caught:
             await _asked(pool)
-    name = f"http://triton:{gone.port} (127.0.0.1)"
+    name = f"http://triton:{port} ({HOST})"
     assert caught.value.message == f"cannot connect to {name}: Connection refused"
 
 

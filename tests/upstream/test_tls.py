@@ -28,6 +28,7 @@ from gateway.upstream.address import TcpServer, Tls, UnixServer, server_at
 from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.tls import CertificateFiles, client_context
+from tests.servers.addresses import free_address
 from tests.servers.certificates import (
     authority,
     ca_file,
@@ -221,10 +222,7 @@ async def test_leaving_within_the_handshake() -> None:
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert await refusal(f"https://127.0.0.1:{port}") == "Connection refused"
+    assert await refusal(f"https://{free_address()}") == "Connection refused"
     path = tmp_path / "s"
     assert await refusal(f"unix:{path}") == "No such file or directory"
     with socket.socket(socket.AF_UNIX) as stale:

@@ -115,7 +115,7 @@ async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: Endp
 
 @pytest.mark.parametrize("form", ["at hand", "in parts", "to come", "chunked"])
 async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, form: str) -> None:
-    size = 64 * MIB
+    size = 16 * MIB
     count = size // len(PIECE)
     seen: list[str] = []
 
@@ -142,7 +142,7 @@ async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, for
 
 
 async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: EndpointAt) -> None:
-    size = 64 * MIB
+    size = 32 * MIB  # twice what systems hold, at most, on the way between two processes
     written = 0
 
     async def script(connection: Connection) -> None:
@@ -159,13 +159,13 @@ async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: En
         before = -1
         while before != written:
             before = written
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
         assert written < size // 2
         assert len(await _read(response)) == size
 
 
 async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: EndpointAt) -> None:
-    count = 64 * MIB // len(PIECE)
+    count = 32 * MIB // len(PIECE)
     given = 0
     go_on = asyncio.Event()
 
@@ -185,9 +185,9 @@ async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: En
         headers = {"Content-Length": str(count * len(PIECE))}
         sending = asyncio.create_task(_call(endpoint_at(server.url), _request(body(), headers)))
         before = -1
-        while before != given:
+        while not given or before != given:
             before = given
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
         assert 0 < given < count // 2
         go_on.set()
         assert await sending == b"all of it"

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import sys
 
 import pytest
@@ -25,7 +26,7 @@ class Events:
 def work(post):
     {work}
 
-parent._LAST_MOMENT = 0.1
+parent._LAST_MOMENT = {last_moment}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
     print("dropped", Parent([sock], {workers}, work, 0.1, Events()).run())
@@ -34,8 +35,9 @@ except NoWorkerError as error:
 """
 
 
-def _command(work: str, workers: int) -> tuple[str, ...]:
-    return (sys.executable, "-c", PROGRAM.format(work=work, workers=workers))
+def _command(work: str, workers: int, last_moment: float = 30) -> tuple[str, ...]:
+    program = PROGRAM.format(work=work, workers=workers, last_moment=last_moment)
+    return (sys.executable, "-c", program)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -73,7 +75,7 @@ async def test_workers_that_die_again_and_again_come_back_later_and_later() -> N
 
 async def test_a_worker_that_does_not_stop_is_killed() -> None:
     work = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); post.is_up(); time.sleep(60)"
-    async with started(*_command(work, 2)) as process:
+    async with started(*_command(work, 2, last_moment=0.1)) as process:
         await process.until_it_says("begun")
         process.signal(signal.SIGTERM)
         status, out, err = await process.end()
@@ -83,7 +85,7 @@ async def test_a_worker_that_does_not_stop_is_killed() -> None:
 
 
 async def test_a_signal_before_the_workers_are_up_stops_them_too() -> None:
-    work = "print('here', file=sys.stderr, flush=True); time.sleep(0.2)"
+    work = "print('here', file=sys.stderr, flush=True); post._channel.recv(2)"
     async with started(*_command(work, 2)) as process:
         await process.until_it_says("here")
         process.signal(signal.SIGINT)
@@ -99,3 +101,24 @@ async def test_what_workers_drop_is_summed_up() -> None:
         await process.until_it_says("begun")
         process.signal(signal.SIGTERM)
         assert (await process.end())[:2] == (0, "dropped 6\n")
+
+
+async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
+    """Each worker tells how many connections it got, as if it had dropped so many exchanges."""
+    work = (
+        "post.is_up(); got = 0\n"
+        "    while socket.recv_fds(post._channel, 1, 2)[0] == b'+':\n"
+        "        got += 1; post._say(b'+')\n"
+        "    post.has_dropped(got)"
+    )
+    *python, program = _command(work, 2)
+    held = "from tests.servers.handshakes import hold_handshakes\n    hold_handshakes(sock)\n"
+    port = "    print('port', sock.getsockname()[1], file=sys.stderr, flush=True)\n"
+    program = program.replace('    print("dropped"', f'    {held}{port}    print("dropped"', 1)
+    async with started(*python, program) as process:
+        number = int((await process.until_it_says(r"port (\d+)"))[1])
+        await process.until_it_says("begun")
+        with socket.create_connection(("127.0.0.1", number)) as client:
+            process.signal(signal.SIGTERM)
+            client.sendall(b"what ends the handshake")
+            assert (await process.end())[:2] == (0, "dropped 1\n")

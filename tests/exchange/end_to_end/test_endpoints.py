@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.servers.addresses import free_address
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
 from tests.servers.http_text import answer, request
 from tests.servers.running_gateway import client_of, gateway_before
@@ -24,18 +25,12 @@ def _named(name: bytes) -> Script:
     return always(answer(b'{"name":"%b"}' % name))
 
 
-async def _gone() -> str:
-    """Give the address of a server that is no more."""
-    async with FaultyServer() as server:
-        return server.url
-
-
 @pytest.mark.parametrize(
     "data", [GET, POST, CHUNKED, _binary(8), _binary(200_000)], ids=lambda data: len(data)
 )
 async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
     async with FaultyServer(_named(b"here")) as server:
-        urls = [await _gone(), server.url, await _gone()]
+        urls = [f"http://{free_address()}", server.url, f"http://{free_address()}"]
         async with client_of(*urls) as client:
             for _ in range(12):
                 reply = await client.ask(data)
@@ -44,7 +39,7 @@ async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
 
 
 async def test_where_all_are_gone_one_of_them_is_named() -> None:
-    urls = [await _gone() for _ in range(3)]
+    urls = [f"http://{free_address()}" for _ in range(3)]
     async with client_of(*urls) as client:
         for _ in range(12):
             reply = await client.ask(GET)

@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 
+from gateway.upstream.http import HttpEndpoint
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer, chunk, chunked, message, request
-from tests.servers.running_gateway import client_of, gateway_before
+from tests.servers.running_gateway import client_of, gateway_before, until
 from tests.servers.tensors import (
     FLOATS,
     LENGTH,
@@ -393,14 +395,27 @@ async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> N
         while True:
             received = await connection.request()
             await connection.send(answer(b'"%s"' % received.head.target.encode()))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # in which the connection comes to be idle
             await connection.send(answer(b'"unasked"'))
+            sent.append(connection)
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    sent: list[Connection] = []
+    async with (
+        FaultyServer(script) as server,
+        gateway_before(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        (endpoint,) = gateway.pool.endpoints
+        assert isinstance(endpoint, HttpEndpoint)
+
+        def unasked_is_there(number: int) -> bool:
+            waiting = [connection for _, connection in endpoint._idle._waiting]
+            return len(sent) > number and not any(each.reusable for each in waiting)
+
         for number in range(3):
             reply = await client.ask(request("GET", f"/v2/models/m{number}"))
             assert reply.json == f"/v2/models/m{number}"
-            await asyncio.sleep(0.15)
+            await until(partial(unasked_is_there, number))
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)

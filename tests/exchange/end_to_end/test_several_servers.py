@@ -13,6 +13,7 @@ import pytest
 from gateway.app.gateway import Gateway
 from gateway.demo.server import DemoServer
 from gateway.settings.schema import Settings
+from tests.servers.addresses import free_address
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, hang
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient
@@ -71,12 +72,6 @@ async def servers_of(*scripts: Script) -> AsyncIterator[list[FaultyServer]]:
         yield [await stack.enter_async_context(FaultyServer(script)) for script in scripts]
 
 
-async def _gone() -> str:
-    """Give the address of a server that is no more."""
-    async with FaultyServer() as server:
-        return server.url
-
-
 async def _hangs(connection: Connection) -> None:
     """Read a request, and never answer it."""
     await connection.request()
@@ -112,7 +107,7 @@ async def test_a_large_body_reaches_every_server(size: int) -> None:
 
 async def test_one_of_three_is_down_during_a_load() -> None:
     async with servers_of(WORKS, WORKS) as servers:
-        (first, last), down = [server.url for server in servers], await _gone()
+        (first, last), down = [server.url for server in servers], f"http://{free_address()}"
         async with client_to(main=[first, down, last]) as client:
             reply = await client.call("POST", LOAD, b"{}")
             assert reply.status == 502
@@ -218,7 +213,7 @@ async def test_index_and_statistics_are_those_of_all() -> None:
 
 
 async def test_an_index_without_one_upstream_is_none() -> None:
-    down = await _gone()
+    down = f"http://{free_address()}"
     async with (
         FaultyServer(always(answer(b"[]"))) as server,
         client_to(up=[server.url], down=[down]) as client,
@@ -245,7 +240,7 @@ async def test_extensions_that_only_the_canary_lacks() -> None:
 
 
 async def test_the_gateways_own_health() -> None:
-    down = await _gone()
+    down = f"http://{free_address()}"
     async with servers_of(WORKS, always(answer(b"no", status="400 Bad Request"))) as servers:
         ready, unready = (server.url for server in servers)
         async with client_to(main=[down, ready], canary=[ready]) as client:
