@@ -54,7 +54,7 @@ class _Server:
                 await self.go_on.wait()
                 await connection.send(answer(json.dumps(self.itself).encode(), status=self.status))
             elif target == "/v2/models/m":
-                outputs = [{"name": "OUT0"}]
+                outputs = [{"name": "OUT0", "datatype": "FP32", "shape": [-1]}]
                 document = {**json.loads(metadata(-1)), "outputs": outputs}
                 await connection.send(answer(json.dumps(document).encode()))
             elif target.endswith("/infer") and received.head.get(LENGTH):

@@ -26,7 +26,7 @@ OTHERS = {
     "trace of a model": "/v2/models/m/trace/setting",
     "logging": "/v2/logging",
     "shared memory": "/v2/systemsharedmemory/region/r/register",
-    "other": "/v1/models/m:predict",
+    "other": "/v3/models/m:ask",
 }
 DEEP = b'{"a":' + b"[" * 64 + b"]" * 64 + b"}"
 FLAT = b'{"a":"' + b"[" * 99 + b'","b":[' + b"[]," * 99 + b"0]}"
