@@ -30,7 +30,6 @@ from gateway.protocol.v1 import (
     models_document,
     ready_document,
     says_ready,
-    speaks_v1,
 )
 from gateway.upstream.base import UpstreamRequest
 
@@ -51,7 +50,7 @@ async def v1_models(
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
     without its models would say that there are none; 503 for a model that is not ready.
     """
-    if asked.model is not None and speaks_v1(route.upstream.dialect):
+    if asked.model is not None and route.upstream.dialect.speaks_v1:
         await forward(request, answer, route, deadline, model=asked.model)
         return
     with route.held.holding() as holding:
@@ -109,14 +108,14 @@ async def _ask_all(
     questions = {True: question(request, _LIST), False: _index(request)}
 
     def question_to(upstream: Upstream) -> UpstreamRequest:
-        return questions[speaks_v1(upstream.dialect)]
+        return questions[upstream.dialect.speaks_v1]
 
     asked: list[Asked] = []
     for natively, listing in questions.items():
         alike = [
             each
             for each in upstreams
-            if speaks_v1(each.dialect) is natively and not each.pool.differs
+            if each.dialect.speaks_v1 is natively and not each.pool.differs
         ]
         asked += await ask_one_of_each(route, alike, listing, deadline, holding)
     differing = [each for each in upstreams if each.pool.differs]

@@ -14,7 +14,6 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.dialects import KSERVE, Dialect
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.messages import Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
@@ -60,11 +59,6 @@ class Predicted:
 def infer_path(asked: Endpoint) -> str:
     """Give the path under which a V2 server predicts."""
     return model_path(asked.model or "", asked.version) + "/infer"
-
-
-def speaks_v1(dialect: Dialect) -> bool:
-    """Tell whether servers of a dialect serve V1 beside V2, under the same paths."""
-    return dialect.name == KSERVE.name
 
 
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
