@@ -21,6 +21,7 @@ from gateway.exchange.asking import (
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import until_known
 from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
 from gateway.protocol.endpoints import Endpoint, model_path
@@ -50,6 +51,7 @@ async def v1_models(
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
     without its models would say that there are none; 503 for a model that is not ready.
     """
+    await until_known([route.upstream] if asked.model is not None else upstreams, deadline)
     if asked.model is not None and route.upstream.dialect.speaks_v1:
         await forward(request, answer, route, deadline, model=asked.model)
         return

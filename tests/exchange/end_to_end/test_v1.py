@@ -14,7 +14,7 @@ from gateway.demo.server import DemoServer
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient
-from tests.servers.running_gateway import client_of
+from tests.servers.running_gateway import client_of, gateway_before, until
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, binary_answer, metadata
 
 PREDICT = "/v1/models/m:predict"
@@ -189,6 +189,29 @@ async def test_other_v1_paths_pass_as_they_are() -> None:
         "/v1/models/m:explain",
         "/v1/chat/completions",
     ]
+
+
+@pytest.mark.parametrize("target", ["/v1/models", "/v1/models/m"])
+async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(target: str) -> None:
+    go_on = asyncio.Event()
+
+    async def triton(connection: Connection) -> None:
+        while True:
+            asked = (await connection.request()).head.target
+            if asked == "/v2":
+                await go_on.wait()
+            body = b"[]" if asked == "/v2/repository/index" else b'{"name":"triton"}'
+            await connection.send(answer(body))
+
+    async with (
+        FaultyServer(triton) as server,
+        gateway_before(server.url, upstream={"dialect": "auto"}) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("GET", target))
+        await until(lambda: gateway.gateway.listener.requests == 1)
+        go_on.set()
+        assert (await client.reply()).status == 200
 
 
 async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:
