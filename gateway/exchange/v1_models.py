@@ -37,6 +37,9 @@ from gateway.upstream.base import UpstreamRequest
 _INDEX = "/v2/repository/index"
 _LIST = "/v1/models"
 
+_NO_INDEX = frozenset((400, 401, 403, 404, 405, 501))
+"""Statuses with which servers say that they have no index, or none for this client."""
+
 
 async def v1_models(
     request: ClientRequest,
@@ -51,15 +54,26 @@ async def v1_models(
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
     without its models would say that there are none; 503 for a model that is not ready.
     """
-    await until_known([route.upstream] if asked.model is not None else upstreams, deadline)
-    if asked.model is not None and route.upstream.dialect.speaks_v1:
-        await forward(request, answer, route, deadline, model=asked.model)
+    if asked.model is not None:
+        await _tell_of_model(request, answer, asked, asked.model, route, deadline)
+    else:
+        await _tell_of_all(request, answer, route, upstreams, deadline)
+
+
+async def _tell_of_model(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    asked: Endpoint,
+    model: str,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    await until_known([route.upstream], deadline)
+    if route.upstream.dialect.speaks_v1:
+        await forward(request, answer, route, deadline, model=model)
         return
     with route.held.holding() as holding:
-        if asked.model is not None:
-            reply = await _readiness(request, asked, asked.model, route, deadline, holding)
-        else:
-            reply = await _list(request, route, upstreams, deadline, holding)
+        reply = await _readiness(request, asked, model, route, deadline, holding)
         await pass_on(reply, answer, deadline)
 
 
@@ -82,14 +96,29 @@ async def _readiness(
     return _error(reply)
 
 
-async def _list(
+async def _tell_of_all(
     request: ClientRequest,
+    answer: ClientAnswer,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
-    holding: Holding,
-) -> Reply:
-    asked = await _ask_all(request, route, upstreams, deadline, holding)
+) -> None:
+    await until_known(upstreams, deadline)
+    with route.held.holding() as holding:
+        asked = await _ask_all(request, route, upstreams, deadline, holding)
+        if len(upstreams) > 1 or not all(map(_has_no_index, asked)):
+            await pass_on(await _list(request, asked, route), answer, deadline)
+            return
+    # V2 is not what is spoken there, or its index is closed: the list may be another one, as
+    # servers that follow OpenAI's API have it under the same path.
+    await forward(request, answer, route, deadline)
+
+
+def _has_no_index(asked: Asked) -> bool:
+    return isinstance(asked.outcome, Reply) and asked.outcome.status in _NO_INDEX
+
+
+async def _list(request: ClientRequest, asked: Sequence[Asked], route: Route) -> Reply:
     if not all(each.good for each in asked):
         return _error(agreed(request, asked))
     names: list[str] = []

@@ -214,6 +214,23 @@ async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(ta
         assert (await client.reply()).status == 200
 
 
+async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
+    models = b'{"object":"list","data":[{"id":"m"}]}'
+
+    async def openai(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == "/v1/models":
+                await connection.send(answer(models))
+            else:
+                await connection.send(answer(b'{"detail":"Not Found"}', status="404 Not Found"))
+
+    upstream = {"dialect": "auto"}
+    async with FaultyServer(openai) as server, client_of(server.url, upstream=upstream) as client:
+        for _ in range(2):
+            reply = await client.call("GET", "/v1/models")
+            assert (reply.status, reply.body) == (200, models)
+
+
 async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:
     async def kserve(connection: Connection) -> None:
         while True:
