@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import uuid4
 
 from multidict import CIMultiDictProxy
 
@@ -104,7 +105,7 @@ async def _convert(
     while codec.work():
         holding.is_now(codec.held)
         await route.turns.next()
-    return codec.finish()
+    return codec.finish(str(uuid4()))
 
 
 def _as_converted(header: bytes, tensors: Sequence[bytes]) -> Converted:

@@ -110,8 +110,12 @@ def request_header(
     shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[int],
     parameters: Mapping[str, Any],
+    request_id: str,
 ) -> bytes:
-    """Write the inference header of tensors that follow it, in ``sizes`` bytes each."""
+    """Write the inference header of tensors that follow it, in ``sizes`` bytes each.
+
+    V1 knows no ids: ``request_id`` is made up, for models that answer with that of the request.
+    """
     entries = [
         {
             "name": tensor.name,
@@ -122,7 +126,7 @@ def request_header(
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     ]
     asked = {**parameters, "binary_data_output": True}
-    return orjson.dumps({"inputs": entries, "parameters": asked})
+    return orjson.dumps({"id": request_id, "inputs": entries, "parameters": asked})
 
 
 def is_binary(output: Tensor) -> bool:

@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ async def test_what_a_server_gets_and_a_client_is_told() -> None:
     answer = await scene.run()
     fields, tensors = scene.sent
     assert tensors == FLOATS.tobytes()
+    assert UUID(fields.pop("id")).version == 4
     assert fields == {
         "inputs": [
             {
@@ -138,6 +140,8 @@ async def test_metadata_is_asked_for_once() -> None:
             await predict(request, answer, parse_endpoint("POST", PREDICT), route, turns)
         assert answer.status == 200
     assert len(endpoint.requests) == 4
+    # Each infer request has an id of its own.
+    assert endpoint.bodies[2] != endpoint.bodies[3]
 
 
 @pytest.mark.parametrize(
