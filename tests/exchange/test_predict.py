@@ -185,6 +185,13 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
     assert answer.body == b'{"outputs":[]}'
 
 
+async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
+    body = json.dumps({"outputs": [output]}).encode()
+    answer = await _Scene(METADATA, NO_CONFIG, ScriptedResponse(200, {}, [body])).run()
+    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
+
+
 async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
