@@ -75,8 +75,8 @@ class PredictRequestCodec:
         """
         return next(self._steps, Pause.MORE) is Pause.TURN
 
-    def finish(self) -> PredictRequest:
-        """Give the request, once all text was fed, the end of it as such, and worked off.
+    def finish(self, request_id: str) -> PredictRequest:
+        """Give the request, with an id, once all text was fed, the end as such, and worked off.
 
         Raises GatewayError (400) that names the input whose shape is not what the model takes.
         """
@@ -93,7 +93,7 @@ class PredictRequestCodec:
             shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
         ]
         sizes = [tensor.size for tensor in tensors]
-        header = request_header(self._model.inputs, shapes, sizes, parameters)
+        header = request_header(self._model.inputs, shapes, sizes, parameters, request_id)
         single = any(each.single for each in checked)
         chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
         return PredictRequest(header, chunks, Predicted(self._form, single))

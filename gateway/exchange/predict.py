@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import uuid4
 
 from multidict import CIMultiDictProxy
 
@@ -21,7 +22,7 @@ from gateway.exchange.predict_answer import PredictAnswer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.tensors import ModelMetadata
-from gateway.protocol.v1 import error_document, infer_path, speaks_v1
+from gateway.protocol.v1 import error_document, infer_path
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 
@@ -35,7 +36,7 @@ async def predict(
     """Answer a V1 predict request; one that nobody can convert passes to a server of V1."""
     model = await _metadata(asked, route, deadline)
     if not model.inputs:
-        if not speaks_v1(route.upstream.dialect):
+        if not route.upstream.dialect.speaks_v1:
             raise bad_request(
                 f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
                 "is converted"
@@ -104,7 +105,7 @@ async def _convert(
     while codec.work():
         holding.is_now(codec.held)
         await route.turns.next()
-    return codec.finish()
+    return codec.finish(str(uuid4()))
 
 
 def _as_converted(header: bytes, tensors: Sequence[bytes]) -> Converted:

@@ -21,6 +21,7 @@ from gateway.exchange.asking import (
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import until_known
 from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
 from gateway.protocol.endpoints import Endpoint, model_path
@@ -30,12 +31,14 @@ from gateway.protocol.v1 import (
     models_document,
     ready_document,
     says_ready,
-    speaks_v1,
 )
 from gateway.upstream.base import UpstreamRequest
 
 _INDEX = "/v2/repository/index"
 _LIST = "/v1/models"
+
+_NO_INDEX = frozenset((400, 401, 403, 404, 405, 501))
+"""Statuses with which servers say that they have no index, or none for this client."""
 
 
 async def v1_models(
@@ -51,14 +54,26 @@ async def v1_models(
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
     without its models would say that there are none; 503 for a model that is not ready.
     """
-    if asked.model is not None and speaks_v1(route.upstream.dialect):
-        await forward(request, answer, route, deadline, model=asked.model)
+    if asked.model is not None:
+        await _tell_of_model(request, answer, asked, asked.model, route, deadline)
+    else:
+        await _tell_of_all(request, answer, route, upstreams, deadline)
+
+
+async def _tell_of_model(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    asked: Endpoint,
+    model: str,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    await until_known([route.upstream], deadline)
+    if route.upstream.dialect.speaks_v1:
+        await forward(request, answer, route, deadline, model=model)
         return
     with route.held.holding() as holding:
-        if asked.model is not None:
-            reply = await _readiness(request, asked, asked.model, route, deadline, holding)
-        else:
-            reply = await _list(request, route, upstreams, deadline, holding)
+        reply = await _readiness(request, asked, model, route, deadline, holding)
         await pass_on(reply, answer, deadline)
 
 
@@ -81,14 +96,29 @@ async def _readiness(
     return _error(reply)
 
 
-async def _list(
+async def _tell_of_all(
     request: ClientRequest,
+    answer: ClientAnswer,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
-    holding: Holding,
-) -> Reply:
-    asked = await _ask_all(request, route, upstreams, deadline, holding)
+) -> None:
+    await until_known(upstreams, deadline)
+    with route.held.holding() as holding:
+        asked = await _ask_all(request, route, upstreams, deadline, holding)
+        if len(upstreams) > 1 or not all(map(_has_no_index, asked)):
+            await pass_on(await _list(request, asked, route), answer, deadline)
+            return
+    # V2 is not what is spoken there, or its index is closed: the list may be another one, as
+    # servers that follow OpenAI's API have it under the same path.
+    await forward(request, answer, route, deadline)
+
+
+def _has_no_index(asked: Asked) -> bool:
+    return isinstance(asked.outcome, Reply) and asked.outcome.status in _NO_INDEX
+
+
+async def _list(request: ClientRequest, asked: Sequence[Asked], route: Route) -> Reply:
     if not all(each.good for each in asked):
         return _error(agreed(request, asked))
     names: list[str] = []
@@ -109,14 +139,14 @@ async def _ask_all(
     questions = {True: question(request, _LIST), False: _index(request)}
 
     def question_to(upstream: Upstream) -> UpstreamRequest:
-        return questions[speaks_v1(upstream.dialect)]
+        return questions[upstream.dialect.speaks_v1]
 
     asked: list[Asked] = []
     for natively, listing in questions.items():
         alike = [
             each
             for each in upstreams
-            if speaks_v1(each.dialect) is natively and not each.pool.differs
+            if each.dialect.speaks_v1 is natively and not each.pool.differs
         ]
         asked += await ask_one_of_each(route, alike, listing, deadline, holding)
     differing = [each for each in upstreams if each.pool.differs]

@@ -45,6 +45,8 @@ class Dialect:
     """How it serves the trace extension, if it does."""
     triton_extensions: bool = False
     """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
+    speaks_v1: bool = False
+    """Whether clients of V1 are served too, under the paths that KServe has for them."""
     longest_part: int | None = None
     """The most bytes that a target, or a header's name or value, may have for it to answer."""
 
@@ -59,7 +61,7 @@ TRITON = Dialect(
     longest_part=8189,
 )
 # Takes binary tensors without saying so in `GET /v2`.
-KSERVE = Dialect("kserve", versions=False, wants_json_type=True)
+KSERVE = Dialect("kserve", versions=False, wants_json_type=True, speaks_v1=True)
 # Makes nothing of `binary_data_output`.
 OPENVINO = Dialect("openvino", lists_outputs=True)
 # Any server that says that it takes the binary form; such are not known by name.
@@ -86,6 +88,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
         batches=any(each.batches for each in dialects),
         wants_json_type=any(each.wants_json_type for each in dialects),
         triton_extensions=any(each.triton_extensions for each in dialects),
+        speaks_v1=all(each.speaks_v1 for each in dialects),
         longest_part=min(longest, default=None),
         trace=first.trace if alike else None,
     )

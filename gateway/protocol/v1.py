@@ -14,7 +14,6 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.dialects import KSERVE, Dialect
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.messages import Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
@@ -60,11 +59,6 @@ class Predicted:
 def infer_path(asked: Endpoint) -> str:
     """Give the path under which a V2 server predicts."""
     return model_path(asked.model or "", asked.version) + "/infer"
-
-
-def speaks_v1(dialect: Dialect) -> bool:
-    """Tell whether servers of a dialect serve V1 beside V2, under the same paths."""
-    return dialect.name == KSERVE.name
 
 
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,8 +110,12 @@ def request_header(
     shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[int],
     parameters: Mapping[str, Any],
+    request_id: str,
 ) -> bytes:
-    """Write the inference header of tensors that follow it, in ``sizes`` bytes each."""
+    """Write the inference header of tensors that follow it, in ``sizes`` bytes each.
+
+    V1 knows no ids: ``request_id`` is made up, for models that answer with that of the request.
+    """
     entries = [
         {
             "name": tensor.name,
@@ -128,7 +126,7 @@ def request_header(
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     ]
     asked = {**parameters, "binary_data_output": True}
-    return orjson.dumps({"inputs": entries, "parameters": asked})
+    return orjson.dumps({"id": request_id, "inputs": entries, "parameters": asked})
 
 
 def is_binary(output: Tensor) -> bool:

@@ -49,13 +49,14 @@ def convert(
         codec.feed(piece or b"", last=piece is None)
         while codec.work():
             pass
-    return codec.finish()
+    return codec.finish("7")
 
 
 def as_plain(request: PredictRequest, declared: Declared) -> PlainPredict:
     """Give a request as the plain version does; checks what every header has."""
     fields = json.loads(request.header)
-    assert list(fields) == ["inputs", "parameters"]
+    assert list(fields) == ["id", "inputs", "parameters"]
+    assert fields["id"] == "7"
     parameters = fields["parameters"]
     assert parameters.pop("binary_data_output") is True
     rest = b"".join(request.tensors)

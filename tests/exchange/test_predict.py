@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ async def test_what_a_server_gets_and_a_client_is_told() -> None:
     answer = await scene.run()
     fields, tensors = scene.sent
     assert tensors == FLOATS.tobytes()
+    assert UUID(fields.pop("id")).version == 4
     assert fields == {
         "inputs": [
             {
@@ -138,6 +140,8 @@ async def test_metadata_is_asked_for_once() -> None:
             await predict(request, answer, parse_endpoint("POST", PREDICT), route, turns)
         assert answer.status == 200
     assert len(endpoint.requests) == 4
+    # Each infer request has an id of its own.
+    assert endpoint.bodies[2] != endpoint.bodies[3]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,13 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
     response = ScriptedResponse(200, {"Content-Length": str(len(body))}, [body])
     answer = await _Scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
     assert answer.body == b'{"outputs":[]}'
+
+
+async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
+    body = json.dumps({"outputs": [output]}).encode()
+    answer = await _Scene(METADATA, NO_CONFIG, ScriptedResponse(200, {}, [body])).run()
+    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
 async def test_an_answer_in_json_although_binary_was_asked_for() -> None:

@@ -116,10 +116,46 @@ async def test_a_list_that_one_upstream_does_not_give() -> None:
     assert "upstream b answered 500: no" in error
 
 
-async def test_a_server_without_an_index() -> None:
-    (a,) = servers(a=says(b"not found", 404))
+OF_OPENAI = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501])
+async def test_a_server_without_an_index_gets_the_request_as_it_is(status: int) -> None:
+    (a,) = servers(a=(says(b"no", status), says(OF_OPENAI, headers={"X": "1"})))
+    answer = await ask(only(route_to(a)), "GET", MODELS + "?x=1", headers={"Y": "2"})
+    assert (answer.status, answer.body, answer.headers["X"]) == (200, OF_OPENAI, "1")
+    assert asked(a) == [[INDEX, "GET " + MODELS + "?x=1"]]
+    assert a.requests[-1].headers["Y"] == "2"
+    assert a.bodies[-1] == b""
+
+
+async def test_a_server_without_any_list_says_so_itself() -> None:
+    (a,) = servers(a=(says(b"", 404), says(b"<p>not here", 404)))
     answer = await ask(only(route_to(a)), "GET", MODELS)
-    assert (answer.status, answer.body) == (404, b'{"error":"not found"}')
+    assert (answer.status, answer.body) == (404, b"<p>not here")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_an_index_that_fails_is_still_one(status: int) -> None:
+    (a,) = servers(a=says(b"not now", status))
+    answer = await ask(only(route_to(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (status, b'{"error":"not now"}')
+    assert asked(a) == [[INDEX]]
+
+
+async def test_one_of_the_endpoints_is_asked_for_the_list_of_another_kind() -> None:
+    a, b = servers(a=says(b"", 404), b=says(OF_OPENAI))
+    answer = await ask(only(route_to(a, b)), "GET", MODELS)
+    assert answer.body == OF_OPENAI
+    assert asked(a, b) == [[INDEX], ["GET " + MODELS]]  # in turn
+
+
+async def test_where_there_are_several_upstreams_a_list_is_that_of_all() -> None:
+    a, b = servers(a=says(b"none", 404), b=says(b"none", 404))
+    routes = by_model(route_to(a, name="a"), route_to(b, name="b"))
+    answer = await ask(routes, "GET", MODELS)
+    assert (answer.status, answer.body) == (404, b'{"error":"none"}')
+    assert asked(a, b) == [[INDEX], [INDEX]]
 
 
 @pytest.mark.parametrize("body", [b"no", b"5", b'{"models":5}', b"[1]"])

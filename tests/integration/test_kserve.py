@@ -184,6 +184,31 @@ def test_models_that_answer_in_json_whatever_is_asked_for(through: Client) -> No
     check_echo(read_outputs(send(through, Request("always_json", (sent,)))), sent)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("binary", [True, False])
+def test_models_that_give_the_id_back(through: Client, binary: bool, wanted: bool) -> None:
+    """Without one, KServe fails by itself too."""
+    sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
+    request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
+    answer = send(through, request)
+    assert answer.fields["id"] == "7"
+    check_echo(read_outputs(answer), replace(sent, binary=binary and wanted))
+    answer = send(through, replace(request, id=None))
+    assert answer.status == 500
+    assert "InferenceResponse" in answer.error
+
+
+def test_models_that_give_the_id_back_get_one_from_clients_of_v1(
+    through: Client, direct: Client
+) -> None:
+    """These send none, and the server answers them in V1 without."""
+    headers = {"Content-Type": "application/json"}
+    for client in (through, direct):
+        target = "/v1/models/gives_id_back:predict"
+        answer = client.send("POST", target, b'{"instances": [0.5, 2]}', headers)
+        assert (answer.status, answer.fields) == (200, {"predictions": [0.5, 2]})
+
+
 def test_a_fault_of_the_server_comes_as_it_is(through: Client, direct: Client) -> None:
     """And does not hurt the next request, though KServe then closes the connection unannounced."""
     sent = tensor("INPUT0", "FP32", [0.1, 2])

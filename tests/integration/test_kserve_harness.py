@@ -2,13 +2,14 @@
 
 import gzip
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.integration.client import HEADER_LENGTH, Answer, Client
-from tests.integration.forms import Request, read_outputs, tensor
+from tests.integration.forms import Request, Tensor, read_outputs, tensor
 from tests.integration.kserve.models import DATATYPES
 from tests.integration.kserve.server import KServe
 from tests.integration.real_server import HOST, ServerError
@@ -81,6 +82,17 @@ def test_identity_in_json(client: Client, datatype: str) -> None:
     sent = tensor("INPUT0", datatype, values)
     answer = infer(client, Request(f"identity_{datatype.lower()}", (sent,)))
     assert answer.fields["outputs"][0]["data"] == sent.values()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("sent", [NUMBERS, BINARY_NUMBERS], ids=["JSON", "binary"])
+def test_an_id_is_made_up_in_no_form(client: Client, sent: Tensor, wanted: bool) -> None:
+    """A model that gives back that of the request needs one."""
+    request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
+    assert infer(client, request).fields["id"] == "7"
+    answer = infer(client, replace(request, id=None))
+    assert answer.status == 500
+    assert "InferenceResponse" in answer.error
 
 
 def test_frame_of_a_binary_answer(client: Client) -> None:

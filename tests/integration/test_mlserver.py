@@ -1,8 +1,10 @@
 """In front of a real MLServer, which knows JSON only, clients of every form get their tensors."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +133,38 @@ def test_clients_need_not_say_what_they_send(through: Client) -> None:
             sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
             answer = send(through, Request("identity_fp32", (sent,)), kind or None)
             check_echo(read_outputs(answer), replace(sent, binary=False))
+
+
+V1: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "rows": ("identity_fp32", {"instances": [1, 2.5]}, {"predictions": [1, 2.5]}),
+    "a column": ("identity_int64", {"inputs": [2**62]}, {"outputs": [2**62]}),
+    "no elements": ("identity_fp32", {"inputs": []}, {"outputs": []}),
+    "strings": ("identity_bytes", {"instances": ["a", "é"]}, {"predictions": ["a", "é"]}),
+    "what is not finite": (
+        "identity_fp32",
+        {"instances": [float("nan"), 1]},
+        {"predictions": ["NaN", 1]},
+    ),
+    "several tensors": (
+        "add",
+        {"instances": [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7.5, "INPUT0": 2}]},
+        {"predictions": [{"SUM": 6, "DIFFERENCE": -4}, {"SUM": 9.5, "DIFFERENCE": -5.5}]},
+    ),
+    "a version": ("versioned/versions/2", {"inputs": [1]}, {"outputs": [2]}),
+}
+
+
+@pytest.mark.parametrize(("model", "body", "told"), V1.values(), ids=V1)
+def test_v1_clients(
+    through: Client, model: str, body: dict[str, Any], told: dict[str, Any]
+) -> None:
+    answer = through.send("POST", f"/v1/models/{model}:predict", json.dumps(body).encode())
+    assert (answer.status, answer.fields) == (200, told)
+
+
+def test_a_model_as_v1_clients_ask_for_it(through: Client) -> None:
+    assert through.get("/v1/models/add").fields == {"name": "add", "ready": True}
+    assert through.get("/v1/models/none").status == 404
 
 
 def test_its_own_errors_pass(through: Client) -> None:

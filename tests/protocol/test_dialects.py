@@ -44,6 +44,10 @@ def test_dialects_are_found_by_name() -> None:
     assert all(name == dialect.name for name, dialect in DIALECTS.items())
 
 
+def test_who_speaks_v1_too() -> None:
+    assert [name for name, dialect in DIALECTS.items() if dialect.speaks_v1] == ["kserve"]
+
+
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
 def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
     assert common([dialect]) is dialect
@@ -76,6 +80,8 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
             [TRITON, replace(TRITON, longest_part=100)],
             replace(TRITON, longest_part=100),
         ),
+        # Servers of KServe that differ in age all speak V1.
+        ([KSERVE, replace(KSERVE, binary=False)], replace(KSERVE, binary=False)),
     ],
 )
 def test_servers_that_differ_are_spoken_to_as_all_understand(

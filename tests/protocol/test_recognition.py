@@ -77,6 +77,11 @@ def test_a_server_is_recognised(document: dict[str, Any], dialect: Dialect) -> N
     assert found.certain
 
 
+@pytest.mark.parametrize("version", ["0.9", "0.13.1", "0.21.0"])
+def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
+    assert recognised(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
+
+
 @pytest.mark.parametrize(
     ("status", "document", "said"),
     [

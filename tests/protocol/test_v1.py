@@ -7,7 +7,6 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
 from gateway.protocol.inference_header import OutputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
@@ -21,7 +20,6 @@ from gateway.protocol.v1 import (
     listed_models,
     models_document,
     says_ready,
-    speaks_v1,
     whole_shape,
 )
 
@@ -37,10 +35,6 @@ def test_answers_are_named_as_their_requests_are() -> None:
         "instances": "predictions",
         "inputs": "outputs",
     }
-
-
-def test_who_speaks_it() -> None:
-    assert [name for name, dialect in DIALECTS.items() if speaks_v1(dialect)] == ["kserve"]
 
 
 @pytest.mark.parametrize(

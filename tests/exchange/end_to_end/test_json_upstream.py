@@ -12,11 +12,12 @@ from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.json_server import as_output, gives_back, json_answer
 from tests.servers.raw_client import Reply
 from tests.servers.running_gateway import client_of, gateway_before, until
-from tests.servers.tensors import INFER, LENGTH, infer_raw
+from tests.servers.tensors import INFER, LENGTH, infer_raw, metadata
 
 JSON_ONLY = {"dialect": "json"}
 TEXT = [b"", "é".encode(), b'"\\']
 SIZES = {"small": 3, "large": 70_000}
+PREDICT = "/v1/models/m:predict"
 
 
 def _elements(count: int) -> bytes:
@@ -333,3 +334,39 @@ async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
         assert server.requests == []
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("form", "told"), [("instances", "predictions"), ("inputs", "outputs")])
+async def test_v1_clients(form: str, told: str, count: int) -> None:
+    values = (np.arange(count) / 8).tolist()
+    async with (
+        FaultyServer(gives_back) as server,
+        client_of(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.call("POST", PREDICT, json.dumps({form: values}).encode())
+        assert (reply.status, reply.json) == (200, {told: values})
+    (sent,) = [each for each in server.requests if each.head.target == INFER]
+    assert json.loads(sent.body)["inputs"][0]["data"] == values
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "told"),
+    [("literal", b"[1.5,NaN]"), ("null", b"[1.5,null]"), ("string", b'[1.5,"NaN"]')],
+)
+async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes) -> None:
+    async def says_null(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == INFER:
+                output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
+                await connection.send(json_answer(output))
+            else:
+                await connection.send(answer(metadata(-1)))
+
+    route = {"nonfinite": nonfinite}
+    async with (
+        FaultyServer(says_null) as server,
+        client_of(server.url, upstream=JSON_ONLY, route=route) as client,
+    ):
+        reply = await client.call("POST", PREDICT, b'{"instances":[1,2]}')
+        assert (reply.status, reply.body) == (200, b'{"predictions":%b}' % told)

@@ -14,7 +14,7 @@ from gateway.demo.server import DemoServer
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient
-from tests.servers.running_gateway import client_of
+from tests.servers.running_gateway import client_of, gateway_before, until
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, binary_answer, metadata
 
 PREDICT = "/v1/models/m:predict"
@@ -189,6 +189,46 @@ async def test_other_v1_paths_pass_as_they_are() -> None:
         "/v1/models/m:explain",
         "/v1/chat/completions",
     ]
+
+
+@pytest.mark.parametrize("target", ["/v1/models", "/v1/models/m"])
+async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(target: str) -> None:
+    go_on = asyncio.Event()
+
+    async def triton(connection: Connection) -> None:
+        while True:
+            asked = (await connection.request()).head.target
+            if asked == "/v2":
+                await go_on.wait()
+            body = b"[]" if asked == "/v2/repository/index" else b'{"name":"triton"}'
+            await connection.send(answer(body))
+
+    async with (
+        FaultyServer(triton) as server,
+        gateway_before(server.url, upstream={"dialect": "auto"}) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("GET", target))
+        await until(lambda: gateway.gateway.listener.requests == 1)
+        go_on.set()
+        assert (await client.reply()).status == 200
+
+
+async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
+    models = b'{"object":"list","data":[{"id":"m"}]}'
+
+    async def openai(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == "/v1/models":
+                await connection.send(answer(models))
+            else:
+                await connection.send(answer(b'{"detail":"Not Found"}', status="404 Not Found"))
+
+    upstream = {"dialect": "auto"}
+    async with FaultyServer(openai) as server, client_of(server.url, upstream=upstream) as client:
+        for _ in range(2):
+            reply = await client.call("GET", "/v1/models")
+            assert (reply.status, reply.body) == (200, models)
 
 
 async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:

@@ -8,7 +8,7 @@ from kserve import InferOutput, InferRequest, InferResponse, ModelServer
 from kserve.protocol.rest.server import RESTServer
 from kserve.utils.utils import generate_uuid
 
-from tests.integration.kserve.models import ALWAYS_JSON, MODELS, UNDECLARED
+from tests.integration.kserve.models import ALWAYS_JSON, GIVES_ID_BACK, MODELS, UNDECLARED
 from tests.integration.triton.models import Model
 from tests.servers.numpy_models import WORK
 
@@ -79,7 +79,21 @@ class _AlwaysJson(_Served):
         return self._answer(payload)
 
 
-_KINDS = {UNDECLARED: _Undeclared, ALWAYS_JSON: _AlwaysJson}
+class _GivesIdBack(_Served):
+    def predict(
+        self,
+        payload: dict[str, Any] | InferRequest,
+        headers: Any = None,
+        response_headers: Any = None,
+    ) -> Any:
+        if isinstance(payload, dict):
+            return {"predictions": payload["instances"]}
+        response = self._answer(payload)
+        response.id = payload.id
+        return response
+
+
+_KINDS = {UNDECLARED: _Undeclared, ALWAYS_JSON: _AlwaysJson, GIVES_ID_BACK: _GivesIdBack}
 
 
 def main() -> None:
