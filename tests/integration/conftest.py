@@ -3,12 +3,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.client import Client
-from tests.integration.fixtures import any_server, kserve, mlserver, openvino, triton
+from tests.integration.fixtures import any_gateway, any_server, kserve, mlserver, openvino, triton
 from tests.integration.gateway import Gateway, serving
 from tests.integration.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
-__all__ = ["any_server", "kserve", "mlserver", "openvino", "triton"]
+__all__ = ["any_gateway", "any_server", "kserve", "mlserver", "openvino", "triton"]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import TypeVar
 import pytest
 
 from tests.integration.environment import MissingServerError
+from tests.integration.gateway import Gateway, serving
 from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
 from tests.integration.real_server import InferenceServer, RealServer
@@ -45,17 +46,28 @@ def openvino() -> Iterator[OpenVino]:
 
 
 @pytest.fixture(
+    scope="session",
     params=[
         pytest.param("triton", marks=pytest.mark.triton),
         pytest.param("kserve", marks=pytest.mark.kserve),
         pytest.param("mlserver", marks=pytest.mark.mlserver),
         "openvino",
-    ]
+    ],
 )
 def any_server(request: pytest.FixtureRequest) -> InferenceServer:
     """Each of the servers in turn."""
     server: InferenceServer = request.getfixturevalue(request.param)
     return server
+
+
+@pytest.fixture(scope="session")
+def any_gateway(
+    any_server: InferenceServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway in front of each of the servers in turn, which finds out what that one is."""
+    folder = tmp_path_factory.mktemp("gateway")
+    with serving(folder, any_server.http_url, dialect="auto") as running:
+        yield running
 
 
 @contextmanager

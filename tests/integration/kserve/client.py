@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from httpx import HTTPStatusError
 from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 from kserve.protocol.infer_type import InferResponse, RequestedOutput
 
-_FLOATS = np.array([[0.1, -2], [3e38, 0]], np.float32)
+_FLOATS = np.array([0.1, -2, 3e38, 0], np.float32)
 _LONGS = np.array([2**53 + 1, -(2**63)], np.int64)
 _TEXTS = np.array(["é", "", "a\0b"], np.object_)
 _FLAGS = np.array([True, False])
@@ -66,6 +67,13 @@ def _described(response: InferResponse) -> dict[str, Any]:
     return {"id": response.id, "model": response.model_name, "outputs": outputs}
 
 
+async def _asked(client: InferenceRESTClient, url: str, request: InferRequest) -> dict[str, Any]:
+    try:
+        return _described(await client.infer(url, request, request.model_name))
+    except HTTPStatusError as error:
+        return {"status": error.response.status_code, "error": str(error)}
+
+
 async def _ask(url: str) -> dict[str, Any]:
     async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=30)) as client:
         answers: dict[str, Any] = {
@@ -75,7 +83,7 @@ async def _ask(url: str) -> dict[str, Any]:
             "other model ready": await client.is_model_ready(url, "nope"),
         }
         for name, request in _requests().items():
-            answers[name] = _described(await client.infer(url, request, request.model_name))
+            answers[name] = await _asked(client, url, request)
         return answers
 
 
