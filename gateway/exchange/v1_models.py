@@ -21,6 +21,7 @@ from gateway.exchange.asking import (
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.dialect import until_known
 from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
 from gateway.protocol.endpoints import Endpoint, model_path
@@ -49,8 +50,10 @@ async def v1_models(
     """List the models that are ready at any of the upstreams, or tell whether one is ready.
 
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
-    without its models would say that there are none; 503 for a model that is not ready.
+    without its models would say that there are none; 503 for a model that is not ready; and as
+    ``until_known``.
     """
+    await until_known(upstreams if asked.model is None else [route.upstream], deadline)
     if asked.model is not None and speaks_v1(route.upstream.dialect):
         await forward(request, answer, route, deadline, model=asked.model)
         return
