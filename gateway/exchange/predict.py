@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from multidict import CIMultiDictProxy
 
 from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
@@ -56,7 +54,7 @@ async def predict(
             _AsInfer(request, asked),
             told,
             asked,
-            _as_converted(header, converted.tensors),
+            _as_converted(header, converted),
             route,
             deadline,
         )
@@ -107,8 +105,8 @@ async def _convert(
     return codec.finish()
 
 
-def _as_converted(header: bytes, tensors: Sequence[bytes]) -> Converted:
-    chunks = [header, *tensors]
+def _as_converted(header: bytes, request: PredictRequest) -> Converted:
+    chunks = [header, *request.tensors]
     size = sum(map(len, chunks))
     held = [b"".join(chunks)] if size <= CHUNK else chunks
-    return Converted(held, size, len(header), ALL_BINARY, by_metadata=True)
+    return Converted(held, size, len(header), ALL_BINARY, request.facts, by_metadata=True)

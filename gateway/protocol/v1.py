@@ -16,6 +16,8 @@ from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.dialects import KSERVE, Dialect
 from gateway.protocol.endpoints import Endpoint, model_path
+from gateway.protocol.header_facts import HeaderFacts, read_facts
+from gateway.protocol.inference_header import InputTensor, Source
 from gateway.protocol.messages import Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
@@ -116,7 +118,7 @@ def request_header(
     shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[int],
     parameters: Mapping[str, Any],
-) -> bytes:
+) -> tuple[bytes, HeaderFacts]:
     """Write the inference header of tensors that follow it, in ``sizes`` bytes each."""
     entries = [
         {
@@ -128,7 +130,12 @@ def request_header(
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     ]
     asked = {**parameters, "binary_data_output": True}
-    return orjson.dumps({"inputs": entries, "parameters": asked})
+    fields = {"inputs": entries, "parameters": asked}
+    tensors = tuple(
+        InputTensor(tensor.name, tensor.datatype, shape, Source.BINARY, size)
+        for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
+    )
+    return orjson.dumps(fields), read_facts(fields, tensors)
 
 
 def is_binary(output: Tensor) -> bool:
