@@ -11,6 +11,7 @@ from gateway.codec.nested_tensor import NestedTensor
 from gateway.codec.v1_rows import RowsReader
 from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import bad_request
+from gateway.protocol.header_facts import HeaderFacts
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import (
     BASE64_KEY,
@@ -31,10 +32,11 @@ _MEMBERS = 16
 class PredictRequest:
     """A request as the server will get it, all outputs in binary form, and what the client wants.
 
-    ``tensors`` are the bytes behind the header.
+    ``tensors`` are the bytes behind the header, ``facts`` are those of the header.
     """
 
     header: bytes
+    facts: HeaderFacts
     tensors: Sequence[bytes]
     predicted: Predicted
 
@@ -93,10 +95,10 @@ class PredictRequestCodec:
             shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
         ]
         sizes = [tensor.size for tensor in tensors]
-        header = request_header(self._model.inputs, shapes, sizes, parameters, request_id)
+        header, facts = request_header(self._model.inputs, shapes, sizes, parameters, request_id)
         single = any(each.single for each in checked)
         chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
-        return PredictRequest(header, chunks, Predicted(self._form, single))
+        return PredictRequest(header, facts, chunks, Predicted(self._form, single))
 
     def _request(self) -> Steps[None]:
         text = self._text

@@ -27,8 +27,6 @@ async def infer(
     answer = in_ordinary_form(request, answer)
     with route.held.holding() as holding:
         converted = await convert(request, asked, route, deadline, holding)
-        if converted.facts is not None:
-            await check_infer(converted.facts, asked, route, deadline)
         await send_converted(request, answer, asked, converted, route, deadline)
 
 
@@ -40,7 +38,11 @@ async def send_converted(
     route: Route,
     deadline: Deadline,
 ) -> None:
-    """Have a server answer a request that was converted; ``request`` gives its head."""
+    """Have a server answer a request that was converted; ``request`` gives its head.
+
+    Raises GatewayError (400), before any server sees it, as ``check_infer`` does.
+    """
+    await check_infer(converted.facts, asked, route, deadline)
     dialect = route.upstream.dialect
     if dialect.binary:
         upstream_request, relay = _binary_request(request, converted), relay_answer

@@ -23,21 +23,22 @@ from gateway.protocol.raw_binary import raw_binary_preamble
 from gateway.upstream.base import Body
 
 ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
+_NO_FACTS = HeaderFacts(())
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
     """A request in binary form; ``size`` in bytes is the whole body's. See also InferRequest.
 
-    ``facts`` are those of the client's header, if it sent one; ``by_metadata`` tells that it was
-    made by what a model's metadata says.
+    ``facts`` are what the client's form says, of raw bytes nothing; ``by_metadata`` tells that the
+    header was made by what a model's metadata says.
     """
 
     body: Body
     size: int
     header_size: int
     answer: AnswerForm
-    facts: HeaderFacts | None = None
+    facts: HeaderFacts
     written_as: Mapping[int, BytesAs] = field(default_factory=dict)
     by_metadata: bool = False
 
@@ -188,7 +189,7 @@ async def _convert_raw(
     start = header + preamble.prefix
     length = len(start) + size
     held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
-    return Converted(held, length, len(header), ALL_BINARY, by_metadata=True)
+    return Converted(held, length, len(header), ALL_BINARY, _NO_FACTS, by_metadata=True)
 
 
 async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:

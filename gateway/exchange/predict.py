@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from uuid import uuid4
 
 from multidict import CIMultiDictProxy
@@ -61,7 +60,7 @@ async def predict(
             _AsInfer(request, asked),
             told,
             asked,
-            _as_converted(header, converted.tensors),
+            _as_converted(header, converted),
             route,
             deadline,
         )
@@ -112,8 +111,8 @@ async def _convert(
     return codec.finish(str(uuid4()))
 
 
-def _as_converted(header: bytes, tensors: Sequence[bytes]) -> Converted:
-    chunks = [header, *tensors]
+def _as_converted(header: bytes, request: PredictRequest) -> Converted:
+    chunks = [header, *request.tensors]
     size = sum(map(len, chunks))
     held = [b"".join(chunks)] if size <= CHUNK else chunks
-    return Converted(held, size, len(header), ALL_BINARY, by_metadata=True)
+    return Converted(held, size, len(header), ALL_BINARY, request.facts, by_metadata=True)

@@ -52,7 +52,8 @@ async def v1_models(
     """List the models that are ready at any of the upstreams, or tell whether one is ready.
 
     A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
-    without its models would say that there are none; 503 for a model that is not ready.
+    without its models would say that there are none; 503 for a model that is not ready; and as
+    ``until_known``.
     """
     if asked.model is not None:
         await _tell_of_model(request, answer, asked, asked.model, route, deadline)

@@ -15,6 +15,8 @@ import orjson
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.endpoints import Endpoint, model_path
+from gateway.protocol.header_facts import HeaderFacts, read_facts
+from gateway.protocol.inference_header import InputTensor, Source
 from gateway.protocol.messages import Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
@@ -111,8 +113,8 @@ def request_header(
     sizes: Sequence[int],
     parameters: Mapping[str, Any],
     request_id: str,
-) -> bytes:
-    """Write the inference header of tensors that follow it, in ``sizes`` bytes each.
+) -> tuple[bytes, HeaderFacts]:
+    """Write the inference header of tensors that follow it, in ``sizes`` bytes each; tell of it.
 
     V1 knows no ids: ``request_id`` is made up, for models that answer with that of the request.
     """
@@ -126,7 +128,12 @@ def request_header(
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     ]
     asked = {**parameters, "binary_data_output": True}
-    return orjson.dumps({"id": request_id, "inputs": entries, "parameters": asked})
+    fields = {"id": request_id, "inputs": entries, "parameters": asked}
+    tensors = tuple(
+        InputTensor(tensor.name, tensor.datatype, shape, Source.BINARY, size)
+        for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
+    )
+    return orjson.dumps(fields), read_facts(fields, tensors)
 
 
 def is_binary(output: Tensor) -> bool:

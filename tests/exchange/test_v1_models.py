@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.dialects import KSERVE
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Match
+from gateway.upstream.dialect import Speech
 from tests.servers.doubles import only, route_to
 from tests.servers.several import A, ask, asked, says, servers, unreachable
 
@@ -164,3 +166,27 @@ async def test_what_is_no_list(body: bytes) -> None:
     answer = await ask(only(route_to(a)), "GET", MODELS)
     assert answer.status == 502
     assert "did not answer with a list of models" in json.loads(answer.body)["error"]
+
+
+class _Unknown(Speech):
+    """It is known once somebody waits for it, if it can be asked for."""
+
+    def __init__(self, fault: BaseException | None) -> None:
+        super().__init__(None, "it was not asked")
+        self._fault = fault
+
+    async def known(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        self.dialect = KSERVE
+
+
+@pytest.mark.parametrize("target", [MODEL, MODELS])
+async def test_who_asks_for_models_waits_until_it_is_known_how_servers_speak(target: str) -> None:
+    (a,) = servers(a=says(b'{"models":["m"]}'))
+    route = route_to(a)
+    for fault, status in ((unreachable(A), 503), (None, 200)):
+        upstream = replace(route.upstream, speech=_Unknown(fault))
+        answer = await ask(only(replace(route, upstream=upstream)), "GET", target)
+        assert answer.status == status
+    assert asked(a) == [["GET " + target]]

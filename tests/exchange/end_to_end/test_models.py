@@ -150,6 +150,31 @@ async def test_requests_are_held_to_what_is_declared(form: Any) -> None:
         assert len(running.requests) == len(server.asked) == 2
 
 
+@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [{"IN": [1, 2]}, {"IN": [3, 4]}]])
+async def test_predict_requests_are_held_to_it_too(rows: list[Any]) -> None:
+    """A server may take more than what is declared; datatypes are those that it says."""
+    server = Server(b'{"name":"m","inputs":[{"name":"IN","datatype":"FP32","shape":[-1,-1]}]}')
+    declared = {
+        "m": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2, 2]}]},
+        "other": {"inputs": [{"name": "OTHER", "datatype": "FP32", "shape": [-1, -1]}]},
+    }
+    wrong = {
+        "m": "input 'IN' of model 'm' is declared as FP32 [2, 2], got FP32 [3, 2]",
+        "other": "model 'other' has no input 'IN'; declared: 'OTHER'",
+    }
+    async with (
+        FaultyServer(server.play) as running,
+        client_of(running.url, models=declared) as client,
+    ):
+        good = json.dumps({"instances": rows}).encode()
+        assert (await client.ask(request("POST", "/v1/models/m:predict", good))).status == 200
+        for model, message in wrong.items():
+            body = json.dumps({"instances": [*rows, rows[0]]}).encode()
+            reply = await client.ask(request("POST", f"/v1/models/{model}:predict", body))
+            assert (reply.status, reply.error) == (400, message)
+        assert len(server.asked) == 1
+
+
 async def test_good_requests_go_straight(went_straight: list[str]) -> None:
     server = Server()
     async with (

@@ -175,6 +175,21 @@ async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
         assert len(running.requests) == 1
 
 
+async def test_parameters_of_a_predict_request_are_named_too() -> None:
+    server = Server(metadata())
+    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+        for priority, status in ((-1, 400), (1, 200)):
+            fields = {"instances": [1, 2], "parameters": {"priority": priority}}
+            body = json.dumps(fields).encode()
+            reply = await client.ask(request("POST", "/v1/models/m:predict", body))
+            assert reply.status == status
+            if status == 400:
+                assert (
+                    reply.error == "the request: priority must be an integer of 0 or more, got -1"
+                )
+        assert len(server.asked) == 1
+
+
 TOO_DEEP = "the request's JSON is nested deeper than 64"
 
 
