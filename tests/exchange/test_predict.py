@@ -184,7 +184,8 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
 async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
-    answer = await _Scene(METADATA, NO_CONFIG, ScriptedResponse(200, {}, [body])).run()
+    response = ScriptedResponse(200, {}, [body])
+    answer = await _Scene(METADATA, response, dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
 
 
