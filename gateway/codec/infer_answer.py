@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.codec.binary_answer import AnswerParts, BinaryAnswer, Chunks
 from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
 from gateway.codec.json_writer import (
     JsonWriter,
     TensorPiece,
     TensorReader,
     check_count,
-    skeleton,
+    ends_early,
 )
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
@@ -52,58 +53,111 @@ class JsonAnswer(JsonWriter):
 
 
 class MixedAnswer:
-    """Holds an answer of which the client wants some outputs as JSON, others in binary form.
+    """Holds an answer of JSON and binary outputs, and brings each into the form that is wanted.
 
     The header, which comes first, holds the JSON outputs: so all is held until they are known.
-    ``spool_cap`` is the number of bytes held at most.
+    ``header_size`` is the bytes of the JSON part, data included; ``header_cap`` and ``spool_cap``
+    are in bytes: of the JSON around the data, and of the data in the client's form.
     """
 
     def __init__(
-        self, header_size: int, form: AnswerForm, policies: JsonPolicies, spool_cap: int
+        self,
+        header_size: int,
+        form: AnswerForm,
+        policies: JsonPolicies,
+        header_cap: int,
+        spool_cap: int,
     ) -> None:
-        self._reader = answer_reader(header_size)
+        self._missing = header_size
+        self._is_read = False
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
-        self.held = 0
-        """Bytes so far."""
+        self._json = BinaryAnswer(form, header_cap, spool_cap)
+        self._behind: bytes | memoryview = b""
+        self._parts: AnswerParts | None = None
+        self._reader: TensorReader | None = None
         self._converters: dict[int, TensorToJson] = {}
-        self._texts: dict[int, list[bytes | memoryview]] = {}
-        self._binary: list[bytes | memoryview] = []
+        self._size = 0
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held so far."""
+        return self._json.held + self._size
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next data; raises GatewayError as JsonAnswer does, and 502 over the cap."""
-        for piece in self._reader.feed(data):
-            output = self._reader.tensors[piece.index]
-            if self._form.wants_binary(output.name):
-                self._hold(self._binary, piece.data)
-            else:
-                self._convert(output, piece)
+        """Take the next data.
 
-    def finish(self) -> tuple[bytes, list[bytes | memoryview]]:
-        """Give the header and the binary tensors behind it."""
+        Raises GatewayError: 502 for a broken answer or one over the cap, 406 where a policy refuses
+        a value.
+        """
+        while self.work():
+            pass
+        if self._reader is not None and self._parts is not None:
+            self._take(self._reader, self._parts, data)
+            return
+        text, self._behind = data[: self._missing], data[self._missing :]
+        self._missing -= len(text)
+        self._is_read = not self._missing
+        self._json.feed(text, last=self._is_read)
+
+    def work(self) -> bool:
+        """Do a part of what had to wait; tell whether there was any. Raises as ``feed`` does."""
+        if self._reader is not None:
+            return False
+        if self._json.work():
+            return True
+        if self._is_read:
+            self._begin_tensors()
+        return False
+
+    def finish(self) -> tuple[bytes, Chunks]:
+        """Give the header and the binary tensors behind it, once all was fed.
+
+        Raises GatewayError as ``feed`` does.
+        """
+        while self.work():
+            pass
+        if self._reader is None or self._parts is None:
+            raise ends_early(ANSWER)
         self._reader.finish()
-        wants_json = [i in self._texts for i in range(len(self._reader.tensors))]
-        fields = self._reader.fields or {}
-        _mark_base64(fields, self._reader.tensors, self._policies)
-        header_parts = skeleton(fields, ANSWER.tensors, wants_json)
-        header: list[bytes | memoryview] = [header_parts[0]]
-        for index, text in zip(sorted(self._texts), header_parts[1:], strict=True):
-            header += [*self._texts[index], text]
-        return b"".join(header), self._binary
+        _mark_base64(self._parts.fields, self._parts.outputs, self._policies)
+        return self._parts.joined()
 
-    def _convert(self, output: Tensor, piece: TensorPiece) -> None:
+    def _begin_tensors(self) -> None:
+        """Go on with what follows the JSON."""
+        parts = self._json.parts()
+        for index, output in enumerate(parts.outputs):
+            if output.binary_size is not None:
+                # What stands in the JSON all the same gives way to what follows it.
+                parts.texts.pop(index, None)
+                parts.tensors.pop(index, None)
+        self._parts = parts
+        self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), ANSWER)
+        self._take(self._reader, parts, self._behind)
+        self._behind = b""
+
+    def _take(self, reader: TensorReader, parts: AnswerParts, data: bytes | memoryview) -> None:
+        for piece in reader.feed(data):
+            output = parts.outputs[piece.index]
+            if self._form.wants_binary(output.name):
+                self._hold(parts.tensors.setdefault(piece.index, []), piece.data)
+            else:
+                text = self._text(output, piece)
+                self._hold(parts.texts.setdefault(piece.index, []), text)
+
+    def _text(self, output: Tensor, piece: TensorPiece) -> bytes:
         if piece.index not in self._converters:
             self._converters[piece.index] = output_converter(output, self._policies)
-            self._texts[piece.index] = []
         converter = self._converters[piece.index]
-        self._hold(self._texts[piece.index], converter.feed(piece.data))
+        text = converter.feed(piece.data)
         if piece.last:
             check_count(output, converter, ANSWER)
+        return text
 
-    def _hold(self, where: list[bytes | memoryview], data: bytes | memoryview) -> None:
+    def _hold(self, where: Chunks, data: bytes | memoryview) -> None:
         where.append(data)
-        self.held += len(data)
+        self._size += len(data)
         if self.held > self._spool_cap:
             raise bad_answer(
                 f"an answer of JSON and binary outputs is held, and is larger than "
@@ -125,4 +179,4 @@ def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolici
     for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
         is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
         if is_text and output.name in policies.as_base64:
-            entry["parameters"]["content_type"] = "base64"
+            entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}

@@ -10,6 +10,7 @@ import orjson
 
 from gateway.codec.elements_to_json import LentText, TensorToJson
 from gateway.codec.loans import Lender
+from gateway.errors import GatewayError
 from gateway.protocol.inference_header import Fields
 from gateway.protocol.messages import Message, Tensor
 from gateway.protocol.tensors import element_count
@@ -71,9 +72,7 @@ class TensorReader:
     def finish(self) -> None:
         """Check that the body was whole."""
         if self.fields is None or self._current < len(self.tensors):
-            raise self._message.fault(
-                f"{self._message.name} ends before all that its header says has come"
-            )
+            raise ends_early(self._message)
 
     def _skip_empty(self) -> Iterator[TensorPiece]:
         """Go to the next tensor that has bytes to come."""
@@ -84,6 +83,11 @@ class TensorReader:
             if self.tensors[self._current].binary_size == 0:
                 yield TensorPiece(self._current, b"", last=True)
             self._current += 1
+
+
+def ends_early(message: Message) -> GatewayError:
+    """Make the error of a message that is not whole."""
+    return message.fault(f"{message.name} ends before all that its header says has come")
 
 
 class JsonWriter(ABC):

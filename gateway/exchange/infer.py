@@ -12,6 +12,7 @@ from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.infer_request import Converted, convert
 from gateway.exchange.json_upstream import json_body, relay_json_answer
 from gateway.exchange.shields import check_infer
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.endpoints import Endpoint
 from gateway.upstream.base import UpstreamRequest
 
@@ -45,7 +46,7 @@ async def send_converted(
     await check_infer(converted.facts, asked, route, deadline)
     dialect = route.upstream.dialect
     if dialect.binary:
-        upstream_request, relay = _binary_request(request, converted), relay_answer
+        upstream_request, relay = _binary_request(request, converted, dialect), relay_answer
     else:
         upstream_request, relay = _json_request(request, converted, route), relay_json_answer
     async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
@@ -56,14 +57,16 @@ async def send_converted(
         await relay(response, answer, converted.answer, route, attempt.url, deadline)
 
 
-def _binary_request(request: ClientRequest, converted: Converted) -> UpstreamRequest:
+def _binary_request(
+    request: ClientRequest, converted: Converted, dialect: Dialect
+) -> UpstreamRequest:
     changed = {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(converted.size),
         HEADER_LENGTH: str(converted.header_size),
     }
     headers = with_body(request.headers, changed)
-    if not converted.answer.all_binary:
+    if not (converted.answer.all_binary and dialect.answers_as_asked):
         # The answer has to be read here.
         headers.popall("Accept-Encoding", None)
     return UpstreamRequest(request.method, request.target, headers, converted.body)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,16 +12,21 @@ from gateway.codec.elements_to_json import LentText
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.exchange.asked_form import relay_in_form
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
+from gateway.exchange.held_answer import relay_mixed
 from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
-from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.inference_header import AnswerForm, parse_answer, read_outputs
 from gateway.upstream.base import AnswerHead, UpstreamResponse
 
 _PIECE = 32 * 1024
 """Bytes of an answer that become text at a time, four times as many: the last one is waited for."""
+
+_EMPTY = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
+"""The shape of an output without elements."""
 
 _MOST_WAITING = 8
 """Parts of an answer that wait, at most, for one before them that is converted elsewhere."""
@@ -34,29 +40,64 @@ async def relay_answer(
     url: str,
     deadline: Deadline,
 ) -> None:
-    """Pass a server's answer on in the client's form; errors of its own pass as they are."""
+    """Pass a server's answer on in the client's form; errors of its own pass as they are.
+
+    An answer passes untouched where it surely is, or is seen to be, in that form already.
+    """
     if form.as_base64:
         route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
     try:
-        if response.status != 200 or form.all_binary:
+        if response.status != 200 or (form.all_binary and route.upstream.dialect.answers_as_asked):
             await forward_answer(response, answer, url, deadline)
-            return
-        header_size = answer_header_size(response, route.limits.header_bytes)
-        if header_size is None:
-            chunks = response_chunks(response, url, deadline)
-            change = partial(with_empty_data, form=form, route=route)
-            cap = route.limits.header_bytes
-            await relay_document(response, chunks, answer, change, cap, deadline)
-        elif form.all_json:
-            await _relay_as_json(response, header_size, answer, route, url, deadline)
+        elif route.upstream.dialect.answers_as_asked:
+            await _relay_binary(response, answer, form, route, url, deadline)
         else:
-            chunks = response_chunks(response, url, deadline)
-            await _relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+            await _relay_doubted(response, answer, form, route, url, deadline)
     except GatewayError as error:
         named = naming(url, error)
         if named is error:
             raise
         raise named from error
+
+
+async def _relay_binary(
+    response: UpstreamResponse,
+    answer: ClientAnswer,
+    form: AnswerForm,
+    route: Route,
+    url: str,
+    deadline: Deadline,
+) -> None:
+    """Pass on an answer whose outputs are in binary form."""
+    cap = route.limits.header_bytes
+    header_size = answer_header_size(response, cap)
+    if form.all_json and header_size is not None:
+        await _relay_as_json(response, header_size, answer, route, url, deadline)
+        return
+    chunks = response_chunks(response, url, deadline)
+    if header_size is None:
+        change = partial(with_empty_data, form=form, route=route)
+        await relay_document(response, chunks, answer, change, cap, deadline)
+    else:
+        await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+
+
+async def _relay_doubted(
+    response: UpstreamResponse,
+    answer: ClientAnswer,
+    form: AnswerForm,
+    route: Route,
+    url: str,
+    deadline: Deadline,
+) -> None:
+    """Pass on an answer whose outputs may be JSON although they were asked for in binary form."""
+    # Data may stand in the header: they count as what is held.
+    header_size = answer_header_size(response, None)
+    if form.all_json and (header_size or 0) <= route.limits.header_bytes:
+        await _relay_binary(response, answer, form, route, url, deadline)
+        return
+    chunks = response_chunks(response, url, deadline)
+    await relay_in_form(response, chunks, header_size, answer, form, route, deadline)
 
 
 def naming(url: str, error: GatewayError) -> GatewayError:
@@ -66,15 +107,15 @@ def naming(url: str, error: GatewayError) -> GatewayError:
     return error
 
 
-def answer_header_size(head: AnswerHead, cap: int) -> int | None:
+def answer_header_size(head: AnswerHead, cap: int | None) -> int | None:
     """Give the size of the JSON before an answer's tensors; None where there are none.
 
-    Raises GatewayError (502) for one that is no number or above the cap.
+    Raises GatewayError (502) for one that is no number or above the cap, if there is one.
     """
     return stated_header_size(head.headers, cap)
 
 
-def stated_header_size(headers: Mapping[str, str], cap: int) -> int | None:
+def stated_header_size(headers: Mapping[str, str], cap: int | None) -> int | None:
     """Give the size of the JSON before an answer's tensors, by the answer's headers."""
     # Servers differ in Content-Type: a binary answer is known by this header alone.
     value = headers.get(HEADER_LENGTH)
@@ -82,7 +123,7 @@ def stated_header_size(headers: Mapping[str, str], cap: int) -> int | None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) < 20):
         raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
-    if int(value) > cap:
+    if cap is not None and int(value) > cap:
         raise bad_answer(
             f"the server's answer has {value} bytes of JSON before the tensors; "
             f"at most {cap} are taken (limits.header_bytes)"
@@ -147,45 +188,6 @@ def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
     return text
 
 
-async def _relay_mixed(
-    response: UpstreamResponse,
-    chunks: AsyncIterator[bytes | memoryview],
-    header_size: int,
-    answer: ClientAnswer,
-    form: AnswerForm,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    codec = MixedAnswer(header_size, form, route.policies, route.limits.spool_bytes)
-    with route.held.holding() as holding:
-        async for chunk in chunks:
-            for start in range(0, len(chunk), CHUNK):
-                codec.feed(chunk[start : start + CHUNK])
-                holding.is_now(codec.held)
-                await route.turns.next()
-        header, tensors = codec.finish()
-        await send_held(response, answer, header, tensors, deadline)
-
-
-async def send_held(
-    response: UpstreamResponse,
-    answer: ClientAnswer,
-    header: bytes,
-    tensors: Sequence[bytes | memoryview],
-    deadline: Deadline,
-) -> None:
-    """Give an answer of a header, and tensors in binary form if there are any behind it."""
-    changed = {"Content-Type": "application/json"}
-    if any(tensors):
-        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    headers = with_body(response.headers, changed)
-    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-    await answer.start(200, response.reason, headers)
-    for part in (header, *tensors):
-        await write(answer, part, deadline)
-    await answer.finish()
-
-
 async def relay_document(
     response: UpstreamResponse,
     chunks: AsyncIterator[bytes | memoryview],
@@ -218,14 +220,18 @@ async def relay_document(
 def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
     """Give an answer without tensors behind it the data that the client wants as JSON.
 
-    Triton sends such a one where every binary output is empty: with sizes of 0, and no data.
+    Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
+    OpenVINO Model Server without any size.
     """
-    if b'"binary_data_size"' not in document:
+    if b'"binary_data_size"' not in document and not _EMPTY.search(document):
         return document
     try:
+        if all(output.binary_size is None for output in read_outputs(parse_answer(document))):
+            return document
         if form.all_json:
             return whole_as_json(document, len(document), route)
-        mixed = MixedAnswer(len(document), form, route.policies, route.limits.spool_bytes)
+        caps = route.limits.header_bytes, route.limits.spool_bytes
+        mixed = MixedAnswer(len(document), form, route.policies, *caps)
         mixed.feed(document)
         return mixed.finish()[0]
     except GatewayError:

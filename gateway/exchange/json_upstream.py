@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
-from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.json_request import JsonRequest
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
-from gateway.exchange.infer_answer import naming, send_held
-from gateway.exchange.pump import CHUNK, response_chunks
+from gateway.exchange.held_answer import relay_in_binary
+from gateway.exchange.infer_answer import naming
+from gateway.exchange.pump import response_chunks
 from gateway.exchange.turns import Turns
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import Body, UpstreamResponse
@@ -86,32 +86,10 @@ async def relay_json_answer(
         await forward_answer(response, answer, url, deadline)
         return
     try:
-        await _relay_in_binary(response, answer, form, route, url, deadline)
+        chunks = response_chunks(response, url, deadline)
+        await relay_in_binary(response, chunks, answer, form, route, deadline)
     except GatewayError as error:
         named = naming(url, error)
         if named is error:
             raise
         raise named from error
-
-
-async def _relay_in_binary(
-    response: UpstreamResponse,
-    answer: ClientAnswer,
-    form: AnswerForm,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    codec = BinaryAnswer(form, route.limits.header_bytes, route.limits.spool_bytes)
-    with route.held.holding() as holding:
-        async for chunk in response_chunks(response, url, deadline):
-            for start in range(0, len(chunk), CHUNK):
-                codec.feed(chunk[start : start + CHUNK])
-                holding.is_now(codec.held)
-                await route.turns.next()
-        codec.feed(b"", last=True)
-        while codec.work():
-            holding.is_now(codec.held)
-            await route.turns.next()
-        header, tensors = codec.finish()
-        await send_held(response, answer, header, tensors, deadline)

@@ -50,11 +50,7 @@ async def predict(
             # The model may have changed since: the next request is judged by what it takes then.
             route.upstream.metadata.drop(asked.model or "")
             raise
-        header = converted.header
-        if len(model.outputs) == 1:
-            # Servers that want outputs listed give one in binary form, however many are: several
-            # come as JSON, lest they come in different forms.
-            header = await listing_outputs(header, ALL_BINARY, asked, route, deadline)
+        header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
         told = PredictAnswer(answer, converted.predicted, route, deadline, answer_holding)
         await send_converted(
             _AsInfer(request, asked),

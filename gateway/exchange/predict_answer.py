@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.v1_answer import PredictAnswerCodec
 from gateway.errors import bad_answer
 from gateway.exchange.base import ClientAnswer, Route
@@ -12,7 +11,6 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import with_body
 from gateway.exchange.held import Holding
 from gateway.exchange.infer_answer import stated_header_size
-from gateway.exchange.infer_request import ALL_BINARY
 from gateway.exchange.pump import CHUNK, write
 from gateway.protocol.v1 import Predicted, error_document
 
@@ -61,8 +59,7 @@ class PredictAnswer(ClientAnswer):
     async def write(self, data: bytes | memoryview) -> None:
         """Convert what came next of the answer."""
         if self._codec is None:
-            # A server's error, or an answer without a tensor behind it: all of them are empty, or
-            # came as JSON, as some models of KServe send them.
+            # A server's error, or an answer without a tensor behind it, as all of them are empty.
             self._waiting += data
             cap = self._route.limits.header_bytes
             if self._status == 200 and len(self._waiting) > cap:
@@ -85,10 +82,10 @@ class PredictAnswer(ClientAnswer):
             return
         codec = self._codec
         if codec is None:
-            header, tensors = self._in_binary_form()
-            codec = self._codec = self._codec_of(len(header))
-            for part in (header, *tensors):
-                await self.write(part)
+            document = bytes(self._waiting)
+            self._waiting.clear()
+            codec = self._codec = self._codec_of(len(document))
+            await self.write(document)
         for text in codec.finish():
             await self._tell(text)
         if not self._answer.started:
@@ -100,16 +97,6 @@ class PredictAnswer(ClientAnswer):
     def abort(self) -> None:
         """Drop the client's connection."""
         self._answer.abort()
-
-    def _in_binary_form(self) -> tuple[bytes, list[bytes]]:
-        """Give an answer that came as JSON as it would have been in binary form."""
-        limits = self._route.limits
-        codec = BinaryAnswer(ALL_BINARY, limits.header_bytes, limits.spool_bytes)
-        codec.feed(bytes(self._waiting), last=True)
-        self._waiting.clear()
-        while codec.work():
-            pass
-        return codec.finish()
 
     def _codec_of(self, header_size: int) -> PredictAnswerCodec:
         cap = self._route.limits.spool_bytes

@@ -35,6 +35,8 @@ class Dialect:
     """Whether tensors travel in binary form; where they do not, all of them travel as JSON."""
     lists_outputs: bool = False
     """Whether just the outputs that a request lists can come back in binary form."""
+    answers_as_asked: bool = False
+    """Whether every output surely comes in the form that a request asks for."""
     versions: bool = True
     """Whether paths may name a model's version."""
     batches: bool = False
@@ -55,14 +57,15 @@ class Dialect:
 # model: a version's path is 404.
 TRITON = Dialect(
     "triton",
+    answers_as_asked=True,
     batches=True,
     trace=TraceForm("/trace/setting", per_version=False),
     triton_extensions=True,
     longest_part=8189,
 )
-# Takes binary tensors without saying so in `GET /v2`.
+# Takes binary tensors without saying so in `GET /v2`; its models may answer in JSON all the same.
 KSERVE = Dialect("kserve", versions=False, wants_json_type=True, speaks_v1=True)
-# Makes nothing of `binary_data_output`.
+# Makes nothing of `binary_data_output`; of the outputs listed, the last alone comes in binary form.
 OPENVINO = Dialect("openvino", lists_outputs=True)
 # Any server that says that it takes the binary form; such are not known by name.
 BINARY = Dialect("binary", wants_json_type=True)
@@ -84,6 +87,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
         " and ".join(dict.fromkeys(each.name for each in dialects)),
         binary=all(each.binary for each in dialects),
         lists_outputs=any(each.lists_outputs for each in dialects),
+        answers_as_asked=all(each.answers_as_asked for each in dialects),
         versions=all(each.versions for each in dialects),
         batches=any(each.batches for each in dialects),
         wants_json_type=any(each.wants_json_type for each in dialects),

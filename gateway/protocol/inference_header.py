@@ -179,7 +179,10 @@ def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary."""
+    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary.
+
+    One without elements, of which nothing else is said, is taken for binary of no bytes.
+    """
 
     name: str
     datatype: Datatype
@@ -213,7 +216,8 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         name, shape = entry["name"], entry["shape"]
         datatype = DATATYPES[entry["datatype"]]
         # KServe writes what it has none of as null.
-        size = (entry.get("parameters") or {}).get("binary_data_size")
+        parameters = entry.get("parameters") or {}
+        size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
         raise bad_answer(
             f"outputs[{index}] of the server's answer lacks a name, shape or known datatype"
@@ -226,7 +230,30 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
             f"output '{name}' of the server's answer has {size} bytes, which do not make "
             f"shape {shape} of {datatype.name}"
         )
+    if size is None and 0 in shape and "data" not in entry:
+        # As OpenVINO Model Server has it.
+        size = None if "shared_memory_region" in parameters else 0
     return OutputTensor(str(name), datatype, tuple(shape), size)
+
+
+def is_in_form(fields: Fields, form: AnswerForm) -> bool:
+    """Tell whether each output of an answer has the form that the client wants.
+
+    One that has neither is in shared memory, unless its shape says that it has no elements.
+    """
+    outputs = fields.get("outputs", [])
+    return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
+
+
+def _is_in_form(entry: Any, form: AnswerForm) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    has_data, parameters = "data" in entry, entry.get("parameters")
+    has_size = isinstance(parameters, dict) and parameters.get("binary_data_size") is not None
+    if not has_data and not has_size:
+        shape = entry.get("shape")
+        return isinstance(shape, list) and 0 not in shape
+    return has_data != has_size and has_size == form.wants_binary(str(entry.get("name")))
 
 
 def set_binary_size(entry: Fields, size: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.codec.plain import DATATYPES, DTYPES, INTEGERS, LARGEST, Fields, pack_bytes
+from tests.codec.plain import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
 
 LAW = settings(max_examples=150)
 
@@ -413,7 +413,8 @@ def outputs(draw: st.DrawFn, name: str) -> Output:
     if draw(st.integers(0, 9)) == 0:
         # An output that the server sent as JSON.
         made.shown.pop("parameters")
-        return Output(name, made.shown | {"data": [1, 2.5, "x"]}, b"")
+        one = {"BOOL": True, "BYTES": "x"}.get(datatype, 2.5 if datatype in FLOATS else 7)
+        return Output(name, made.shown | {"data": [one] * count}, b"")
     return Output(name, _reordered(made.shown, rng), data)
 
 

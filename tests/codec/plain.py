@@ -327,6 +327,8 @@ def convert_answer(
     for output in fields.get("outputs", []):
         parameters = output.get("parameters") or {}
         if "binary_data_size" not in parameters:
+            if "data" in output and output["name"] in binary:
+                tail += _packed(output)
             continue
         size = parameters["binary_data_size"]
         check(len(rest) >= size, "short", 502)
@@ -419,22 +421,46 @@ def request_as_json(
     return header
 
 
+def _say_empty(entry: Fields, is_binary: bool) -> None:
+    """Give an output of no elements the form of one; leave what is in shared memory."""
+    parameters = entry.get("parameters") or {}
+    size = parameters.get("binary_data_size")
+    if size is None and (0 not in entry["shape"] or "shared_memory_region" in parameters):
+        return
+    check(not size, "bytes that do not follow", 502)
+    if is_binary:
+        entry["parameters"] = {**parameters, "binary_data_size": 0}
+        return
+    entry["data"] = []
+    parameters.pop("binary_data_size", None)
+    if not parameters and size is not None:
+        del entry["parameters"]
+
+
 def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
     """Bring the outputs of these names of a JSON answer into binary form; raises RefusedError."""
     fields, _ = _parse(body)
     tail = b""
     for entry in fields["outputs"]:
-        if "data" not in entry or entry["name"] not in binary:
+        if "data" not in entry:
+            _say_empty(entry, entry["name"] in binary)
             continue
-        elements = list(_flat(entry.pop("data")))
-        check(len(elements) == math.prod(entry["shape"]), "count")
-        if entry["datatype"] in FLOATS:
-            elements = [BareToken("nan") if x is None else x for x in elements]
-        data = pack(entry["datatype"], elements)
-        parameters = entry["parameters"] = entry.get("parameters") or {}
-        if entry["datatype"] == "BYTES" and parameters.get("content_type") == "base64":
-            del parameters["content_type"]
-            data = pack_bytes([_from_base64(x) for x in elements])
-        parameters["binary_data_size"] = len(data)
-        tail += data
+        if entry["name"] not in binary:
+            continue
+        tail += _packed(entry)
     return fields, tail
+
+
+def _packed(entry: Fields) -> bytes:
+    """Give the bytes of an output that came as JSON, which says from now on that they follow."""
+    elements = list(_flat(entry.pop("data")))
+    check(len(elements) == math.prod(entry["shape"]), "count")
+    if entry["datatype"] in FLOATS:
+        elements = [BareToken("nan") if x is None else x for x in elements]
+    data = pack(entry["datatype"], elements)
+    parameters = entry["parameters"] = entry.get("parameters") or {}
+    if entry["datatype"] == "BYTES" and parameters.get("content_type") == "base64":
+        del parameters["content_type"]
+        data = pack_bytes([_from_base64(x) for x in elements])
+    parameters["binary_data_size"] = len(data)
+    return data

@@ -21,7 +21,7 @@ from tests.codec import bodies
 from tests.codec.bodies import answer_body, output
 from tests.codec.plain import DATATYPES, DTYPES, RefusedError, convert_answer, pack_bytes
 
-SPOOL_CAP = 1 << 20
+HEADER_CAP = SPOOL_CAP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def as_mixed(
     policies: JsonPolicies | None = None,
     spool_cap: int = SPOOL_CAP,
 ) -> tuple[bytes, bytes] | Failed:
-    codec = MixedAnswer(header_size, form, policies or JsonPolicies(), spool_cap)
+    codec = MixedAnswer(header_size, form, policies or JsonPolicies(), HEADER_CAP, spool_cap)
     try:
         for piece in pieces:
             codec.feed(piece)

@@ -156,10 +156,16 @@ async def test_where_outputs_are_not_told_they_come_as_json(
 
 
 async def test_a_raw_request_whose_outputs_are_not_told() -> None:
-    scene = _Scene(_metadata(), IN_JSON)
+    """They come as JSON, and become what raw requests are answered."""
+    output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
+    told = ScriptedResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
+    scene = _Scene(_metadata(), told)
     answer = await scene.ask(DATA, headers={LENGTH: "0"})
     assert "outputs" not in scene.sent[0]
-    assert (answer.status, answer.body) == (200, JSON_TEXT)
+    size = int(answer.headers[LENGTH])
+    (entry,) = json.loads(answer.body[:size])["outputs"]
+    assert entry["parameters"] == {"binary_data_size": len(DATA)}
+    assert answer.body[size:] == DATA
 
 
 async def test_a_server_that_cannot_be_asked_fails_the_request() -> None:

@@ -11,7 +11,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange.base import Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.predict import predict
-from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.dialects import KSERVE, TRITON, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 from tests.servers.doubles import (
@@ -188,35 +188,16 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
 async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
-    answer = await _Scene(METADATA, NO_CONFIG, ScriptedResponse(200, {}, [body])).run()
+    answer = await _Scene(METADATA, ScriptedResponse(200, {}, [body]), dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
 async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
-    answer = await _Scene(METADATA, NO_CONFIG, ScriptedResponse(200, {}, [body])).run()
+    response = ScriptedResponse(200, {}, [body])
+    answer = await _Scene(METADATA, response, dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
-
-
-@pytest.mark.parametrize("names", [["OUT"], ["OUT", "TWO"]])
-async def test_a_server_that_gives_one_output_in_binary_form(names: list[str]) -> None:
-    """It is asked for several as JSON: else they would come in different forms."""
-    outputs = [{"name": name, "datatype": "FP32", "shape": [-1]} for name in names]
-    fields = {**json.loads(metadata(-1)), "outputs": outputs}
-    described = ScriptedResponse(200, {}, [json.dumps(fields).encode()])
-    several = {"outputs": [{**output, "shape": [1], "data": [7]} for output in outputs]}
-    in_json = ScriptedResponse(200, {}, [json.dumps(several).encode()])
-    answer = ANSWER if names == ["OUT"] else in_json
-    scene = _Scene(described, answer, body=[b'{"inputs":[1]}'], dialect=OPENVINO)
-    told = json.loads((await scene.run()).body)["outputs"]
-    sent, _ = scene.sent
-    if names == ["OUT"]:
-        assert [each["name"] for each in sent["outputs"]] == names
-        assert told == [1.5, -2.0, 3e30]
-    else:
-        assert "outputs" not in sent
-        assert told == {"OUT": [7.0], "TWO": [7.0]}
 
 
 @pytest.mark.parametrize(

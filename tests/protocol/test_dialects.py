@@ -59,13 +59,21 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
     [
         (
             [TRITON, JSON],
-            replace(TRITON, name="triton and json", binary=False, wants_json_type=True, trace=None),
+            replace(
+                TRITON,
+                name="triton and json",
+                binary=False,
+                answers_as_asked=False,
+                wants_json_type=True,
+                trace=None,
+            ),
         ),
         (
             [TRITON, KSERVE],
             replace(
                 TRITON,
                 name="triton and kserve",
+                answers_as_asked=False,
                 versions=False,
                 wants_json_type=True,
                 trace=None,
@@ -73,7 +81,13 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
         ),
         (
             [OPENVINO, TRITON],
-            replace(TRITON, name="openvino and triton", lists_outputs=True, trace=None),
+            replace(
+                TRITON,
+                name="openvino and triton",
+                lists_outputs=True,
+                answers_as_asked=False,
+                trace=None,
+            ),
         ),
         ([TRITON, replace(TRITON, trace=None)], replace(TRITON, trace=None)),
         (

@@ -13,6 +13,7 @@ from gateway.protocol.inference_header import (
     InputTensor,
     OutputTensor,
     Source,
+    is_in_form,
     parse_answer,
     parse_header,
     read_answer_form,
@@ -334,6 +335,14 @@ def test_every_output_is_asked_for_in_binary(before: Fields, after: Fields, chan
             tensor(parameters={"binary_data_size": 3}, datatype="BYTES"),
             OutputTensor("x", BYTES, (2,), 3),
         ),
+        (tensor(shape=[3, 0]), OutputTensor("x", FP32, (3, 0), 0)),
+        (tensor(shape=[0], parameters=None), OutputTensor("x", FP32, (0,), 0)),
+        (tensor(shape=[0], data=[]), OutputTensor("x", FP32, (0,), None)),
+        (
+            tensor(shape=[0], parameters={"shared_memory_region": "r"}),
+            OutputTensor("x", FP32, (0,), None),
+        ),
+        (tensor(), OutputTensor("x", FP32, (2,), None)),
     ],
 )
 def test_an_output_is_read(entry: Fields, expected: OutputTensor) -> None:
@@ -347,6 +356,44 @@ def test_null_parameters_of_an_output_are_none() -> None:
 
 def test_an_answer_without_outputs_has_none() -> None:
     assert read_outputs({"model_name": "m"}) == ()
+
+
+BINARY = {"binary_data_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("entry", "as_binary", "as_json"),
+    [
+        (tensor(parameters=BINARY), True, False),
+        (tensor(data=[1, 2]), False, True),
+        (tensor(data=[1, 2], parameters=None), False, True),
+        (tensor(data=[1, 2], parameters=BINARY), False, False),
+        (tensor(parameters=BINARY, datatype="FP8"), True, False),
+        (tensor(), True, True),
+        (tensor(parameters={"shared_memory_region": "r"}), True, True),
+        (tensor(shape=[0]), False, False),
+        (tensor(shape=[0], parameters={"binary_data_size": 0}), True, False),
+        (tensor(shape=None), False, False),
+        (tensor(parameters=[5]), True, True),
+        (5, False, False),
+    ],
+)
+def test_whether_an_output_is_in_the_form_that_is_wanted(
+    entry: Any, as_binary: bool, as_json: bool
+) -> None:
+    for binary, expected in ((True, as_binary), (False, as_json)):
+        for form in (AnswerForm(binary, {}), AnswerForm(not binary, {"x": binary})):
+            assert is_in_form({"outputs": [entry]}, form) is expected
+            assert is_in_form({"outputs": [tensor(name="y"), entry]}, form) is expected
+
+
+@pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": {}}, {"outputs": "x"}])
+def test_outputs_that_are_none_are_in_no_form(fields: Fields) -> None:
+    assert not is_in_form(fields, AnswerForm(True, {}))
+
+
+def test_an_answer_without_outputs_is_in_any_form() -> None:
+    assert is_in_form({"model_name": "m"}, AnswerForm(True, {}))
 
 
 LACKS = "outputs[0] of the server's answer lacks a name, shape or known datatype"

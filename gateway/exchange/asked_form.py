@@ -1,0 +1,69 @@
+"""Answers of servers that may give an output in another form than was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from gateway.errors import GatewayError
+from gateway.exchange.base import ClientAnswer, Route
+from gateway.exchange.deadline import Deadline
+from gateway.exchange.headers import end_to_end
+from gateway.exchange.held_answer import relay_in_binary, relay_mixed
+from gateway.exchange.pump import write
+from gateway.protocol.inference_header import AnswerForm, is_in_form, parse_answer
+from gateway.upstream.base import UpstreamResponse
+
+_Chunks = AsyncIterator[bytes | memoryview]
+
+
+async def relay_in_form(
+    response: UpstreamResponse,
+    chunks: _Chunks,
+    header_size: int | None,
+    answer: ClientAnswer,
+    form: AnswerForm,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Pass on an answer of status 200, brought into the client's form where it is in another.
+
+    ``header_size`` is the bytes of JSON before its tensors, None where there are none. Its first
+    ``limits.header_bytes``, at most, are looked at before the client gets any.
+    """
+    if header_size is None:
+        await relay_in_binary(response, chunks, answer, form, route, deadline)
+        return
+    if header_size <= route.limits.header_bytes:
+        held = await _first(chunks, header_size)
+        chunks = _with_first(held, chunks)
+        if _is_in_form(b"".join(held)[:header_size], form):
+            await answer.start(200, response.reason, end_to_end(response.headers))
+            async for chunk in chunks:
+                await write(answer, chunk, deadline)
+            await answer.finish()
+            return
+    await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+
+
+async def _first(chunks: _Chunks, size: int) -> list[bytes | memoryview]:
+    """Take the first chunks, of so many bytes or more where there are."""
+    held: list[bytes | memoryview] = []
+    while size > 0 and (chunk := await anext(chunks, b"")):
+        held.append(chunk)
+        size -= len(chunk)
+    return held
+
+
+async def _with_first(held: Sequence[bytes | memoryview], chunks: _Chunks) -> _Chunks:
+    for chunk in held:
+        yield chunk
+    async for chunk in chunks:
+        yield chunk
+
+
+def _is_in_form(header: bytes, form: AnswerForm) -> bool:
+    """Tell whether an answer is as the client wants it; what makes no sense is looked at closer."""
+    try:
+        return is_in_form(parse_answer(header), form)
+    except GatewayError:
+        return False
