@@ -169,7 +169,8 @@ async def test_with_requests_still_in_the_pipeline() -> None:
     async with FaultyServer(hang) as server:
         async with gateway_before(server.url) as gateway, gateway.client() as client:
             await client.send(GET * 10)
-            await until(lambda: gateway.outstanding == 1)
+            # An exchange is under way before the server has accepted its connection.
+            await until(lambda: gateway.outstanding == 1 and bool(server.connections))
             await client.close()
             await gateway.until_idle()
         assert len(server.connections) == 1
