@@ -15,7 +15,7 @@ demo: .venv/.demo-ready ## Start a demo server with the gateway in front and sho
 	@$(BIN)/tensorgate demo $(ARGS)
 
 test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # The same examples in each run, however slow the machine is: a test fails for a change, or never.
 settings.register_profile(
@@ -18,14 +19,18 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-_INTEGRATION = Path(__file__).parent / "integration"
+
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Has one process run all tests against real servers, which are started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "integration" if nodeid.startswith("tests/integration/") else nodeid
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process run all tests against the real Triton, where several run tests."""
-    for item in items:
-        if item.path.is_relative_to(_INTEGRATION):
-            item.add_marker(pytest.mark.xdist_group("integration"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
+    """Say which process runs what, where several run tests."""
+    return _Scheduling(config, log)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

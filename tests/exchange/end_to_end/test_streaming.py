@@ -26,8 +26,8 @@ from tests.servers.tensors import (
 
 MIB = 2**20
 
-# What the system and the event loops hold on the way, for both connections: more than enough.
-ON_THE_WAY = 24 * MIB
+# What the system and the event loops hold on the way, for both connections, at the most.
+ON_THE_WAY = 80 * MIB
 MUCH_MORE = 100 * MIB
 
 
