@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -141,10 +142,16 @@ FORMS: dict[str, tuple[bytes, ...]] = {
 }
 
 
+def _without_id(body: bytes) -> bytes:
+    """Leave out what is made up anew for each request that is made of one of V1."""
+    return re.sub(rb'"id":"[0-9a-f-]{36}"', b'"id":""', body)
+
+
 @pytest.mark.parametrize("parts", FORMS.values(), ids=FORMS)
 async def test_it_gets_what_the_server_gets(parts: tuple[bytes, ...]) -> None:
     asked, copied = await _both_get(*parts)
-    assert copied == asked
+    assert copied.head == asked.head
+    assert _without_id(copied.body) == _without_id(asked.body)
     if LENGTH.lower() in dict(copied.head.headers):
         size = int(copied.head.get(LENGTH) or 0)
         assert copied.body[size:] in (TENSOR, FLOATS.tobytes()) or b"100000" in copied.body[:size]
