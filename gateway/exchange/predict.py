@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 from multidict import CIMultiDictProxy
 
 from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
@@ -11,6 +9,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
+from gateway.exchange.forwarding import REQUEST_ID
 from gateway.exchange.headers import end_to_end
 from gateway.exchange.held import Holding
 from gateway.exchange.infer import send_converted
@@ -45,7 +44,7 @@ async def predict(
     body = ClientBody(request, route.limits.request_bytes, deadline)
     with route.held.holding() as holding, route.held.holding() as answer_holding:
         try:
-            converted = await _convert(body, model, route, holding)
+            converted = await _convert(body, model, route, holding, _id_of(request))
         except GatewayError:
             # The model may have changed since: the next request is judged by what it takes then.
             route.upstream.metadata.drop(asked.model or "")
@@ -60,6 +59,12 @@ async def predict(
             route,
             deadline,
         )
+
+
+def _id_of(request: ClientRequest) -> str:
+    """Give the id by which the log names a request, which its copies share; empty without one."""
+    given = request.headers.get(REQUEST_ID, "")
+    return given if given.isascii() else ""
 
 
 async def _metadata(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
@@ -87,7 +92,7 @@ class _AsInfer(ClientRequest):
 
 
 async def _convert(
-    body: ClientBody, model: ModelMetadata, route: Route, holding: Holding
+    body: ClientBody, model: ModelMetadata, route: Route, holding: Holding, request_id: str
 ) -> PredictRequest:
     if body.size == 0:
         raise bad_request("the request has no body")
@@ -104,7 +109,7 @@ async def _convert(
     while codec.work():
         holding.is_now(codec.held)
         await route.turns.next()
-    return codec.finish(str(uuid4()))
+    return codec.finish(request_id)
 
 
 def _as_converted(header: bytes, request: PredictRequest) -> Converted:

@@ -116,7 +116,8 @@ def request_header(
 ) -> tuple[bytes, HeaderFacts]:
     """Write the inference header of tensors that follow it, in ``sizes`` bytes each; tell of it.
 
-    V1 knows no ids: ``request_id`` is made up, for models that answer with that of the request.
+    V1 knows no ids. ``request_id`` is for models that answer with that of the request; it may be
+    empty, but there are servers that fail where it is not there.
     """
     entries = [
         {
