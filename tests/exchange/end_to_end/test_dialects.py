@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.app import upstreams
+from tests.servers.addresses import HOST, free_port
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient
@@ -135,8 +136,8 @@ async def test_requests_wait_until_it_is_known_and_then_go_straight(
 
 @pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
 async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> None:
-    async with FaultyServer() as gone:
-        url, port = gone.url, gone.port
+    port = free_port()
+    url = f"http://{HOST}:{port}"
     errors = set()
     for dialect in ("triton", "auto"):
         async with (
@@ -148,7 +149,7 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
                 errors.add((reply.status, reply.error))
             if dialect == "auto":
                 # Once it is there, the next request is answered.
-                async with FaultyServer(_Server(TRITON), port=port):
+                async with FaultyServer(_Server(TRITON), host=HOST, port=port):
                     assert (await client.ask(infer_json())).status == 200
     ((status, error),) = errors
     assert status == 503
