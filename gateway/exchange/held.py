@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from gateway.errors import GatewayError
 from gateway.exchange.gate import overloaded
+from gateway.exchange.turns import Turns
 
 
 class HeldBytes:
@@ -64,3 +65,21 @@ class Holding:
     ) -> None:
         """Hold nothing any more."""
         self.is_now(0)
+
+
+class HeldWork(Protocol):
+    """A codec with work that it does piece by piece, and what it holds of a body, in bytes."""
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held."""
+
+    def work(self) -> bool:
+        """Do a piece; tell whether there was one."""
+
+
+async def work_off(codec: HeldWork, holding: Holding, turns: Turns) -> None:
+    """Do what a codec has to do, with a turn for others after each piece."""
+    while codec.work():
+        holding.is_now(codec.held)
+        await turns.next()

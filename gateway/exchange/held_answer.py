@@ -9,6 +9,7 @@ from gateway.codec.infer_answer import MixedAnswer
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH, with_body
+from gateway.exchange.held import work_off
 from gateway.exchange.pump import CHUNK, write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
@@ -33,9 +34,7 @@ async def relay_in_binary(
                 holding.is_now(codec.held)
                 await route.turns.next()
         codec.feed(b"", last=True)
-        while codec.work():
-            holding.is_now(codec.held)
-            await route.turns.next()
+        await work_off(codec, holding, route.turns)
         header, tensors = codec.finish()
         await _send(response, answer, header, tensors, deadline)
 
@@ -58,9 +57,7 @@ async def relay_mixed(
                 codec.feed(chunk[start : start + CHUNK])
                 holding.is_now(codec.held)
                 await route.turns.next()
-                while codec.work():
-                    holding.is_now(codec.held)
-                    await route.turns.next()
+                await work_off(codec, holding, route.turns)
         header, tensors = codec.finish()
         await _send(response, answer, header, tensors, deadline)
 

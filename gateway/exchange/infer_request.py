@@ -12,7 +12,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH, header_length
-from gateway.exchange.held import Holding
+from gateway.exchange.held import Holding, work_off
 from gateway.exchange.listed_outputs import listing_outputs
 from gateway.exchange.models import model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody
@@ -120,9 +120,7 @@ async def _read_json(
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:
-        while codec.work():
-            holding.is_now(codec.held)
-            await route.turns.next()
+        await work_off(codec, holding, route.turns)
         if codec.loan is None:
             return codec.finish()
         await codec.loan.wait()

@@ -11,7 +11,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
 from gateway.exchange.forwarding import REQUEST_ID
 from gateway.exchange.headers import end_to_end
-from gateway.exchange.held import Holding
+from gateway.exchange.held import Holding, work_off
 from gateway.exchange.infer import send_converted
 from gateway.exchange.infer_request import ALL_BINARY, Converted
 from gateway.exchange.listed_outputs import listing_outputs
@@ -106,9 +106,7 @@ async def _convert(
             holding.is_now(codec.held)
             await route.turns.next()
     codec.feed(b"", last=True)
-    while codec.work():
-        holding.is_now(codec.held)
-        await route.turns.next()
+    await work_off(codec, holding, route.turns)
     return codec.finish(request_id)
 
 
