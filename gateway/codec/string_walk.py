@@ -35,14 +35,20 @@ class Walk:
     ended: bool
 
 
+def without_escapes(text: bytes) -> bytes:
+    """Give a text of the same length in which each quote begins or ends a string."""
+    if b"\\" not in text:
+        return text
+    # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+
+
 def walk_strings(text: bytes, depth: int) -> Walk:
     """Walk through text of strings, brackets and commas that starts outside of any string.
 
     ``depth`` counts the brackets open before it.
     """
-    if b"\\" in text:
-        # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
-        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    text = without_escapes(text)
     codes = np.frombuffer(text, np.uint8)
     is_quote = codes == ord('"')
     inside = np.bitwise_and(np.cumsum(is_quote, dtype=np.uint8), 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gateway.codec.string_walk import without_escapes
+
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
@@ -16,10 +18,7 @@ def walk_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     The text starts outside of any string; what stands within others does not count, nor what
     comes behind a bracket that nothing here has opened. The grammar is not checked.
     """
-    if b"\\" in text:
-        # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
-        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    codes = np.frombuffer(text, np.uint8)
+    codes = np.frombuffer(without_escapes(text), np.uint8)
     inside = np.bitwise_and(np.cumsum(codes == ord('"'), dtype=np.uint8), 1)
     steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
     places = np.flatnonzero(steps)
