@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -46,18 +47,14 @@ async def relay_answer(
     """
     if form.as_base64:
         route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
-    try:
-        if response.status != 200 or (form.all_binary and route.upstream.dialect.answers_as_asked):
+    as_asked = route.upstream.dialect.answers_as_asked
+    with naming_endpoint(url):
+        if response.status != 200 or (form.all_binary and as_asked):
             await forward_answer(response, answer, url, deadline)
-        elif route.upstream.dialect.answers_as_asked:
+        elif as_asked:
             await _relay_binary(response, answer, form, route, url, deadline)
         else:
             await _relay_doubted(response, answer, form, route, url, deadline)
-    except GatewayError as error:
-        named = naming(url, error)
-        if named is error:
-            raise
-        raise named from error
 
 
 async def _relay_binary(
@@ -105,6 +102,18 @@ def naming(url: str, error: GatewayError) -> GatewayError:
     if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
         return bad_answer(f"{url}: {error.message}")
     return error
+
+
+@contextmanager
+def naming_endpoint(url: str) -> Iterator[None]:
+    """Name the endpoint in what is raised of its answer; see ``naming``."""
+    try:
+        yield
+    except GatewayError as error:
+        named = naming(url, error)
+        if named is error:
+            raise
+        raise named from error
 
 
 def answer_header_size(head: AnswerHead, cap: int | None) -> int | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
 from gateway.codec.json_request import JsonRequest
-from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.held_answer import relay_in_binary
-from gateway.exchange.infer_answer import naming
+from gateway.exchange.infer_answer import naming_endpoint
 from gateway.exchange.pump import response_chunks
 from gateway.exchange.turns import Turns
 from gateway.protocol.inference_header import AnswerForm
@@ -85,11 +84,6 @@ async def relay_json_answer(
     if response.status != 200 or form.all_json:
         await forward_answer(response, answer, url, deadline)
         return
-    try:
+    with naming_endpoint(url):
         chunks = response_chunks(response, url, deadline)
         await relay_in_binary(response, chunks, answer, form, route, deadline)
-    except GatewayError as error:
-        named = naming(url, error)
-        if named is error:
-            raise
-        raise named from error
