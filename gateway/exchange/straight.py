@@ -70,38 +70,24 @@ class Straight:
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
-            start = RequestStart(method, target, header_lines(passed))
-            untyped = length > 0 and "Content-Type" not in passed
-            plan = Plan(
-                start,
-                passed,
-                found.choice,
-                watch,
-                False,
-                model,
-                mirror,
-                varies=varies,
-                versioned=versioned,
-                untyped=untyped,
-            )
-            return _made_for_now(plan)
-        if kind is not EndpointKind.INFER or HEADER_LENGTH in headers:
+            sent = header_lines(passed)
+        elif kind is EndpointKind.INFER and _may_be_json(headers, length, limits):
+            # The answer has to be read here: none that is compressed is asked for.
+            changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
+            sent = header_lines(with_body(passed, changed))
+        else:
             return None
-        if is_cloud_form(headers) or not 0 < length <= limits.header_bytes:
-            return None
-        # The answer has to be read here: none that is compressed is asked for.
-        changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-        start = RequestStart(method, target, header_lines(with_body(passed, changed)))
         plan = Plan(
-            start,
+            RequestStart(method, target, sent),
             passed,
             found.choice,
             watch,
-            True,
+            not found.is_forwarded,
             model,
             mirror,
             varies=varies,
             versioned=versioned,
+            untyped=found.is_forwarded and length > 0 and "Content-Type" not in passed,
             declared=found.choice.next.models.get(model or ""),
         )
         return _made_for_now(plan)
@@ -157,6 +143,13 @@ class Straight:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:
+    """Tell whether an infer request may be all JSON, of a size that is converted here."""
+    if HEADER_LENGTH in headers or is_cloud_form(headers):
+        return False
+    return 0 < length <= limits.header_bytes
 
 
 def _converted(plan: Plan, body: bytes, depth_cap: int) -> SmallRequest | None:

@@ -71,7 +71,7 @@ class Plan:
     untyped: bool = False
     """Whether they have a body, which passes as it is, and do not say of what type."""
     declared: DeclaredModel | None = None
-    """What is declared of the model that is to infer, if anything is."""
+    """What is declared of that model, if anything is."""
     dialect: Dialect | None = None
     """One that it suits, so that this need not be looked at again."""
 
