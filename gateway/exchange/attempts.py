@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -172,7 +171,8 @@ async def _send(
     if isinstance(request.body, AsyncIterable):
         body = _ServerNext(request.body, endpoint.url, deadline)
         once = isinstance(request.body, AsyncIterator)
-        request = replace(request, body=aiter(body) if once else body)
+        sent = aiter(body) if once else body
+        request = UpstreamRequest(request.method, request.target, request.headers, sent)
     return await endpoint.send(request)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.codec.infer_request import InferRequest, InferRequestCodec
+from gateway.codec.infer_request import (
+    LARGEST_REMEMBERED,
+    InferRequest,
+    InferRequestCodec,
+    header_without_data,
+)
 from gateway.codec.policies import BytesAs
 from gateway.codec.small_request import LARGEST, convert_small_request
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -24,6 +30,9 @@ from gateway.upstream.base import Body
 
 ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 _NO_FACTS = HeaderFacts(())
+
+_UNKNOWN = sys.maxsize
+"""The bytes of a body that does not say how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,8 @@ async def _convert_json(
     if body.size is None and not request.expected_size:
         await _check_end(body)
     header = await listing_outputs(request.header, request.answer, asked, route, deadline)
-    request = replace(request, header=header)
+    if header is not request.header:
+        request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
     return Converted(held, length, len(header), request.answer, request.facts, request.written_as)
@@ -100,23 +110,26 @@ async def _convert_json(
 async def _read_json(
     body: ClientBody, length: int | None, route: Route, holding: Holding
 ) -> InferRequest:
-    lender = route.lender_for(body.size)
-    codec = InferRequestCodec(route.limits.header_bytes, route.limits.json_depth, lender)
-    missing = length
+    missing = _UNKNOWN if length is None else length
+    text = await body.read(min(CHUNK, missing))
+    if len(text) == length and length <= min(LARGEST_REMEMBERED, route.limits.header_bytes):
+        alone = header_without_data(bytes(text), route.limits.json_depth)
+        if alone is not None:
+            return alone
+    codec = InferRequestCodec(
+        route.limits.header_bytes, route.limits.json_depth, route.lender_for(body.size)
+    )
     work = 0
-    while missing is None or missing:
-        text = await body.read(codec.room if missing is None else min(codec.room, missing))
-        if not text:
-            break
+    while text:
         codec.feed(text)
-        if missing is not None:
-            missing -= len(text)
+        missing -= len(text)
         work += len(text)
         if work >= CHUNK:
             work = 0
             holding.is_now(codec.held)
             await route.turns.next()
-    if missing:
+        text = await body.read(min(codec.room, missing)) if missing else b""
+    if missing and length is not None:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from gateway.codec import array_scanner
-from gateway.codec.infer_request import InferRequestCodec
+from gateway.codec.infer_request import InferRequest, InferRequestCodec, header_without_data
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import bodies
 from tests.codec.plain import PlainRequest, RefusedError, convert_request, pack_bytes
@@ -422,6 +422,64 @@ def test_a_request_that_needs_no_change_is_passed_byte_for_byte() -> None:
     )
     for pieces in ([body], bodies.bytewise(body)):
         assert outcome(pieces) == Accepted(body, [2], True, {}, len(body) + 2, 2)
+
+
+_BINARY_INPUT = b'{"name":"x","shape":[2],"datatype":"INT8","parameters":{"binary_data_size":2}}'
+
+
+def _in_words(text: bytes, depth_cap: int = DEPTH_CAP) -> InferRequest | Failed | None:
+    try:
+        return header_without_data(text, depth_cap)
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+
+
+def _by_the_codec(text: bytes, depth_cap: int = DEPTH_CAP) -> InferRequest | Failed:
+    codec = InferRequestCodec(HEADER_CAP, depth_cap)
+    try:
+        codec.feed(text, last=True)
+        return codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[%b]}' % _BINARY_INPUT,
+        b'{"inputs":[%b, %b]}' % (_BINARY_INPUT, _BINARY_INPUT),
+        b'{"id":"7","inputs":[%b],"parameters":{"binary_data_output":true}}' % _BINARY_INPUT,
+        b'{"inputs":[%b],"outputs":[{"name":"y"}]}' % _BINARY_INPUT,
+        b'{"inputs":[%b],"outputs":[{"name":"y","parameters":{"classification":1}}]}'
+        % _BINARY_INPUT,
+        b'{"inputs":[%b],"parameters":{"priority":-1}}' % _BINARY_INPUT,
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",'
+        b'"parameters":{"shared_memory_region":"r","shared_memory_byte_size":1}}]}',
+        b'{"inputs":[%b]} ' % _BINARY_INPUT.replace(b"[2]", b"[3]"),
+        b'{"inputs":[%b]' % _BINARY_INPUT,
+        b'{"inputs":[{}]}',
+        b'{"inputs":5}',
+        b"[]",
+        b"",
+        b'{"inputs":[%b],"x":[[[[[[[[[[[[[]]]]]]]]]]]]]}' % _BINARY_INPUT,
+    ],
+)
+def test_a_header_without_data_is_read_alike(text: bytes) -> None:
+    expected = _by_the_codec(text)
+    assert [_in_words(text), _in_words(text)] == [expected, expected]
+
+
+def test_a_header_that_is_remembered_is_not_one_of_another_cap() -> None:
+    text = b'{"inputs":[%b]}' % _BINARY_INPUT
+    assert isinstance(_in_words(text), InferRequest)
+    assert _in_words(text, depth_cap=2) == _by_the_codec(text, depth_cap=2)
+    assert isinstance(_in_words(text, depth_cap=2), Failed)
+
+
+@pytest.mark.parametrize("key", [b'"data"', b'"\\u0064ata"', b'"d\\u0061ta"'])
+def test_a_header_in_which_data_may_stand_is_not_read_alone(key: bytes) -> None:
+    text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",%b:[1]}]}' % key
+    assert header_without_data(text, DEPTH_CAP) is None
 
 
 def test_json_and_binary_inputs_keep_their_order() -> None:
