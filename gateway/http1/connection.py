@@ -8,6 +8,7 @@ import ssl
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, cast
 
 from gateway.http1.intake import INTAKE
@@ -15,6 +16,9 @@ from gateway.http1.intake import INTAKE
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
+
+LARGEST_JOINED = 64 * 1024
+"""Bytes at most that are copied to go out with others in one write."""
 
 _NO_LINGERING = struct.pack("ii", 1, 0)
 """On, and 0 seconds: a connection that is closed is reset."""
@@ -34,13 +38,14 @@ class BodyStream:
         self.ended = False
         """All of it has come."""
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+    def feed(self, data: bytes | memoryview, last: bool = False) -> None:
+        """Take the next bytes; ``last`` tells that there are no more, and ``end`` follows."""
         if self._discarding or not data:
             return
         self._pieces.append(data)
         self._size += len(data)
-        if self._size > HIGH_WATER and not self._paused and not self._transport.is_closing():
+        full = self._size > HIGH_WATER and not last
+        if full and not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -100,6 +105,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.closed = False
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
+        self._begun = b""
 
     @property
     def clogged(self) -> bool:
@@ -157,8 +163,39 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
+    def begin_write(self, data: bytes) -> None:
+        """Write little data together with what follows, or when nothing else is done."""
+        if not self._begun:
+            self.loop.call_soon(self.flush)
+        self._begun += data
+        if len(self._begun) > LARGEST_JOINED:
+            self.flush()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write data behind what was begun: both in one call to the system."""
+        if not self._begun:
+            self.transport.write(data)
+        elif len(data) <= LARGEST_JOINED:
+            self.transport.write(self._taken() + data)
+        else:
+            self.transport.writelines((self._taken(), data))
+
+    def write_all(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write several pieces as ``write`` does."""
+        self.transport.writelines((self._taken(), *pieces))
+
+    def flush(self) -> None:
+        """Write what was begun."""
+        if self._begun and not self.transport.is_closing():
+            self.transport.write(self._taken())
+
+    def _taken(self) -> bytes:
+        begun, self._begun = self._begun, b""
+        return begun
+
     def reset(self) -> None:
         """Drop the connection: a plain close would look like a body's end to HTTP/1.0."""
+        self._begun = b""
         if not self.transport.is_closing():
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)

@@ -308,7 +308,7 @@ class ClientConnection(Connection, StraightClient):
             body.fail(bad_request(f"the request's body is broken: {error}"))
             return
         if piece:
-            body.feed(piece)
+            body.feed(piece, last=decoder.ended)
         if not decoder.ended:
             return
         body.end()

@@ -24,9 +24,6 @@ _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _REMEMBERED = 512
 """First lines of answers."""
 
-_JOINED = 64 * 1024
-"""Bytes of a body at most that are copied to go out with the head in one write."""
-
 
 class HttpRequest(ClientRequest):
     """A request on a connection."""
@@ -95,15 +92,8 @@ class HttpAnswer(ClientAnswer):
         self._request = head
         self._connection = connection
         self._is_last = is_last
-        self._head = b""
         self._chunked = False
         self._bodiless = False
-        self._whole = False
-
-    async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Give a whole answer, in one write if it is small."""
-        self._whole = True
-        await super().send(status, reason, headers, body)
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Make the head; it goes out with the first of the body, or when nothing else is done."""
@@ -122,43 +112,27 @@ class HttpAnswer(ClientAnswer):
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._head = _head(status, reason, headers, lines)
-        if not self._whole:
-            self._connection.loop.call_soon(self._flush)
+        self._connection.begin_write(_head(status, reason, headers, lines))
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body."""
         if self._bodiless or not data:
             return
         self.size += len(data)
-        if self._chunked:
-            data = chunk(data)
-        if self._head:
-            if len(data) <= _JOINED:
-                data = self._head + data
-                self._head = b""
-            else:
-                self._flush()
-        self._connection.transport.write(data)
+        self._connection.write(chunk(data) if self._chunked else data)
         if self._connection.clogged:
             await self._connection.drain()
 
     async def finish(self) -> None:
         """End the answer."""
-        self._flush()
         if self._chunked:
-            self._connection.transport.write(LAST_CHUNK)
+            self._connection.write(LAST_CHUNK)
+        self._connection.flush()
         self.finished = True
 
     def abort(self) -> None:
         """Reset the connection."""
-        self._head = b""
         self._connection.reset()
-
-    def _flush(self) -> None:
-        if self._head:
-            self._connection.transport.write(self._head)
-            self._head = b""
 
 
 def refusal(status: int, message: str) -> bytes:

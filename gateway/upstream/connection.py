@@ -190,7 +190,7 @@ class ServerConnection(Connection):
             self._keep = self._keep and not data
             return
         if piece := decoder.feed(data):
-            self.body.feed(piece)
+            self.body.feed(piece, last=decoder.ended)
         if decoder.ended:
             self._end_body(self.body)
             self._keep = self._keep and not decoder.rest

@@ -29,6 +29,9 @@ _KEEP_ALIVE = 4.0
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
 
+_LITTLE = 4 * 1024
+"""Bytes of a piece that rather goes out with the next one, if that is at hand."""
+
 _REMEMBERED = 512
 """Starts of requests, as they are written."""
 
@@ -129,18 +132,19 @@ class HttpEndpoint(UpstreamEndpoint):
         """Write the request; what does not fit into one write is left to a task."""
         body = () if request.body is None else request.body
         if isinstance(body, AsyncIterable):
-            connection.transport.write(self._head(request, None))
+            head = self._head(request, None)
         else:
             size = sum(map(len, body))
             head = self._head(request, size)
             if size <= _WRITE:
                 connection.transport.write(b"".join((head, *body)))
                 return None
-            connection.transport.write(head)
         chunked = "Content-Length" not in request.headers
         sender = asyncio.create_task(_send_body(connection, body, chunked))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
+        # Behind the task, of which the first turn comes before: what it has at hand goes with it.
+        connection.begin_write(head)
         return sender
 
     def _head(self, request: UpstreamRequest, size: int | None) -> bytes:
@@ -185,11 +189,18 @@ async def _send_as_it_comes(
     connection: ServerConnection, body: AsyncIterable[bytes | memoryview], chunked: bool
 ) -> None:
     async for data in body:
-        if data:
-            connection.transport.write(chunk(data) if chunked else data)
-            await connection.drain()
+        if not data:
+            continue
+        if chunked:
+            data = chunk(data)
+        if len(data) <= _LITTLE:
+            connection.begin_write(bytes(data))
+        else:
+            connection.write(data)
+        await connection.drain()
     if chunked:
-        connection.transport.write(LAST_CHUNK)
+        connection.write(LAST_CHUNK)
+    connection.flush()
 
 
 async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | memoryview]) -> None:
@@ -199,12 +210,12 @@ async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | mem
         held.append(data)
         size += len(data)
         if size >= _WRITE:
-            connection.transport.writelines(held)
+            connection.write_all(held)
             held, size = [], 0
             await connection.drain()
             # A server that reads quickly would have it all go out in one turn of the event loop.
             await asyncio.sleep(0)
-    connection.transport.writelines(held)
+    connection.write_all(held)
 
 
 class _Sent(Sent):

@@ -5,7 +5,13 @@ import socket
 
 import pytest
 
-from gateway.http1.connection import HIGH_WATER, LOW_WATER, BodyStream, Connection
+from gateway.http1.connection import (
+    HIGH_WATER,
+    LARGEST_JOINED,
+    LOW_WATER,
+    BodyStream,
+    Connection,
+)
 from tests.http1.transport import TransportDouble
 
 
@@ -151,6 +157,15 @@ async def test_one_large_piece(body: BodyStream, transport: TransportDouble) -> 
     assert transport.calls == ["pause", "resume"]
 
 
+async def test_the_last_piece_holds_nobody_back(
+    body: BodyStream, transport: TransportDouble
+) -> None:
+    body.feed(bytes(HIGH_WATER + 1), last=True)
+    body.end()
+    assert len(b"".join(await _read_all(body))) == HIGH_WATER + 1
+    assert transport.calls == []
+
+
 async def test_nothing_is_asked_of_a_closing_transport(
     body: BodyStream, transport: TransportDouble
 ) -> None:
@@ -241,6 +256,79 @@ async def test_the_transport_is_kept(connection: Connection, transport: Transpor
     assert connection.transport is transport
     assert not connection.closed
     assert transport.calls == []
+
+
+async def test_what_is_begun_goes_out_with_what_follows(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    connection.begin_write(b"head ")
+    connection.begin_write(b"and more ")
+    connection.write(memoryview(b"body"))
+    await _turns()
+    connection.write(b"more body")
+    assert transport.writes == [b"head and more body", b"more body"]
+
+
+@pytest.mark.parametrize("size", [LARGEST_JOINED, LARGEST_JOINED + 1])
+async def test_much_goes_out_with_what_was_begun(
+    connection: Connection, transport: TransportDouble, size: int
+) -> None:
+    connection.begin_write(b"head")
+    connection.write(bytes(size))
+    assert transport.writes == [b"head" + bytes(size)]
+
+
+async def test_pieces_go_out_with_what_was_begun(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    connection.begin_write(b"a")
+    connection.write_all([b"b", memoryview(b"c")])
+    connection.write_all([b"d", b"e"])
+    assert transport.writes == [b"abc", b"de"]
+
+
+async def test_what_is_begun_does_not_wait_for_long(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    connection.begin_write(b"head")
+    assert transport.writes == []
+    await _turns(1)
+    assert transport.writes == [b"head"]
+    connection.begin_write(b"next")
+    connection.flush()
+    connection.flush()
+    await _turns()
+    assert transport.writes == [b"head", b"next"]
+
+
+async def test_little_by_little_is_not_held_without_end(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    for _ in range(100):
+        connection.begin_write(bytes(1024))
+    assert transport.writes == [bytes(LARGEST_JOINED + 1024)]
+    connection.flush()
+    assert len(b"".join(transport.writes)) == 100 * 1024
+
+
+async def test_nothing_is_written_to_a_closing_transport(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    connection.begin_write(b"head")
+    transport.closing = True
+    await _turns()
+    assert transport.writes == []
+
+
+async def test_a_reset_forgets_what_was_begun() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Deaf, sock=ours)
+        connection.begin_write(b"head")
+        connection.reset()
+        await _turns()
+        assert theirs.recv(10) == b""
 
 
 async def _drains_at_once(connection: Connection) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 
 class TransportDouble(asyncio.Transport):
@@ -11,6 +12,8 @@ class TransportDouble(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
+        self.writes: list[bytes] = []
+        """What each call to the system would have written."""
         self.closing = False
 
     def is_closing(self) -> bool:
@@ -21,6 +24,12 @@ class TransportDouble(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.calls.append("resume")
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.writes.append(b"".join(list_of_data))
 
     def abort(self) -> None:
         self.closing = True

@@ -152,10 +152,22 @@ async def test_a_body_is_there_as_it_comes() -> None:
 async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(HIGH_WATER + 1)))
+    connection.data_received(answer(bytes(HIGH_WATER + 2))[:-1])
     assert transport.calls == ["pause"]
-    assert len(await _read(connection)) == HIGH_WATER + 1
+    assert connection.body is not None
+    assert len(await connection.body.read()) == HIGH_WATER + 1
     assert transport.calls == ["pause", "resume"]
+    connection.data_received(b"x")
+    assert await _read(connection) == b"x"
+    assert connection.reusable
+
+
+async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(answer(bytes(HIGH_WATER + 1)))
+    assert transport.calls == []
+    assert len(await _read(connection)) == HIGH_WATER + 1
     assert connection.reusable
 
 
