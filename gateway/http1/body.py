@@ -117,9 +117,9 @@ class ChunkedDecoder(BodyDecoder):
         self.ended = True
 
 
-def chunk(data: bytes | memoryview) -> bytes:
-    """Write data, of one byte at least, as a chunk."""
-    return b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
+def chunk_parts(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
+    """Give what a chunk is written as, its data of one byte at least."""
+    return b"%x\r\n" % len(data), data, b"\r\n"
 
 
 LAST_CHUNK = b"0\r\n\r\n"

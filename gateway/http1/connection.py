@@ -8,15 +8,17 @@ import ssl
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, cast
 
+from gateway.http1.body import LAST_CHUNK, chunk_parts
 from gateway.http1.intake import INTAKE
 
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
 
+_LITTLE = 4 * 1024
+"""Bytes of a body that rather go out with the next ones, if those are at hand."""
 LARGEST_JOINED = 64 * 1024
 """Bytes at most that are copied to go out with others in one write."""
 
@@ -171,18 +173,28 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if len(self._begun) > LARGEST_JOINED:
             self.flush()
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Write data behind what was begun: both in one call to the system."""
-        if not self._begun:
-            self.transport.write(data)
-        elif len(data) <= LARGEST_JOINED:
-            self.transport.write(self._taken() + data)
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Write pieces behind what was begun, all in one call to the system."""
+        if self._begun:
+            pieces = (self._taken(), *pieces)
+        if sum(map(len, pieces)) <= LARGEST_JOINED:
+            self.transport.write(b"".join(pieces))
         else:
-            self.transport.writelines((self._taken(), data))
+            self.transport.writelines(pieces)
 
-    def write_all(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write several pieces as ``write`` does."""
-        self.transport.writelines((self._taken(), *pieces))
+    def write_body(self, data: bytes | memoryview, chunked: bool) -> None:
+        """Write some of a body, one byte at least; little goes with what follows, if that comes."""
+        pieces = chunk_parts(data) if chunked else (data,)
+        if len(data) <= _LITTLE:
+            self.begin_write(b"".join(pieces))
+        else:
+            self.write(*pieces)
+
+    def end_body(self, chunked: bool) -> None:
+        """Write what is left of a body that ends here."""
+        if chunked:
+            self.begin_write(LAST_CHUNK)
+        self.flush()
 
     def flush(self) -> None:
         """Write what was begun."""

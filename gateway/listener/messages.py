@@ -13,7 +13,6 @@ from multidict import CIMultiDict
 from gateway.errors import bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
 from gateway.exchange.dispatch import error_body
-from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import ABSOLUTE_FORM, RequestHead, write_head, write_start
 
@@ -119,15 +118,13 @@ class HttpAnswer(ClientAnswer):
         if self._bodiless or not data:
             return
         self.size += len(data)
-        self._connection.write(chunk(data) if self._chunked else data)
+        self._connection.write_body(data, self._chunked)
         if self._connection.clogged:
             await self._connection.drain()
 
     async def finish(self) -> None:
         """End the answer."""
-        if self._chunked:
-            self._connection.write(LAST_CHUNK)
-        self._connection.flush()
+        self._connection.end_body(self._chunked)
         self.finished = True
 
     def abort(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Se
 from functools import lru_cache
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.body import LAST_CHUNK, chunk
 from gateway.http1.head import ResponseHead, write_start
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.base import (
@@ -28,9 +27,6 @@ _KEEP_ALIVE = 4.0
 
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
-
-_LITTLE = 4 * 1024
-"""Bytes of a piece that rather goes out with the next one, if that is at hand."""
 
 _REMEMBERED = 512
 """Starts of requests, as they are written."""
@@ -189,18 +185,10 @@ async def _send_as_it_comes(
     connection: ServerConnection, body: AsyncIterable[bytes | memoryview], chunked: bool
 ) -> None:
     async for data in body:
-        if not data:
-            continue
-        if chunked:
-            data = chunk(data)
-        if len(data) <= _LITTLE:
-            connection.begin_write(bytes(data))
-        else:
-            connection.write(data)
-        await connection.drain()
-    if chunked:
-        connection.write(LAST_CHUNK)
-    connection.flush()
+        if data:
+            connection.write_body(data, chunked)
+            await connection.drain()
+    connection.end_body(chunked)
 
 
 async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | memoryview]) -> None:
@@ -210,12 +198,12 @@ async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | mem
         held.append(data)
         size += len(data)
         if size >= _WRITE:
-            connection.write_all(held)
+            connection.write(*held)
             held, size = [], 0
             await connection.drain()
             # A server that reads quickly would have it all go out in one turn of the event loop.
             await asyncio.sleep(0)
-    connection.write_all(held)
+    connection.write(*held)
 
 
 class _Sent(Sent):

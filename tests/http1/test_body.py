@@ -13,12 +13,16 @@ from gateway.http1.body import (
     ChunkedDecoder,
     LengthDecoder,
     UntilCloseDecoder,
-    chunk,
+    chunk_parts,
 )
 from gateway.http1.head import MalformedError
 from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
 
 FREE_OVERHEAD = 64 * 1024
+
+
+def chunk(data: bytes) -> bytes:
+    return b"".join(chunk_parts(data))
 
 
 @dataclass

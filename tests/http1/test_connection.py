@@ -282,9 +282,35 @@ async def test_pieces_go_out_with_what_was_begun(
     connection: Connection, transport: TransportDouble
 ) -> None:
     connection.begin_write(b"a")
-    connection.write_all([b"b", memoryview(b"c")])
-    connection.write_all([b"d", b"e"])
+    connection.write(b"b", memoryview(b"c"))
+    connection.write(b"d", b"e")
     assert transport.writes == [b"abc", b"de"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_little_of_a_body_goes_with_what_follows(
+    connection: Connection, transport: TransportDouble, *, chunked: bool
+) -> None:
+    much = bytes(LARGEST_JOINED)
+    written: list[bytes | memoryview] = [b"head "]
+    connection.begin_write(b"head ")
+    for data in (b"a", memoryview(b"b"), much, b",", much, b"c"):
+        connection.write_body(data, chunked)
+        written += (b"%x\r\n" % len(data), data, b"\r\n") if chunked else (data,)
+    connection.end_body(chunked)
+    written += [b"0\r\n\r\n"] * chunked
+    assert b"".join(transport.writes) == b"".join(written)
+    assert len(transport.writes) == 3
+    await _turns()
+    assert len(transport.writes) == 3
+
+
+async def test_the_end_of_a_body_leaves_nothing_behind(
+    connection: Connection, transport: TransportDouble
+) -> None:
+    connection.write_body(b"a", chunked=False)
+    connection.end_body(chunked=False)
+    assert transport.writes == [b"a"]
 
 
 async def test_what_is_begun_does_not_wait_for_long(
