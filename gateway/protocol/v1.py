@@ -6,7 +6,7 @@ TensorFlow Serving, "RESTful API", Predict API and "Encoding binary values"; KSe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import InputTensor, Source
-from gateway.protocol.messages import Tensor
+from gateway.protocol.messages import ANSWER, Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 BASE64_KEY = "b64"
@@ -26,11 +26,19 @@ BASE64_KEY = "b64"
 OTHER_FIELDS = ("signature_name", "parameters")
 """What counts of a request beside its tensors."""
 
-_DEFAULT_SIGNATURES = ("", "serving_default")
 _BINARY_SUFFIX = "_bytes"
 _SHOWN = 60
 _LONGEST_REASON = 1000
 
+
+V1_ANSWER = replace(
+    ANSWER,
+    instead_of_number="",
+    instead_of_text=f"have the output's name end in {_BINARY_SUFFIX}, or ",
+)
+"""An answer of which a V1 client is told: it cannot ask for outputs in another form."""
+
+_DEFAULT_SIGNATURES = ("", "serving_default")
 
 class Form(Enum):
     """How a request says its tensors; its name there, which tells that of the answer."""
