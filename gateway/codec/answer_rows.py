@@ -74,8 +74,7 @@ class NumberRows:
         """Write rows."""
         if not self.row_size:
             return [NoElements(self._label, self._shape).end()] * (last - first)
-        shape = (last - first, *self._shape)
-        writer = NestedNumbers(self._label, self._datatype, shape, self._nonfinite)
+        writer = self._writer((last - first, *self._shape), first)
         data = memoryview(self._data)[first * self.row_size : last * self.row_size]
         text = (writer.feed(data) + writer.end())[1:-1]
         # What stands between two rows, and nowhere within one.
@@ -89,11 +88,16 @@ class NumberRows:
         if not self.row_size:
             yield NoElements(self._label, self._shape).end()
             return
-        writer = NestedNumbers(self._label, self._datatype, self._shape, self._nonfinite)
+        writer = self._writer(self._shape, number)
         end = (number + 1) * self.row_size
         for start in range(number * self.row_size, end, _PIECE):
             yield writer.feed(memoryview(self._data)[start : min(start + _PIECE, end)])
         yield writer.end()
+
+    def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumbers:
+        """Make the writer of rows from ``row`` on."""
+        before = row * element_count(self._shape)
+        return NestedNumbers(self._label, self._datatype, shape, self._nonfinite, before)
 
 
 class TextRows(Texts):

@@ -21,7 +21,7 @@ from gateway.codec.policies import Nonfinite
 from gateway.errors import bad_answer
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
-from gateway.protocol.v1 import BASE64_KEY
+from gateway.protocol.v1 import BASE64_KEY, V1_ANSWER
 
 DEEPEST = 32
 """Dimensions that a tensor has at most, to be written as arrays in each other."""
@@ -115,14 +115,21 @@ def check_rank(label: str, shape: tuple[int, ...]) -> None:
 class NestedNumbers(NumbersToJson):
     """Numbers and truth values of a shape that has elements.
 
-    Whole rows are written together: numpy and orjson know how to nest them.
+    Whole rows are written together: numpy and orjson know how to nest them. They may be some of a
+    tensor's rows, of which ``before`` is the number of elements that come before them.
     """
 
     def __init__(
-        self, label: str, datatype: Datatype, shape: tuple[int, ...], nonfinite: Nonfinite
+        self,
+        label: str,
+        datatype: Datatype,
+        shape: tuple[int, ...],
+        nonfinite: Nonfinite,
+        before: int = 0,
     ) -> None:
-        super().__init__(label, datatype, nonfinite)
+        super().__init__(label, datatype, nonfinite, V1_ANSWER)
         self._shape = shape
+        self._before = before
         self._brackets = Brackets(shape)
         self._block: tuple[int, ...] = (-1,)
 
@@ -140,7 +147,7 @@ class NestedNumbers(NumbersToJson):
             size = self._set_block(level, left)
             parts.append(brackets.lead(self.count, level))
             start = self.count - first
-            parts.append(self._text(values[start : start + size], self.count))
+            parts.append(self._text(values[start : start + size], self._before + self.count))
             self.count += size
         return b"".join(parts)
 
@@ -222,12 +229,17 @@ class Texts(ABC):
         return lead
 
     def _plain(self, element: bytes) -> bytes:
-        text = Base64Text() if self._as_base64 else Utf8Text(self._label, self.count - 1)
-        return text.feed(element, last=True)
+        return self._last().feed(element, last=True)
+
+    def _last(self) -> ElementText:
+        """Make the writer of the element that was counted last."""
+        if self._as_base64:
+            return Base64Text()
+        return Utf8Text(self._label, self.count - 1, V1_ANSWER)
 
     def _begin(self, data: bytes) -> Iterator[bytes]:
         (self._missing,) = _LENGTH.unpack_from(data)
-        self._open = Base64Text() if self._as_base64 else Utf8Text(self._label, self.count - 1)
+        self._open = self._last()
         yield self._quotes[0]
         yield from self._go_on(self._open, data[_LENGTH.size :])
 

@@ -85,6 +85,7 @@ class PredictAnswerCodec:
         self._shapes = [self._shape(output) for output in outputs]
         if not outputs:
             raise bad_answer("the server's answer has no outputs")
+        _check_names(outputs)
         if self._predicted.form is Form.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
             self._rows = list(map(self._held_rows, outputs, self._shapes))
@@ -144,6 +145,15 @@ class PredictAnswerCodec:
 
     def _as_base64(self, output: Tensor) -> bool:
         return is_binary(output) or self._policies.bytes_as is BytesAs.BASE64
+
+
+def _check_names(outputs: Sequence[Tensor]) -> None:
+    """Raise GatewayError (502) where a name would be that of two members of an object."""
+    seen = set[str]()
+    for output in outputs:
+        if output.name in seen:
+            raise bad_answer(f"the server's answer has two outputs of the name '{output.name}'")
+        seen.add(output.name)
 
 
 def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:

@@ -103,11 +103,7 @@ async def ask_every_endpoint(
     """
     asks: dict[str, _Ask] = {}
     for upstream in upstreams:
-        request = question_to(upstream)
-        check_lengths(request, upstream.speech.dialect)
-        for loan in upstream.pool.every_endpoint(model):
-            ask = partial(_ask_endpoint, upstream.name, loan, request, holding)
-            asks.setdefault(loan.endpoint.url, ask)
+        _add_every_endpoint(asks, upstream, question_to(upstream), holding, model)
     return await _all(asks.values(), _gates(route, upstreams), deadline)
 
 
@@ -122,10 +118,29 @@ async def ask_one_of_each(
 
     The route tells where else. The rest is as with ``ask_every_endpoint``.
     """
-    # The places of all of them are taken already.
-    routes = [replace(route, upstream=each, gates=()) for each in upstreams]
-    asks = [partial(_ask_upstream, each, request, holding) for each in routes]
+    asks = [_ask_of_one(route, upstream, request, holding) for upstream in upstreams]
     return await _all(asks, _gates(route, upstreams), deadline)
+
+
+async def ask_where_they_differ(
+    route: Route,
+    upstreams: Sequence[Upstream],
+    question_to: Callable[[Upstream], UpstreamRequest],
+    deadline: Deadline,
+    holding: Holding,
+) -> list[Asked]:
+    """Ask one endpoint of each upstream; of one whose endpoints differ in their models, every one.
+
+    The rest is as with ``ask_one_of_each`` and ``ask_every_endpoint``.
+    """
+    asks: dict[str, _Ask] = {}
+    for upstream in upstreams:
+        request = question_to(upstream)
+        if upstream.pool.differs:
+            _add_every_endpoint(asks, upstream, request, holding)
+        else:
+            asks[upstream.name] = _ask_of_one(route, upstream, request, holding)
+    return await _all(asks.values(), _gates(route, upstreams), deadline)
 
 
 def agreed(request: ClientRequest, asked: Sequence[Asked]) -> Reply:
@@ -169,6 +184,26 @@ def shortened(text: str) -> str:
 
 
 _Ask = Callable[[Deadline], Coroutine[None, None, Asked]]
+
+
+def _add_every_endpoint(
+    asks: dict[str, _Ask],
+    upstream: Upstream,
+    request: UpstreamRequest,
+    holding: Holding,
+    model: str | None = None,
+) -> None:
+    check_lengths(request, upstream.speech.dialect)
+    for loan in upstream.pool.every_endpoint(model):
+        ask = partial(_ask_endpoint, upstream.name, loan, request, holding)
+        asks.setdefault(loan.endpoint.url, ask)
+
+
+def _ask_of_one(
+    route: Route, upstream: Upstream, request: UpstreamRequest, holding: Holding
+) -> _Ask:
+    # The places of all who are asked are taken already.
+    return partial(_ask_upstream, replace(route, upstream=upstream, gates=()), request, holding)
 
 
 async def _all(asks: Iterable[_Ask], gates: Sequence[Gate], deadline: Deadline) -> list[Asked]:

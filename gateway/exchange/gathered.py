@@ -15,14 +15,20 @@ from gateway.exchange.asking import (
     Reply,
     agreed,
     ask_every_endpoint,
-    ask_one_of_each,
     pass_on,
     question,
 )
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.fanout import whole_body
+from gateway.exchange.held import Holding
+from gateway.exchange.model_lists import model_lists
 from gateway.exchange.turns import Turns
+from gateway.protocol.v1 import model_entries
+from gateway.upstream.base import UpstreamRequest
+
+_EVERYTHING = b"{}"
+"""A request for the index that leaves nothing out; MLServer takes no empty one."""
 
 
 async def repository_index(
@@ -35,22 +41,34 @@ async def repository_index(
     """Answer with the models of all upstreams, each with the name of its upstream.
 
     Where an upstream's endpoints differ, all are asked: its models are those that any of them has.
-    Raises GatewayError (502) that names who fails: an index without its models would say that there
-    are none.
+    Those of KServe have neither version nor state, as its own list says none. A header names those
+    that have no list of their models, as they can never say. Raises GatewayError (502) that names
+    who fails: an index without its models would say that there are none.
     """
-    alike = [each for each in upstreams if not each.pool.differs]
-    differing = [each for each in upstreams if each.pool.differs]
     with route.held.holding() as holding:
-        body = await whole_body(request, route.limits, deadline, holding)
-        asked_for = question(request, request.target, body)
-        asked = await ask_one_of_each(route, alike, asked_for, deadline, holding)
-        asked += await ask_every_endpoint(route, differing, lambda _: asked_for, deadline, holding)
-        if not all(each.good for each in asked):
-            await pass_on(agreed(request, asked), answer, deadline)
+        index = await _index(request, route, deadline, holding)
+        lists = await model_lists(request, index, route, upstreams, deadline, holding)
+        if not lists.are_good:
+            await pass_on(lists.error(request), answer, deadline)
             return
-        entries = await _gathered(asked, _Models(), _upstream, route.turns)
+        entries = await _gathered(lists.given, _Models(), _upstream, route.turns)
+        headers = _json()
+        headers.update(lists.headers)
         deadline.wait_for_client()
-        await answer.send(200, "", _json(), b"[%b]" % entries)
+        await answer.send(200, "", headers, b"[%b]" % entries)
+
+
+async def _index(
+    request: ClientRequest, route: Route, deadline: Deadline, holding: Holding
+) -> UpstreamRequest:
+    """Ask for the index as the client does; what an empty body means, some want to be told."""
+    body = await whole_body(request, route.limits, deadline, holding)
+    is_empty = not (isinstance(body, Sequence) and any(body))
+    if not is_empty or request.method != "POST":
+        return question(request, request.target, body)
+    asked = question(request, request.target, (_EVERYTHING,))
+    asked.headers["Content-Length"] = str(len(_EVERYTHING))
+    return asked
 
 
 async def statistics(
@@ -86,9 +104,7 @@ class _Models:
         self._given: set[tuple[str, str, str]] = set()
 
     def __call__(self, document: Any, who: Asked) -> Any:
-        if not isinstance(document, list):
-            raise TypeError
-        return [model for model in document if self._is_new(who, model)]
+        return [model for model in model_entries(document) if self._is_new(who, model)]
 
     def _is_new(self, who: Asked, model: Mapping[str, Any]) -> bool:
         """Tell it by what tells models apart: their names and versions."""

@@ -11,9 +11,6 @@ from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange.asking import (
     Asked,
     Reply,
-    agreed,
-    ask_every_endpoint,
-    ask_one_of_each,
     pass_on,
     question,
     whole_reply,
@@ -24,6 +21,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.dialect import until_known
 from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
+from gateway.exchange.model_lists import ModelLists, model_lists
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.v1 import (
     error_document,
@@ -35,10 +33,12 @@ from gateway.protocol.v1 import (
 from gateway.upstream.base import UpstreamRequest
 
 _INDEX = "/v2/repository/index"
-_LIST = "/v1/models"
 
 _NO_INDEX = frozenset((400, 401, 403, 404, 405, 501))
-"""Statuses with which servers say that they have no index, or none for this client."""
+"""Statuses with which a server says that it has no index, or none for this client.
+
+One that is alone has the request then, and may answer it in a way of its own.
+"""
 
 
 async def v1_models(
@@ -51,9 +51,9 @@ async def v1_models(
 ) -> None:
     """List the models that are ready at any of the upstreams, or tell whether one is ready.
 
-    A server's own error is passed on. Raises GatewayError: 502 that names who fails, as a list
-    without its models would say that there are none; 503 for a model that is not ready; and as
-    ``until_known``.
+    A header names those that have no list. A server's own error is passed on. Raises GatewayError:
+    502 that names who fails, as a list without its models would say that there are none; 503 for a
+    model that is not ready; and as ``until_known`` where one model is asked for.
     """
     if asked.model is not None:
         await _tell_of_model(request, answer, asked, asked.model, route, deadline)
@@ -104,11 +104,15 @@ async def _tell_of_all(
     upstreams: Sequence[Upstream],
     deadline: Deadline,
 ) -> None:
-    await until_known(upstreams, deadline)
     with route.held.holding() as holding:
-        asked = await _ask_all(request, route, upstreams, deadline, holding)
+        index = _index(request)
+        lists = await model_lists(request, index, route, upstreams, deadline, holding)
+        asked = (*lists.given, *lists.lacking)
+        if lists.are_good:
+            await pass_on(await _list(lists, route), answer, deadline, lists.headers)
+            return
         if len(upstreams) > 1 or not all(map(_has_no_index, asked)):
-            await pass_on(await _list(request, asked, route), answer, deadline)
+            await pass_on(_error(lists.error(request)), answer, deadline)
             return
     # V2 is not what is spoken there, or its index is closed: the list may be another one, as
     # servers that follow OpenAI's API have it under the same path.
@@ -119,40 +123,12 @@ def _has_no_index(asked: Asked) -> bool:
     return isinstance(asked.outcome, Reply) and asked.outcome.status in _NO_INDEX
 
 
-async def _list(request: ClientRequest, asked: Sequence[Asked], route: Route) -> Reply:
-    if not all(each.good for each in asked):
-        return _error(agreed(request, asked))
+async def _list(lists: ModelLists, route: Route) -> Reply:
     names: list[str] = []
-    for each in asked:
+    for each in lists.given:
         names += _models(each)
         await route.turns.next()
     return _reply(200, models_document(names))
-
-
-async def _ask_all(
-    request: ClientRequest,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-    holding: Holding,
-) -> list[Asked]:
-    """Ask one endpoint of each upstream, or all where those differ, as it lists its models."""
-    questions = {True: question(request, _LIST), False: _index(request)}
-
-    def question_to(upstream: Upstream) -> UpstreamRequest:
-        return questions[upstream.dialect.speaks_v1]
-
-    asked: list[Asked] = []
-    for natively, listing in questions.items():
-        alike = [
-            each
-            for each in upstreams
-            if each.dialect.speaks_v1 is natively and not each.pool.differs
-        ]
-        asked += await ask_one_of_each(route, alike, listing, deadline, holding)
-    differing = [each for each in upstreams if each.pool.differs]
-    asked += await ask_every_endpoint(route, differing, question_to, deadline, holding)
-    return asked
 
 
 def _index(request: ClientRequest) -> UpstreamRequest:

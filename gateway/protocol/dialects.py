@@ -49,6 +49,8 @@ class Dialect:
     """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
     speaks_v1: bool = False
     """Whether clients of V1 are served too, under the paths that KServe has for them."""
+    lists_models: bool = True
+    """Whether it may have a list of its models; of one that has none, a 400 says just that."""
     longest_part: int | None = None
     """The most bytes that a target, or a header's name or value, may have for it to answer."""
 
@@ -66,7 +68,8 @@ TRITON = Dialect(
 # Takes binary tensors without saying so in `GET /v2`; its models may answer in JSON all the same.
 KSERVE = Dialect("kserve", versions=False, wants_json_type=True, speaks_v1=True)
 # Makes nothing of `binary_data_output`; of the outputs listed, the last alone comes in binary form.
-OPENVINO = Dialect("openvino", lists_outputs=True)
+# A path that it does not know is a 400.
+OPENVINO = Dialect("openvino", lists_outputs=True, lists_models=False)
 # Any server that says that it takes the binary form; such are not known by name.
 BINARY = Dialect("binary", wants_json_type=True)
 # MLServer, and any server that is not known to take the binary form.
@@ -93,6 +96,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
         wants_json_type=any(each.wants_json_type for each in dialects),
         triton_extensions=any(each.triton_extensions for each in dialects),
         speaks_v1=all(each.speaks_v1 for each in dialects),
+        lists_models=all(each.lists_models for each in dialects),
         longest_part=min(longest, default=None),
         trace=first.trace if alike else None,
     )

@@ -6,7 +6,7 @@ TensorFlow Serving, "RESTful API", Predict API and "Encoding binary values"; KSe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -17,8 +17,11 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import InputTensor, Source
-from gateway.protocol.messages import Tensor
+from gateway.protocol.messages import ANSWER, Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
+
+MODELS_PATH = "/v1/models"
+"""Where KServe lists its models."""
 
 BASE64_KEY = "b64"
 """The one key of the object that stands for an element in base64."""
@@ -26,8 +29,16 @@ BASE64_KEY = "b64"
 OTHER_FIELDS = ("signature_name", "parameters")
 """What counts of a request beside its tensors."""
 
-_DEFAULT_SIGNATURES = ("", "serving_default")
 _BINARY_SUFFIX = "_bytes"
+
+V1_ANSWER = replace(
+    ANSWER,
+    instead_of_number="",
+    instead_of_text=f"have the output's name end in {_BINARY_SUFFIX}, or ",
+)
+"""An answer of which a V1 client is told: it cannot ask for outputs in another form."""
+
+_DEFAULT_SIGNATURES = ("", "serving_default")
 _SHOWN = 60
 _LONGEST_REASON = 1000
 
@@ -177,18 +188,28 @@ def models_document(names: Sequence[str]) -> bytes:
     return orjson.dumps({"models": list(dict.fromkeys(names))})
 
 
-def listed_models(document: Any) -> list[str]:
-    """Read the models that are ready from a repository index, or from a list as KServe gives it.
+def model_entries(document: Any) -> list[Any]:
+    """Read a repository index, or a list as KServe gives it, as the entries of an index.
 
-    Raises TypeError, KeyError or AttributeError for what is neither.
+    KServe's list has names alone, and so have its entries: neither versions nor states. Raises
+    TypeError or KeyError for what is neither, as lists of OpenAI's API.
     """
     if isinstance(document, list):
-        ready = (each for each in document if each.get("state", "READY") == "READY")
-        return [str(each["name"]) for each in ready]
-    models = document["models"]
-    if not isinstance(models, list):
+        return document
+    names = document["models"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TypeError
-    return list(map(str, models))
+    return [{"name": name} for name in names]
+
+
+def listed_models(document: Any) -> list[str]:
+    """Give the models that are ready by a repository index, or by a list as KServe gives it.
+
+    There are servers that list all, whatever they are asked; KServe has one list, with all of them.
+    Raises TypeError, KeyError or AttributeError for what is neither.
+    """
+    entries = model_entries(document)
+    return [str(each["name"]) for each in entries if each.get("state", "READY") == "READY"]
 
 
 def _shown(value: object) -> str:

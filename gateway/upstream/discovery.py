@@ -11,18 +11,19 @@ from collections.abc import Callable, Container
 import orjson
 
 from gateway.errors import GatewayError, bad_answer
+from gateway.protocol.v1 import MODELS_PATH, listed_models
 from gateway.routing.pauses import pauses
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.document import ask
 from gateway.upstream.member import Attendant, Member
 
 _INDEX = "/v2/repository/index"
-_LARGEST_INDEX = 4 * 1024 * 1024
+_LARGEST_LIST = 4 * 1024 * 1024
 
 _TIME = 5.0
-"""Seconds within which the index must be there."""
+"""Seconds within which the list must be there."""
 
-# It is not served, or not to everybody; what is meant to pass, as 429 and 503 are, is not here.
+# A list is not served, or not to everybody; what is meant to pass, as 429 and 503 are, is not here.
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 
 _log = logging.getLogger("tensorgate.upstream")
@@ -37,7 +38,7 @@ class EveryModel(Container[str]):
 
 
 class Discovery(Attendant):
-    """Asks for the repository index every so many seconds, and when it may have changed.
+    """Asks for the models that are ready every so many seconds, and when it may have changed.
 
     ``random`` gives numbers in [0, 1).
     """
@@ -80,26 +81,42 @@ async def _learn(member: Member) -> str:
     except GatewayError as error:
         return f"{url} does not say which models it has: {error.message}"
     if isinstance(member.models, EveryModel):
-        return f"{url} serves no repository index: any model may be there"
+        return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
     return ""
 
 
 async def ready_models(endpoint: UpstreamEndpoint) -> Container[str]:
-    """Ask a server which models are ready there; every one, if it does not serve the index.
+    """Ask a server which models are ready there; every one, if it serves no list of them.
 
-    Raises GatewayError (502, 503) where there is no answer that makes sense.
+    KServe has no repository index, but a V1 list, of all its models. Raises GatewayError (502, 503)
+    where there is no answer that makes sense.
     """
-    answer = await ask(endpoint, "POST", _INDEX, _LARGEST_INDEX, b'{"ready":true}')
+    index = await _list(endpoint, "POST", _INDEX, b'{"ready":true}')
+    if index is not None:
+        models = _models(index)
+        if models is None:
+            raise bad_answer(f"{endpoint.url}{_INDEX} is no index of models")
+        return models
+    listed = await _list(endpoint, "GET", MODELS_PATH)
+    # What is there need not be of V1: servers of OpenAI's API have a list of another form.
+    models = None if listed is None else _models(listed)
+    return EveryModel() if models is None else models
+
+
+async def _list(
+    endpoint: UpstreamEndpoint, method: str, path: str, body: bytes | None = None
+) -> bytes | None:
+    """Ask for a list; None where it is not served. Raises GatewayError as ``ready_models``."""
+    answer = await ask(endpoint, method, path, _LARGEST_LIST, body)
     if answer.status in _NOT_SERVED:
-        return EveryModel()
+        return None
     if answer.status != 200:
-        raise bad_answer(f"{endpoint.url}{_INDEX} answered {answer.status}")
+        raise bad_answer(f"{endpoint.url}{path} answered {answer.status}")
+    return answer.body
+
+
+def _models(document: bytes) -> Container[str] | None:
     try:
-        match orjson.loads(answer.body):
-            case list(entries):
-                # There are servers that list all, whatever they are asked.
-                ready = (each for each in entries if each.get("state", "READY") == "READY")
-                return frozenset(str(each["name"]) for each in ready)
-    except (ValueError, KeyError, AttributeError):
-        pass
-    raise bad_answer(f"{endpoint.url}{_INDEX} is no index of models")
+        return frozenset(listed_models(orjson.loads(document)))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

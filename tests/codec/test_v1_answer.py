@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.policies import BytesAs, JsonPolicies
+from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.codec.v1_answer import PredictAnswerCodec
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import Form, Predicted
@@ -28,8 +28,9 @@ def convert(
     *,
     spool_cap: int = 10**9,
     bytes_as: BytesAs = BytesAs.UTF8,
+    nonfinite: Nonfinite = Nonfinite.LITERAL,
 ) -> bytes:
-    policies = JsonPolicies(bytes_as=bytes_as)
+    policies = JsonPolicies(nonfinite=nonfinite, bytes_as=bytes_as)
     codec = PredictAnswerCodec(header_size, predicted, policies, spool_cap)
     return b"".join([*map(codec.feed, pieces), *codec.finish()])
 
@@ -171,7 +172,45 @@ def test_what_has_no_rows(outputs: list[Output], message: str) -> None:
     assert told(COLUMNS, *outputs)
 
 
+NO_TEXT = texts("y", *[b"a"] * 9, b"\xff")
+NO_TEXT_ADVICE = (
+    "output 'y': element 9 is not UTF-8 text, which JSON needs; have the output's name end in "
+    "_bytes, or set the policy bytes: base64"
+)
+NAN = output("y", "FP32", [10], np.array([0] * 9 + [math.nan], "<f4").tobytes())
+NAN_ADVICE = "is nan, which JSON does not have (policy nonfinite: error); set another policy"
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize("others", [[], [floats("z", 10)]], ids=["alone", "among others"])
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [(NO_TEXT, NO_TEXT_ADVICE), (NAN, f"output 'y': element 9 {NAN_ADVICE}")],
+    ids=["no text", "nan"],
+)
+def test_what_a_policy_refuses_can_be_had_by_v1_clients(
+    predicted: Predicted, others: list[Output], refused: Output, message: str
+) -> None:
+    caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
+    assert caught.kind is ErrorKind.NOT_ACCEPTABLE
+    assert caught.message == message
+
+
+@pytest.mark.parametrize("rows", [3, 3000])
+def test_an_element_is_counted_from_the_first_row(rows: int) -> None:
+    """Be they written one by one, or many together."""
+    values = np.zeros((rows, 60_000 // rows), "<f4")
+    values[-1, -1] = math.nan
+    wrong = output("y", "FP32", list(values.shape), values.tobytes())
+    caught = error(ROWS, wrong, floats("z", rows), nonfinite=Nonfinite.ERROR)
+    assert caught.message.startswith("output 'y': element 59999 is nan")
+
+
 BROKEN: dict[str, tuple[list[Output], str]] = {
+    "a name twice": (
+        [floats("y", 1), floats("z", 1), floats("y", 1)],
+        "two outputs of the name 'y'",
+    ),
     "no outputs": ([], "has no outputs"),
     "JSON": (
         [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],

@@ -12,12 +12,25 @@ import pytest
 from gateway.exchange.asking import FAILED
 from gateway.exchange.base import Route
 from gateway.exchange.routes import Routes, Rule
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
 from tests.servers.doubles import LIMITS, ScriptedAnswer, ScriptedEndpoint, only, route_to
-from tests.servers.several import A, B, C, Turn, among, ask, asked, says, servers, unreachable
+from tests.servers.several import (
+    A,
+    B,
+    C,
+    Turn,
+    UnknownSpeech,
+    among,
+    ask,
+    asked,
+    says,
+    servers,
+    unreachable,
+)
 
 INDEX = "/v2/repository/index"
 STATISTICS = "/v2/models/stats"
@@ -156,8 +169,163 @@ async def test_an_upstream_that_hangs_is_named() -> None:
 
 async def test_what_all_servers_refuse_is_their_own_error() -> None:
     one, two = servers(a=says(b'{"error":"malformed"}', 400), b=says(b"other", 400))
-    answer = await ask(among(route_to(one), route_to(two)), "POST", INDEX, b"nonsense")
+    routes = among(route_to(one, name="one"), route_to(two, name="two"))
+    answer = await ask(routes, "POST", INDEX, b"nonsense")
     assert (answer.status, answer.body) == (400, b'{"error":"malformed"}')
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [({}, ()), ({"Content-Length": "0"}, ()), ({"Transfer-Encoding": "chunked"}, (b"",))],
+    ids=["none", "of no bytes", "chunked"],
+)
+async def test_an_empty_body_is_said_in_json(
+    headers: dict[str, str], body: tuple[bytes, ...]
+) -> None:
+    """As MLServer wants it."""
+    endpoints = servers(a=_models("x"), b=_models("y"))
+    routes = among(*(route_to(each, name=each.url[7:8]) for each in endpoints))
+    answer = await ask(routes, "POST", INDEX, *body, headers=headers)
+    assert [entry["name"] for entry in _json(answer)] == ["x", "y"]
+    for endpoint in endpoints:
+        assert endpoint.bodies == [b"{}"]
+        described = {"Content-Length": "2", "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == described
+
+
+V1_LIST = says(b'{"models":["k","l"]}')
+
+
+@pytest.mark.parametrize(
+    ("method", "body"), [("POST", (b'{"ready":true}',)), ("POST", ()), ("GET", ())]
+)
+async def test_kserve_is_asked_for_its_own_list(method: str, body: tuple[bytes, ...]) -> None:
+    triton, kserve = endpoints = servers(a=_models("x"), b=V1_LIST)
+    routes = among(route_to(triton, name="triton"), route_to(kserve, name="kserve", dialect=KSERVE))
+    headers = {"Content-Type": "application/json", "X-A": "1"}
+    answer = await ask(routes, method, INDEX + "?x", *body, headers=headers)
+    assert _json(answer) == [
+        {"name": "x", "state": "READY", "upstream": "triton"},
+        {"name": "k", "upstream": "kserve"},
+        {"name": "l", "upstream": "kserve"},
+    ]
+    assert FAILED not in answer.headers
+    assert asked(*endpoints) == [[f"{method} {INDEX}?x"], ["GET /v1/models"]]
+    assert kserve.bodies == [b""]
+    assert dict(kserve.requests[0].headers) == {"X-A": "1"}
+
+
+NOT_FOUND = says(b'{"detail":"Not Found"}', 404)
+BAD_URL = says(b'{"error":"Invalid request URL"}', 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "dialect", "turn"),
+    [
+        ("POST", JSON, NOT_FOUND),
+        ("POST", JSON, says(b"", 405)),
+        ("POST", JSON, says(b"", 501)),
+        ("POST", KSERVE, NOT_FOUND),
+        ("GET", KSERVE, NOT_FOUND),
+        ("POST", OPENVINO, BAD_URL),
+        ("GET", OPENVINO, BAD_URL),
+        ("POST", OPENVINO, NOT_FOUND),
+    ],
+)
+async def test_who_has_no_list_is_left_out_and_named(
+    method: str, dialect: Dialect, turn: Turn
+) -> None:
+    a, b, c = servers(a=_models("x"), b=turn, c=_models())
+    routes = among(
+        route_to(a, name="a"), route_to(b, name="b", dialect=dialect), route_to(c, name="c")
+    )
+    answer = await ask(routes, method, INDEX)
+    assert _json(answer) == [{"name": "x", "state": "READY", "upstream": "a"}]
+    assert answer.headers[FAILED] == "upstream b"
+
+
+async def test_of_endpoints_that_differ_it_is_one() -> None:
+    endpoints = servers(a=_models("x"), b=NOT_FOUND, c=says(b"", 501))
+    answer = await ask(only(_differing(*endpoints)), "POST", INDEX)
+    assert [entry["name"] for entry in _json(answer)] == ["x"]
+    assert answer.headers[FAILED] == f"{B}, {C}"
+
+
+@pytest.mark.parametrize(
+    ("method", "dialect", "turn", "why"),
+    [
+        ("POST", JSON, says(b"closed", 401), "answered 401: closed"),
+        ("POST", JSON, says(b"closed", 403), "answered 403: closed"),
+        ("POST", JSON, says(b"what?", 422), "answered 422: what?"),
+        ("POST", JSON, says(b"later", 503), "answered 503: later"),
+        ("GET", JSON, says(b"by POST", 405), "answered 405: by POST"),
+        ("GET", JSON, says(b"by POST", 404), "answered 404: by POST"),
+        ("POST", OPENVINO, says(b"later", 503), "answered 503: later"),
+        ("POST", OPENVINO, unreachable(B), f"cannot connect to {B}"),
+        ("POST", KSERVE, says(b'{"models":["x",5]}'), "did not answer with a list of models"),
+        ("POST", KSERVE, says(b'{"object":"list"}'), "did not answer with a list of models"),
+    ],
+)
+async def test_who_may_have_a_list_is_not_left_out(
+    method: str, dialect: Dialect, turn: Turn, why: str
+) -> None:
+    a, b, c = servers(a=_models("x"), b=turn, c=BAD_URL)
+    routes = among(
+        route_to(a, name="a"),
+        route_to(b, name="b", dialect=dialect),
+        route_to(c, name="c", dialect=OPENVINO),
+    )
+    answer = await ask(routes, method, INDEX)
+    assert answer.status == 502
+    error = _json(answer)["error"]
+    assert "upstream b" in error
+    assert "upstream c" not in error
+    assert why in error
+
+
+async def test_where_nobody_has_a_list_that_is_their_own_error() -> None:
+    a, b = servers(a=NOT_FOUND, b=says(b"none", 404))
+    routes = among(route_to(a, name="a"), route_to(b, name="b", dialect=KSERVE))
+    answer = await ask(routes, "POST", INDEX)
+    assert (answer.status, answer.body) == (404, b'{"detail":"Not Found"}')
+    assert FAILED not in answer.headers
+
+
+async def test_what_the_others_refuse_is_their_own_error_too() -> None:
+    a, b = servers(a=says(b"by POST", 405), b=BAD_URL)
+    routes = among(route_to(a, name="a"), route_to(b, name="b", dialect=OPENVINO))
+    answer = await ask(routes, "GET", INDEX)
+    assert (answer.status, answer.body) == (405, b"by POST")
+
+
+def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Route:
+    return replace(route, upstream=replace(route.upstream, speech=UnknownSpeech(KSERVE, fault)))
+
+
+async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
+    a, b = servers(a=_models("x"), b=V1_LIST)
+    routes = among(route_to(a, name="a"), _undeclared(route_to(b, name="b"), None))
+    answer = await ask(routes, "POST", INDEX)
+    assert [entry["name"] for entry in _json(answer)] == ["x", "k", "l"]
+    assert asked(b) == [["GET /v1/models"]]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_who_does_not_tell_is_named_with_what_it_fails_with(hangs: bool) -> None:
+    fault = asyncio.Event() if hangs else unreachable(B)
+    a, b = servers(a=_models("x"), b=unreachable(B))
+    limits = replace(LIMITS, idle_time=0.2)
+    routes = among(
+        route_to(a, name="a", limits=limits),
+        _undeclared(route_to(b, name="b", limits=limits), fault),
+    )
+    answer = await ask(routes, "POST", INDEX)
+    assert (answer.status, _json(answer)["error"]) == (
+        502,
+        f"POST {INDEX} went well at upstream a, but failed: "
+        f"upstream b: cannot connect to {B}: Connection refused",
+    )
+    assert asked(b) == [[f"POST {INDEX}"]]
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.exchange.asking import FAILED
 from gateway.exchange.routes import Routes, Rule
-from gateway.protocol.dialects import KSERVE
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Match
-from gateway.upstream.dialect import Speech
 from tests.servers.doubles import only, route_to
-from tests.servers.several import A, ask, asked, says, servers, unreachable
+from tests.servers.several import A, B, Turn, UnknownSpeech, ask, asked, says, servers, unreachable
 
 MODEL = "/v1/models/m"
 MODELS = "/v1/models"
@@ -157,6 +157,7 @@ async def test_where_there_are_several_upstreams_a_list_is_that_of_all() -> None
     routes = by_model(route_to(a, name="a"), route_to(b, name="b"))
     answer = await ask(routes, "GET", MODELS)
     assert (answer.status, answer.body) == (404, b'{"error":"none"}')
+    assert FAILED not in answer.headers
     assert asked(a, b) == [[INDEX], [INDEX]]
 
 
@@ -168,25 +169,64 @@ async def test_what_is_no_list(body: bytes) -> None:
     assert "did not answer with a list of models" in json.loads(answer.body)["error"]
 
 
-class _Unknown(Speech):
-    """It is known once somebody waits for it, if it can be asked for."""
+LACKING: dict[str, tuple[Dialect, Turn, str]] = {
+    "no index": (JSON, says(b"none", 404), INDEX),
+    "no path of the kind": (OPENVINO, says(b"none", 400), INDEX),
+    "no list of V1": (KSERVE, says(b"none", 404), "GET " + MODELS),
+}
 
-    def __init__(self, fault: BaseException | None) -> None:
-        super().__init__(None, "it was not asked")
-        self._fault = fault
 
-    async def known(self) -> None:
-        if self._fault is not None:
-            raise self._fault
-        self.dialect = KSERVE
+@pytest.mark.parametrize(("dialect", "turn", "question"), LACKING.values(), ids=LACKING)
+async def test_who_has_no_list_is_left_out_and_named(
+    dialect: Dialect, turn: Turn, question: str
+) -> None:
+    a, b = servers(a=says(b'[{"name":"x"}]'), b=turn)
+    routes = by_model(route_to(a, name="a"), route_to(b, name="b", dialect=dialect))
+    answer = await ask(routes, "GET", MODELS)
+    assert (answer.status, answer.body) == (200, b'{"models":["x"]}')
+    assert answer.headers[FAILED] == "upstream b"
+    assert asked(a, b) == [[INDEX], [question]]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 422, 503])
+async def test_who_may_have_a_list_is_not_left_out(status: int) -> None:
+    a, b = servers(a=says(b'[{"name":"x"}]'), b=says(b"no", status))
+    answer = await ask(by_model(route_to(a, name="a"), route_to(b, name="b")), "GET", MODELS)
+    assert answer.status == 502
+    assert f"upstream b answered {status}: no" in json.loads(answer.body)["error"]
 
 
 @pytest.mark.parametrize("target", [MODEL, MODELS])
 async def test_who_asks_for_models_waits_until_it_is_known_how_servers_speak(target: str) -> None:
     (a,) = servers(a=says(b'{"models":["m"]}'))
     route = route_to(a)
-    for fault, status in ((unreachable(A), 503), (None, 200)):
-        upstream = replace(route.upstream, speech=_Unknown(fault))
-        answer = await ask(only(replace(route, upstream=upstream)), "GET", target)
-        assert answer.status == status
+    upstream = replace(route.upstream, speech=UnknownSpeech(KSERVE, None))
+    answer = await ask(only(replace(route, upstream=upstream)), "GET", target)
+    assert answer.status == 200
     assert asked(a) == [["GET " + target]]
+
+
+@pytest.mark.parametrize(("target", "question"), [(MODEL, []), (MODELS, [INDEX])])
+async def test_a_server_that_is_down_does_not_tell_how_it_speaks(
+    target: str, question: list[str]
+) -> None:
+    (a,) = servers(a=unreachable(A))
+    route = route_to(a)
+    upstream = replace(route.upstream, speech=UnknownSpeech(KSERVE, unreachable(A)))
+    answer = await ask(only(replace(route, upstream=upstream)), "GET", target)
+    assert answer.status == 503
+    assert f"cannot connect to {A}" in json.loads(answer.body)["error"]
+    assert asked(a) == [question]
+
+
+async def test_one_of_several_that_is_down_is_named() -> None:
+    a, b = servers(a=says(b'[{"name":"x"}]'), b=unreachable(B))
+    down = route_to(b, name="b")
+    upstream = replace(down.upstream, speech=UnknownSpeech(KSERVE, unreachable(B)))
+    routes = by_model(route_to(a, name="a"), replace(down, upstream=upstream))
+    answer = await ask(routes, "GET", MODELS)
+    assert (answer.status, json.loads(answer.body)["error"]) == (
+        502,
+        f"GET {MODELS} went well at upstream a, but failed: "
+        f"upstream b: cannot connect to {B}: Connection refused",
+    )

@@ -147,17 +147,26 @@ def serving(
 ) -> Iterator[Gateway]:
     """Run a gateway with settings of its own in front of one server; then stop it as it should be.
 
-    ``upstream`` is the server's URL, ``dialect`` how it speaks. Fails unless the gateway ends well
-    and has logged no fault of its own.
+    ``upstream`` is the server's URL, ``dialect`` how it speaks. Fails as ``serving_by`` does.
     """
-    config = folder / "gateway.yaml"
     settings = {
         "listen": "127.0.0.1:0",
         "upstreams": {"server": {"endpoints": [upstream], "dialect": dialect}},
         "routes": [{"upstream": "server", **(route or {})}],
         "limits": dict(limits or {}),
     }
-    config.write_text(yaml.safe_dump(settings))
+    with serving_by(folder, settings) as gateway:
+        yield gateway
+
+
+@contextmanager
+def serving_by(folder: Path, settings: Mapping[str, Any]) -> Iterator[Gateway]:
+    """Run a gateway by these settings; then stop it as it should be.
+
+    Fails unless it ends well and has logged no fault of its own.
+    """
+    config = folder / "gateway.yaml"
+    config.write_text(yaml.safe_dump(dict(settings)))
     with Gateway(config, folder / "log", {}) as gateway:
         yield gateway
         assert gateway.stop() == 0, gateway.log

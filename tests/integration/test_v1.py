@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[str, Any, int, str]] = {
     "an unknown model": ("none", {"instances": [1]}, 404, "none"),
     "an unknown version": ("add/versions/9", {"instances": [1]}, 404, "9"),
     "a model that fails": ("fails", {"instances": [1]}, 500, "fails"),
-    "an output that is no text": ("bad_bytes", {"instances": ["a"]}, 406, "not UTF-8"),
+    "an output that is no text": ("bad_bytes", {"instances": ["a"]}, 406, "end in _bytes"),
 }
 
 

@@ -48,6 +48,11 @@ def test_who_speaks_v1_too() -> None:
     assert [name for name, dialect in DIALECTS.items() if dialect.speaks_v1] == ["kserve"]
 
 
+def test_who_has_no_list_of_models() -> None:
+    lacking = [name for name, dialect in DIALECTS.items() if not dialect.lists_models]
+    assert lacking == ["openvino"]
+
+
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
 def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
     assert common([dialect]) is dialect
@@ -87,6 +92,7 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
                 lists_outputs=True,
                 answers_as_asked=False,
                 trace=None,
+                lists_models=False,
             ),
         ),
         ([TRITON, replace(TRITON, trace=None)], replace(TRITON, trace=None)),

@@ -18,6 +18,7 @@ from gateway.protocol.v1 import (
     infer_path,
     is_binary,
     listed_models,
+    model_entries,
     models_document,
     says_ready,
     whole_shape,
@@ -145,7 +146,25 @@ def test_models_that_are_listed(document: Any, models: list[str]) -> None:
     assert listed_models(document) == models
 
 
-@pytest.mark.parametrize("document", [5, {}, {"models": "a"}, [1], [{"state": "READY"}]])
+def test_a_list_without_states_makes_entries_without_them() -> None:
+    index = [{"name": "a", "version": "1", "state": "READY"}]
+    assert model_entries(index) == index
+    assert model_entries({"models": ["a", "b"]}) == [{"name": "a"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        5,
+        {},
+        {"models": "a"},
+        {"models": [1]},
+        {"models": [{"name": "a"}]},
+        {"object": "list", "data": [{"id": "a"}]},
+        [1],
+        [{"state": "READY"}],
+    ],
+)
 def test_what_lists_no_models(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
         listed_models(document)

@@ -9,7 +9,9 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import Route
 from gateway.exchange.dispatch import exchange
 from gateway.exchange.routes import Routes, Rule
+from gateway.protocol.dialects import Dialect
 from gateway.routing.matcher import Match
+from gateway.upstream.dialect import Speech
 from tests.servers.doubles import (
     Log,
     ScriptedAnswer,
@@ -22,6 +24,25 @@ from tests.servers.doubles import (
 Turn = ScriptedResponse | BaseException | asyncio.Event
 
 A, B, C, D = (f"http://{name}:8000" for name in "abcd")
+
+
+class UnknownSpeech(Speech):
+    """How servers speak that tell it once somebody waits for it, unless they cannot be asked.
+
+    ``fault`` is what that fails with, or what it waits for.
+    """
+
+    def __init__(self, dialect: Dialect, fault: BaseException | asyncio.Event | None) -> None:
+        super().__init__(None, "it was not asked")
+        self._told = dialect
+        self._fault = fault
+
+    async def known(self) -> None:
+        if isinstance(self._fault, BaseException):
+            raise self._fault
+        if self._fault is not None:
+            await self._fault.wait()
+        self.dialect = self._told
 
 
 def says(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Turn:

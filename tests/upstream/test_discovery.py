@@ -166,10 +166,12 @@ async def test_who_serves_no_index_may_have_every_model(
         FaultyServer(always(answer(status=status))) as two,
         discovering(one.url, two.url) as pool,
     ):
-        await until(lambda: len(two.requests) > 3 and _models(pool)[0])
+        await until(lambda: len(two.requests) > 6 and _models(pool)[0])
         assert _lent(pool, "a") == _lent(pool, "b") | {one.url} == {one.url, two.url}
         assert _models(pool)[1] is None
-    message = f"{two.url} serves no repository index: any model may be there"
+    message = (
+        f"{two.url} serves no repository index, nor a list as KServe's: any model may be there"
+    )
     assert [record.getMessage() for record in caplog.records] == [message]
 
 
@@ -210,6 +212,66 @@ async def test_which_models_are_ready(
 ) -> None:
     async with FaultyServer(always(answer(body))) as server:
         assert await ready_models(endpoint_at(server.url)) == models
+
+
+class _V1:
+    """Has no repository index, and answers like this under the path of V1's list."""
+
+    def __init__(self, listed: bytes) -> None:
+        self.listed = listed
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            asked = await connection.request()
+            is_v1 = asked.head.first == "GET /v1/models HTTP/1.1"
+            await connection.send(self.listed if is_v1 else answer(status="404 Not Found"))
+
+
+async def test_a_server_without_an_index_is_asked_for_its_v1_list(
+    discovering: Discovering, caplog: pytest.LogCaptureFixture
+) -> None:
+    kserve = _V1(answer(b'{"models":["b","c"]}'))
+    async with (
+        FaultyServer(_Repository("a", "b")) as one,
+        FaultyServer(kserve) as two,
+        discovering(one.url, two.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("a", "b"), ("b", "c")])
+        assert _lent(pool, "a") == {one.url}
+        assert _lent(pool, "c") == {two.url}
+        kserve.listed = answer(b'{"models":["d"]}')
+        await until(lambda: _models(pool)[1] == ("d",))
+        # What was known stays where it fails.
+        kserve.listed = answer(status="503 Busy")
+        await until(partial(_is_asked, two, len(two.requests) + 4))
+        assert _lent(pool, "d") == {two.url}
+    fault = f"{two.url} does not say which models it has: {two.url}/v1/models answered 503"
+    assert [record.getMessage() for record in caplog.records] == [fault]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        answer(b'{"object":"list","data":[{"id":"m","object":"model"}]}'),
+        answer(b'{"models":[{"name":"m"}]}'),
+        answer(b"<p>Welcome"),
+        answer(b"5"),
+        answer(status="404 Not Found"),
+        answer(status="403 Forbidden"),
+    ],
+    ids=lambda data: data[-40:],
+)
+async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
+    async with FaultyServer(_V1(data)) as server:
+        assert isinstance(await ready_models(endpoint_at(server.url)), EveryModel)
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", ["500 Internal Server Error", "429 Too Many Requests"])
+async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status: str) -> None:
+    async with FaultyServer(_V1(answer(status=status))) as server:
+        with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
+            await ready_models(endpoint_at(server.url))
 
 
 @pytest.mark.parametrize(

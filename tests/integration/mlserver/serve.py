@@ -2,12 +2,15 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import mlserver
 import numpy as np
 import numpy.typing as npt
 from mlserver.codecs import Base64Codec, NumpyCodec, StringCodec
+from mlserver.errors import ModelNotFound
+from mlserver.repository import ModelRepository
 from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 from tests.integration.mlserver.models import MODELS, RESHAPED, UNDECLARED
@@ -66,6 +69,28 @@ def _settings(model: Model, version: int) -> mlserver.ModelSettings:
     )
 
 
+def _every_model() -> list[mlserver.ModelSettings]:
+    return [_settings(model, version) for model in MODELS for version in model.versions]
+
+
+class Repository(ModelRepository):  # type: ignore[misc]
+    """The models that there are, though in no folder: the repository index is made of it."""
+
+    def __init__(self, root: str) -> None:
+        """Take what MLServer says, which is nothing here."""
+
+    async def list(self) -> Sequence[mlserver.ModelSettings]:
+        """Give all versions of all models."""
+        return _every_model()
+
+    async def find(self, name: str) -> Sequence[mlserver.ModelSettings]:
+        """Give all versions of a model."""
+        found = [model for model in _every_model() if model.name == name]
+        if not found:
+            raise ModelNotFound(name)
+        return found
+
+
 async def _serve(http_port: int, grpc_port: int) -> None:
     settings = mlserver.Settings(
         host="127.0.0.1",
@@ -74,9 +99,9 @@ async def _serve(http_port: int, grpc_port: int) -> None:
         metrics_endpoint=None,
         parallel_workers=0,
         debug=False,
+        model_repository_implementation=Repository,
     )
-    models = [_settings(model, version) for model in MODELS for version in model.versions]
-    await mlserver.MLServer(settings).start(models)
+    await mlserver.MLServer(settings).start(_every_model())
 
 
 def main() -> None:
