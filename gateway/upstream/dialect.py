@@ -86,7 +86,7 @@ class Interpreter(Speech, Attendant):
                 wish.clear()  # what is wished for from now on may need another answer
                 pause: float | None
                 try:
-                    member.finding = await _learn(member.endpoint)
+                    member.finding = await _learn_in_time(member.endpoint)
                 except GatewayError as error:
                     self._note_fault(error)
                     pause, later = later, min(2 * later, self._every)
@@ -176,17 +176,23 @@ def _reason(found: list[tuple[str, Finding]]) -> tuple[str, bool]:
     return f"its endpoints differ, and this is what all of them understand ({each})", True
 
 
-async def _learn(endpoint: UpstreamEndpoint) -> Finding:
-    """Ask a server what it is; raises GatewayError (502, 503, 504) where it does not answer."""
-    url = endpoint.url + _SERVER_METADATA
+async def learn(endpoint: UpstreamEndpoint) -> Finding:
+    """Ask a server what it is; raises GatewayError (502, 503) where it does not tell."""
+    answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+    passing = answer.status >= 500 and answer.status != 501
+    if passing or answer.status in _PASSING:
+        url = endpoint.url + _SERVER_METADATA
+        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
+    return recognised(answer.status, answer.body)
+
+
+async def _learn_in_time(endpoint: UpstreamEndpoint) -> Finding:
+    """Ask a server what it is; raises GatewayError, a 504 where it does not answer in time too."""
     try:
         async with asyncio.timeout(_TIME):
-            answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+            return await learn(endpoint)
     except TimeoutError:
+        url = endpoint.url + _SERVER_METADATA
         raise GatewayError(
             ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIME:g} s"
         ) from None
-    passing = answer.status >= 500 and answer.status != 501
-    if passing or answer.status in _PASSING:
-        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
-    return recognised(answer.status, answer.body)
