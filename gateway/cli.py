@@ -180,7 +180,7 @@ def _serve_with(workers: int, settings: Settings, source: Source) -> None:
     parent = Parent(
         leader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.has_closed), post)),
+        lambda post: _run(_work(leader.gateway(post.has_closed, post.first), post)),
         settings.limits.drain_time,
         _Events(leader),
         leader,
