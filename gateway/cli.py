@@ -25,7 +25,7 @@ from gateway.app.journal import say_listening
 from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError
 from gateway.app.material import gather, warn
-from gateway.app.model_probe import probe_models
+from gateway.app.probe import probe as probe_servers
 from gateway.app.processes import worker_count
 from gateway.app.reload import Reloader
 from gateway.app.revision import Revision
@@ -74,17 +74,25 @@ def serve(config: Path) -> None:
 @main.command()
 @click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
-    "--probe", is_flag=True, help="Ask the servers whether the declared models are as they say."
+    "--probe",
+    is_flag=True,
+    help="Ask every server whether it is ready, what it is, and whether the declared models are"
+    " as declared.",
 )
 def check(config: Path, probe: bool) -> None:
-    """Say what is wrong with a settings file, or what it would serve."""
+    """Say what is wrong with a settings file, or what it would serve.
+
+    The exit status is 2 for settings that are wrong, and 1 where a file that they name cannot be
+    used. With --probe, it is 3 where a server or a model is not as declared, else 4 where a server
+    is not ready or cannot be asked. It is 0 where all is well.
+    """
     settings = _load(partial(load, config, os.environ))
     with _plain_errors():
         material = gather(settings)
         warn(settings)
     click.echo(_summary(settings))
     if probe:
-        report = _run(probe_models(material))
+        report = _run(probe_servers(material))
         click.echo("\n".join(report.lines()))
         sys.exit(report.status)
 
@@ -172,7 +180,7 @@ def _serve_with(workers: int, settings: Settings, source: Source) -> None:
     parent = Parent(
         leader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.has_closed), post)),
+        lambda post: _run(_work(leader.gateway(post.has_closed, post.first), post)),
         settings.limits.drain_time,
         _Events(leader),
         leader,

@@ -132,20 +132,42 @@ models:
     return str(file)
 
 
+async def _probed(config: str) -> tuple[int, list[str]]:
+    """Ask servers; give the status, and what is printed beyond what would be served."""
+    _, summary, _ = await run(SCRIPT, "check", config)
+    status, out, err = await run(SCRIPT, "check", "--probe", config)
+    assert err == ""
+    assert out.startswith(summary)
+    return status, out.removeprefix(summary).splitlines()
+
+
+async def test_check_asks_the_servers_what_they_are(file: Path) -> None:
+    async with FaultyServer(always(answer(b'{"name":"kserve","version":"0.15.0"}'))) as server:
+        url, itself = server.url, "it names itself 'kserve', version '0.15.0'"
+        config = settings_in(file, url)
+        assert (await run(SCRIPT, "check", config))[0] == 0
+        assert not server.requests
+        said = f"  {url}: ready; dialect kserve, but triton is declared: {itself}"
+        assert await _probed(config) == (3, ["upstream demo:", said])
+        text = await asyncio.to_thread(file.read_text)
+        await asyncio.to_thread(file.write_text, text.replace("triton", "auto"))
+        said = f"  {url}: ready; dialect kserve: {itself}"
+        assert await _probed(config) == (0, ["upstream demo:", said])
+    said = f"  {url}: cannot connect to {url}: Connection refused"
+    assert await _probed(config) == (4, ["upstream demo:", said])
+
+
 async def test_check_compares_declared_models_with_the_servers(file: Path) -> None:
     metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
     async with FaultyServer(always(answer(metadata))) as server:
         url = server.url
-        summary = f"every request → upstream u (auto): {url}\nmodels declared: m\n"
-        status, out, err = await run(SCRIPT, "check", _declaring(file, url, "INT8"))
-        assert (status, out.partition("\n")[2], err) == (0, summary, "")
-        assert not server.requests
-        found = f"model m:\n  {url} (upstream u): as declared\n"
-        status, out, err = await run(SCRIPT, "check", "--probe", str(file))
-        assert (status, out.partition("\n")[2], err) == (0, summary + found, "")
-        status, out, err = await run(SCRIPT, "check", "--probe", _declaring(file, url, "BOOL"))
-        assert (status, err) == (3, "")
-        assert "input 'x' is INT8 [-1], declared BOOL [-1]" in out
+        status, lines = await _probed(_declaring(file, url, "INT8"))
+        assert (status, lines[2:]) == (0, ["model m:", f"  {url} (upstream u): as declared"])
+        status, lines = await _probed(_declaring(file, url, "BOOL"))
+        assert (status, lines[3:]) == (
+            3,
+            [f"  {url} (upstream u): input 'x' is INT8 [-1], declared BOOL [-1]"],
+        )
 
 
 async def test_check_fills_the_environment_in(file: Path) -> None:

@@ -15,7 +15,7 @@ from gateway.workers.cores import usable_cores
 from tests.servers.addresses import HOST
 from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
-from tests.servers.faulty_server import Connection, FaultyServer, hang
+from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient, connect
 from tests.servers.running_gateway import until
@@ -402,6 +402,20 @@ async def test_one_worker_is_one_process(file: Path) -> None:
     assert status == 0
     assert "worker" not in err
     assert "tensorgate.access: GET" in err
+
+
+async def test_what_a_server_is_is_logged_once(file: Path) -> None:
+    itself = always(answer(b'{"name":"kserve","version":"0.15.0"}'))
+    async with FaultyServer(itself) as server:
+        config = settings_in(file, server.url, more="workers: 2\n")
+        text = await asyncio.to_thread(file.read_text)
+        await asyncio.to_thread(file.write_text, text.replace("triton", "auto"))
+        async with serving(config) as (process, _):
+            await process.until_it_says("dialect kserve")
+            await until(lambda: len(server.requests) == 2)
+            process.signal(signal.SIGTERM)
+            status, _, said = await process.end()
+    assert (status, said.count("dialect kserve")) == (0, 1)
 
 
 @pytest.mark.parametrize("workers", ["1", "3", "auto"])

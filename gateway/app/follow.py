@@ -71,11 +71,11 @@ class Leader(Superior):
         """Tell where clients connect."""
         return shown(self._listening, self.settings)
 
-    def gateway(self, on_closed: Callable[[], None]) -> Gateway:
-        """Make the gateway of a worker that starts now."""
+    def gateway(self, on_closed: Callable[[], None], first: bool = True) -> Gateway:
+        """Make the gateway of a worker that starts now; ``first`` is whether it has that seat."""
         # The files may have become unusable since they were loaded.
         revision = self._journal.revision
-        return Gateway(self.settings, on_closed, self._material, revision, self._board)
+        return Gateway(self.settings, on_closed, self._material, revision, self._board, first)
 
     def look(self, wished: bool) -> Orders | None:
         """Read the settings if that is wished, or if the files have changed; see Superior."""

@@ -49,7 +49,7 @@ class Gateway:
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``material`` is what
     ``gather`` gave for these settings, if it was asked already; ``board`` is what it shares with
-    other workers, if there are any. Raises ListenError on entering,
+    other workers, if there are any, of which one is the ``first``. Raises ListenError on entering,
     where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
@@ -60,11 +60,12 @@ class Gateway:
         material: Material | None = None,
         revision: Revision | None = None,
         board: Board | None = None,
+        first: bool = True,
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
         self._given = material
-        self._hearsay = None if board is None else Hearsay(board)
+        self._hearsay = None if board is None else Hearsay(board, first)
         self._helper: HelperProcess | None = None
         self._listening: tuple[Listening, ...] = ()
         self._watches: list[asyncio.Task[None]] = []

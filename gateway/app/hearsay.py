@@ -21,9 +21,11 @@ class Hearsay:
     """Tells others which endpoints are ejected and which answer again, and hears them.
 
     An endpoint is told of as one of its upstream: another one may leave it out for other reasons.
+    What all of them find out alike as they begin is logged by the ``first`` alone.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, first: bool = True) -> None:
+        self.first = first
         self._board = board
         self._task: asyncio.Task[None] | None = None
 

@@ -121,7 +121,8 @@ def _build(recipe: Recipe, hearsay: Hearsay | None) -> Upstream:
     gate = gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers)
     interpreter = None
     if declared.dialect == "auto":
-        interpreter = Interpreter(recipe.name, _ASK_EVERY, _ASK_AGAIN)
+        tells = hearsay is None or hearsay.first
+        interpreter = Interpreter(recipe.name, _ASK_EVERY, _ASK_AGAIN, tells)
     return Upstream(
         recipe.name,
         interpreter or declared_speech(DIALECTS[declared.dialect]),

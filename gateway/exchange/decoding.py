@@ -17,14 +17,18 @@ _OF_THE_CODED = ("Content-Encoding", "Content-Length")
 async def decoded(
     request: ClientRequest, asked: Endpoint, route: Route, deadline: Deadline
 ) -> ClientRequest:
-    """Give a request as it would have come without a content coding.
+    """Give a request as it would have come without a content coding, and without saying of one.
 
     What is asked for in ways that are not known here passes as it is. Raises GatewayError: 415 for
     a coding that is not known; for what is read at once, as reading what is left does.
     """
-    if asked.kind is EndpointKind.OTHER or request.content_length == 0:
+    if asked.kind is EndpointKind.OTHER or "Content-Encoding" not in request.headers:
         return request
     if not encoded(request.headers):
+        # Triton answers 501 where such a header is empty.
+        request.headers = CIMultiDictProxy(_without(request.headers, "Content-Encoding"))
+        return request
+    if request.content_length == 0:
         return request
     coding = content_coding(request.headers)
     assert coding is not None
@@ -61,9 +65,7 @@ class DecodedRequest(ClientRequest):
             pieces.append(piece)
             size += len(piece)
         self._first = b"".join(pieces)
-        headers = CIMultiDict(self.headers)
-        for name in _OF_THE_CODED:
-            headers.popall(name, None)
+        headers = _without(self.headers, *_OF_THE_CODED)
         if self._ended:
             self.content_length = size
             headers["Content-Length"] = str(size)
@@ -95,3 +97,10 @@ class DecodedRequest(ClientRequest):
             return
         data = await self._received.read()
         self._inflater.feed(data, last=not data)
+
+
+def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:
+    left = CIMultiDict(headers)
+    for name in names:
+        left.popall(name, None)
+    return left

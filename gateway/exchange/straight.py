@@ -18,7 +18,7 @@ from gateway.codec.small_request import LARGEST, SmallRequest, convert_small_req
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.cloud_forms import is_cloud_form
-from gateway.exchange.codings import accepted_coding, encoded
+from gateway.exchange.codings import accepted_coding
 from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
 from gateway.exchange.mirror import Head
@@ -65,8 +65,8 @@ class Straight:
         versioned = found.asked.version is not None
         passed = to_server(headers, found.withheld)
         mirror = _mirror(found, method, passed, length)
-        if encoded(headers) and kind is not EndpointKind.OTHER:
-            return None
+        if "Content-Encoding" in headers and kind is not EndpointKind.OTHER:
+            return None  # a header that says of none is not passed on either
         if found.is_forwarded:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed

@@ -219,12 +219,17 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         parameters = entry.get("parameters") or {}
         size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
+        raise bad_answer(_why_unread(index, entry)) from None
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_answer(
-            f"outputs[{index}] of the server's answer lacks a name, shape or known datatype"
-        ) from None
-    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-    if not whole or not (size is None or (type(size) is int and size >= 0)):
-        raise bad_answer(f"output '{name}' of the server's answer has no valid shape or size")
+            f"output '{name}' of the server's answer has the shape {shown(shape)}, "
+            "which is no array of integers of 0 or more"
+        )
+    if not (size is None or (type(size) is int and size >= 0)):
+        raise bad_answer(
+            f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
+            "which is no integer of 0 or more"
+        )
     if size is not None and datatype.size and size != element_count(shape) * datatype.size:
         raise bad_answer(
             f"output '{name}' of the server's answer has {size} bytes, which do not make "
@@ -234,6 +239,21 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         # As OpenVINO Model Server has it.
         size = None if "shared_memory_region" in parameters else 0
     return OutputTensor(str(name), datatype, tuple(shape), size)
+
+
+def _why_unread(index: int, entry: Any) -> str:
+    """Tell what is wrong with an output that cannot be read, and name it."""
+    label = f"outputs[{index}] of the server's answer"
+    if not isinstance(entry, dict):
+        return f"{label} is {shown(entry)}, and no object"
+    lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
+    if lacking:
+        return f"{label} lacks its {' and its '.join(lacking)}"
+    label = f"output '{entry['name']}' of the server's answer"
+    datatype = entry["datatype"]
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        return f"{label} has the unknown datatype {shown(datatype)}"
+    return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
 
 
 def is_in_form(fields: Fields, form: AnswerForm) -> bool:

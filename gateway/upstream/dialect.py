@@ -49,16 +49,19 @@ class Interpreter(Speech, Attendant):
     every ``every`` seconds while it has not shown what it is. One that does not answer is asked
     again after ``again`` seconds, then after twice as many each time, up to ``every``. Where
     endpoints differ, the dialect is what all of them understand. What is known stays so until
-    another answer comes.
+    another answer comes. Without ``tells``, others log what is found at first, which is alike for
+    all, and this does so at DEBUG alone.
     """
 
-    def __init__(self, upstream: str, every: float, again: float) -> None:
+    def __init__(self, upstream: str, every: float, again: float, tells: bool = True) -> None:
         super().__init__(None, "its servers were not asked yet")
         self._upstream = upstream
         self._every = every
         self._again = again
+        self._tells = tells
         self._wishes: dict[Member, asyncio.Event] = {}
         self._asking: set[Member] = set()
+        self._lost: set[Member] = set()
         self._news = asyncio.Event()
         self._fault = GatewayError(
             ErrorKind.UNREACHABLE, f"no server of upstream '{upstream}' is asked how it speaks"
@@ -73,6 +76,7 @@ class Interpreter(Speech, Attendant):
         """Count an endpoint no more."""
         self._wishes.pop(member, None)
         self._asking.discard(member)
+        self._lost.discard(member)
         self.look()
         self._tell_waiters()
 
@@ -86,11 +90,12 @@ class Interpreter(Speech, Attendant):
                 wish.clear()  # what is wished for from now on may need another answer
                 pause: float | None
                 try:
-                    member.finding = await _learn(member.endpoint)
+                    member.finding = await _learn_in_time(member.endpoint)
                 except GatewayError as error:
-                    self._note_fault(error)
+                    self._note_fault(member, error)
                     pause, later = later, min(2 * later, self._every)
                 else:
+                    self._note_answer(member)
                     self.look()
                     pause, later = None if member.finding.certain else self._every, self._again
                 self._asking.discard(member)
@@ -146,19 +151,39 @@ class Interpreter(Speech, Attendant):
         self.reason = reason
         if not changed:
             return  # the object stays as well: what is remembered for it goes by that
-        self.dialect = dialect
+        before, self.dialect = self.dialect, dialect
         unsure = differ or not all(finding.certain for _, finding in found)
         level = logging.WARNING if unsure else logging.INFO
+        if before is None:
+            level = self._at_first(level)
         _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, reason)
 
-    def _note_fault(self, error: GatewayError) -> None:
+    def _at_first(self, level: int) -> int:
+        """Give the level at which is logged what all find out alike when they begin."""
+        return level if self._tells else logging.DEBUG
+
+    def _note_fault(self, member: Member, error: GatewayError) -> None:
         self._fault = error
         if self.dialect is not None:
+            self._note_loss(member, self.dialect, error)
+        elif error.message != self.reason:
+            self.reason = error.message
+            level = self._at_first(logging.WARNING)
+            _log.log(level, "upstream %s: dialect not known yet: %s", self._upstream, self.reason)
+
+    def _note_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
+        """Log once that the only endpoint is gone; probes tell it too, and ejection of several."""
+        is_told = len(self._wishes) > 1 or member.probed.healthy is not None
+        if member.finding is None or member in self._lost or is_told:
             return
-        reason = f"not known yet: {error.message}"
-        if reason != self.reason:
-            self.reason = reason
-            _log.warning("upstream %s: dialect %s", self._upstream, reason)
+        self._lost.add(member)
+        still = f"its dialect is still taken for {dialect.name}"
+        _log.warning("upstream %s: %s; %s", self._upstream, error.message, still)
+
+    def _note_answer(self, member: Member) -> None:
+        if member in self._lost:
+            self._lost.discard(member)
+            _log.info("upstream %s: %s answers again", self._upstream, member.endpoint.url)
 
     def _tell_waiters(self) -> None:
         self._news.set()
@@ -176,17 +201,23 @@ def _reason(found: list[tuple[str, Finding]]) -> tuple[str, bool]:
     return f"its endpoints differ, and this is what all of them understand ({each})", True
 
 
-async def _learn(endpoint: UpstreamEndpoint) -> Finding:
-    """Ask a server what it is; raises GatewayError (502, 503, 504) where it does not answer."""
-    url = endpoint.url + _SERVER_METADATA
+async def learn(endpoint: UpstreamEndpoint) -> Finding:
+    """Ask a server what it is; raises GatewayError (502, 503) where it does not tell."""
+    answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+    passing = answer.status >= 500 and answer.status != 501
+    if passing or answer.status in _PASSING:
+        url = endpoint.url + _SERVER_METADATA
+        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
+    return recognised(answer.status, answer.body)
+
+
+async def _learn_in_time(endpoint: UpstreamEndpoint) -> Finding:
+    """Ask a server what it is; raises GatewayError, a 504 where it does not answer in time too."""
     try:
         async with asyncio.timeout(_TIME):
-            answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+            return await learn(endpoint)
     except TimeoutError:
+        url = endpoint.url + _SERVER_METADATA
         raise GatewayError(
             ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIME:g} s"
         ) from None
-    passing = answer.status >= 500 and answer.status != 501
-    if passing or answer.status in _PASSING:
-        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
-    return recognised(answer.status, answer.body)

@@ -20,11 +20,13 @@ Work = Callable[[Post], None]
 """What a worker does; it ends when its post says that no more connections come."""
 
 
-def fork(work: Work, closed: memoryview, leave: Callable[[], None]) -> tuple[int, socket.socket]:
+def fork(
+    work: Work, closed: memoryview, first: bool, leave: Callable[[], None]
+) -> tuple[int, socket.socket]:
     """Start a worker; give its process' id, and the parent's end of the channel to it.
 
-    ``closed`` is what they share. ``leave`` closes what is the parent's, and gives signals up.
-    Raises OSError.
+    ``closed`` is what they share; ``first`` is whether its seat is. ``leave`` closes what is the
+    parent's, and gives signals up. Raises OSError.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -34,7 +36,7 @@ def fork(work: Work, closed: memoryview, leave: Callable[[], None]) -> tuple[int
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _become_worker(work, Post(theirs, closed), leave, before)
+            _become_worker(work, Post(theirs, closed, first), leave, before)
     except OSError:
         ours.close()
         raise

@@ -262,7 +262,7 @@ class Parent:
         now = time.monotonic()
         try:
             seat.closed[0] = 0
-            pid, channel = fork(self._work, seat.closed, self._leave)
+            pid, channel = fork(self._work, seat.closed, seat is self._seats[0], self._leave)
             seat.worker = Worker(pid, channel, now)
         except OSError as error:
             pause = seat.vacate(now, now)

@@ -31,9 +31,11 @@ class Post:
     """A worker's end of the socket that it shares with its parent.
 
     ``closed`` holds one number, shared with the parent: the connections that have come to an end.
+    Of all workers at a time, one has the ``first`` seat.
     """
 
-    def __init__(self, channel: socket.socket, closed: memoryview) -> None:
+    def __init__(self, channel: socket.socket, closed: memoryview, first: bool = True) -> None:
+        self.first = first
         self._channel = channel
         self._closed = closed
         self._ending = False

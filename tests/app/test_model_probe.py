@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.app.findings import Finding, Report
 from gateway.app.material import gather
-from gateway.app.model_probe import Report, probe_models
+from gateway.app.probe import probe
 from gateway.settings.schema import Settings
 from tests.servers.certificates import ca_file, server_certificate, server_context
 from tests.servers.faulty_server import Connection, FaultyServer, hang
@@ -22,10 +23,10 @@ BATCHED = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[-1,3]}],"outputs":
 
 
 class Server:
-    """A server that gives each model's metadata, its config, or 404."""
+    """A server that is ready, and gives each model's metadata, its config, or 404."""
 
     def __init__(self, **documents: bytes) -> None:
-        self._documents = documents
+        self._documents = documents | {"_v2": b"{}", "_v2_health_ready": b""}
 
     async def play(self, connection: Connection) -> None:
         while True:
@@ -49,12 +50,22 @@ async def _probed(
         **more,
     }
     async with nothing_left():
-        return await probe_models(gather(Settings.model_validate(settings)), time)
+        return await probe(gather(Settings.model_validate(settings)), time)
+
+
+def _findings(report: Report) -> list[Finding]:
+    return [finding for of_model in report.models.values() for finding in of_model]
 
 
 def _told(report: Report) -> list[str]:
-    """Give what is told of endpoints, without their URLs."""
-    return ["; ".join(finding.told) for finding in report.findings]
+    """Give what is told of models, without the endpoints' URLs."""
+    return ["; ".join(finding.told) for finding in _findings(report)]
+
+
+def _lines(report: Report) -> list[str]:
+    """Give the lines that are printed of models."""
+    lines = list(report.lines())
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("model ")) :]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,7 @@ async def test_what_is_told(documents: dict[str, bytes], status: int, told: str)
         report = await _probed(server.url)
     assert _told(report) == [told]
     assert report.status == status
-    assert list(report.lines()) == [
+    assert _lines(report) == [
         "model m:",
         f"  {server.url} (upstream u): {told or 'as declared'}",
     ]
@@ -108,13 +119,23 @@ async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: st
     assert report.status == 4
 
 
-async def test_every_endpoint_is_asked_and_one_that_hangs_only_once() -> None:
+async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
     models = {"m": MODEL, "n": MODEL}
-    async with FaultyServer(Server(m=SAME, n=BATCHED).play) as one, FaultyServer(hang) as two:
+
+    async def hang_later(connection: Connection) -> None:
+        for body in (b"", b"{}"):
+            await connection.request()
+            await connection.send(answer(body))
+        await hang(connection)
+
+    async with (
+        FaultyServer(Server(m=SAME, n=BATCHED).play) as one,
+        FaultyServer(hang_later) as two,
+    ):
         report = await _probed(one.url, two.url, NOWHERE, models=models, time=0.2)
         assert len(two.connections) == 1
     assert report.status == 3
-    lines = list(report.lines())
+    lines = _lines(report)
     assert [line for line in lines if not line.startswith(" ")] == ["model m:", "model n:"]
     assert lines[1:3] == [
         f"  {one.url} (upstream u): as declared",
@@ -128,11 +149,6 @@ async def test_every_endpoint_is_asked_and_one_that_hangs_only_once() -> None:
 async def test_nothing_that_differs_and_some_that_cannot_be_asked() -> None:
     async with FaultyServer(Server(m=SAME).play) as server:
         assert (await _probed(server.url, NOWHERE)).status == 4
-
-
-async def test_no_models() -> None:
-    report = await _probed(NOWHERE, models={})
-    assert (report.status, list(report.lines())) == (0, ["no models are declared"])
 
 
 async def test_tls_and_names(tmp_path: Any) -> None:
@@ -182,7 +198,7 @@ async def test_those_are_asked_that_routes_lead_the_model_to(
         }
         upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
         report = await _probed(upstreams=upstreams, routes=routes)
-    assert " ".join(finding.upstream for finding in report.findings) == asked
+    assert " ".join(finding.upstream for finding in _findings(report)) == asked
     assert report.status == (0 if asked else 3)
     if not asked:
-        assert list(report.lines()) == ["model m: no route leads to it"]
+        assert _lines(report) == ["model m: no route leads to it"]

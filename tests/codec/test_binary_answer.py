@@ -331,7 +331,7 @@ def test_the_content_type_counts_for_bytes_alone() -> None:
         (b'{"outputs":[{"name":"y"', "the server's answer is not valid JSON"),
         (b'{"outputs":{}}', "the server's answer has outputs that are no array"),
         (answer({"name": "y", "data": [1]}), "outputs[0] of the server's answer lacks"),
-        (answer(output("X", [1])), "outputs[0] of the server's answer lacks"),
+        (answer(output("X", [1])), "output 'y' of the server's answer has the unknown datatype"),
         (answer(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
         (answer(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
         (answer(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),

@@ -234,7 +234,10 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
         (broken("[1.0, , 2]", 3), "output 'SUM': data is not a valid JSON array, near element 1"),
         (broken("[1]"), "output 'SUM': shape [2] takes 2 elements, data has 1"),
         (broken("[300, 1]", 2, "UINT8"), "output 'SUM': element 0 (300) does not fit UINT8"),
-        (broken("[1, 2]", 2, "FP7"), "outputs[0] of the server's answer lacks"),
+        (
+            broken("[1, 2]", 2, "FP7"),
+            "output 'SUM' of the server's answer has the unknown datatype",
+        ),
         (broken("7"), "the data of outputs[0] must be an array"),
         (broken("[1, 2]")[:-3], "the server's answer is not valid JSON"),
     ],

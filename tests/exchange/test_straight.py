@@ -79,6 +79,7 @@ FORWARDED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "PUT": ("PUT", "/v2/x", {}, 5),
     "DELETE with an empty body": ("DELETE", "/v2/x", {"Content-Length": "0"}, 0),
     "compressed": ("POST", "/v2/x", {"Content-Encoding": "gzip"}, 5),
+    "said not to be compressed": ("POST", "/v2/x", {"Content-Encoding": "identity"}, 5),
     "with tensors": ("POST", "/v2/x", {LENGTH: "5"}, 9),
     "no path of the protocol": ("GET", "/", {}, 0),
     "the largest": ("POST", "/v2/x", {}, LARGEST),
@@ -106,7 +107,6 @@ CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
     "all that a header may have": (INFER, {}, LIMITS.header_bytes),
     "said to be something": (INFER, {"Content-Type": "text/plain"}, 10),
     "said to be binary": (INFER, BINARY, 10),
-    "said not to be compressed": (INFER, {"Content-Encoding": " Identity "}, 10),
 }
 
 
@@ -142,6 +142,8 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}, 10),
     "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}, 5),
     "an unknown coding": ("POST", INFER, {"content-encoding": "X"}, 10),
+    "said not to be compressed": ("POST", INFER, {"Content-Encoding": " Identity "}, 10),
+    "an empty coding": ("POST", "/v2/models/m/generate", {"Content-Encoding": ""}, 5),
     "server metadata": ("GET", "/v2", {}, 0),
     "server metadata with a slash": ("GET", "/v2/?x", {}, 0),
     "trace settings": ("GET", "/v2/trace/setting", {}, 0),

@@ -95,6 +95,19 @@ def test_what_the_server_gets(through_it: Client, tap: Tap) -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize(("coding", "alone"), [("", 501), ("identity", 200)])
+def test_what_says_that_it_is_not_compressed(
+    direct: Client, through_it: Client, tap: Tap, coding: str, alone: int
+) -> None:
+    headers = {"Content-Encoding": coding}
+    assert direct.infer("identity_fp32", TEXT, headers).status == alone
+    like = through_it.infer("identity_fp32", TEXT)
+    tap.forget()
+    answer = through_it.infer("identity_fp32", TEXT, headers)
+    assert (answer.status, answer.body) == (200, like.body)
+    assert b"content-encoding" not in tap.sent.lower()
+
+
 def test_a_stream_is_not_held_up(through_it: Client) -> None:
     answer = through_it.send(
         "POST",

@@ -49,7 +49,8 @@ def _probe(file: Path) -> tuple[int, list[str]]:
     command = [str(TENSORGATE), "check", "--probe", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-    return done.returncode, done.stdout.splitlines()[3:]
+    lines = done.stdout.splitlines()
+    return done.returncode, lines[lines.index("upstream triton:") + 2 :]
 
 
 def test_what_is_declared_is_compared(triton: TritonServer, tmp_path: Path) -> None:

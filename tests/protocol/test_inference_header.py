@@ -396,26 +396,37 @@ def test_an_answer_without_outputs_is_in_any_form() -> None:
     assert is_in_form({"model_name": "m"}, AnswerForm(True, {}))
 
 
-LACKS = "outputs[0] of the server's answer lacks a name, shape or known datatype"
-NO_SHAPE = "output 'x' of the server's answer has no valid shape or size"
+ITS = "output 'x' of the server's answer has the"
+FIRST = "outputs[0] of the server's answer"
+NO_SHAPE = "which is no array of integers of 0 or more"
+NO_SIZE = "which is no integer of 0 or more"
 REFUSED_OUTPUTS = [
     ({"outputs": {}}, "the server's answer has outputs that are no array"),
     ({"outputs": None}, "the server's answer has outputs that are no array"),
-    ({"outputs": [5]}, LACKS),
-    ({"outputs": ["name"]}, LACKS),
-    ({"outputs": [[]]}, LACKS),
-    ({"outputs": [tensor(name=None)]}, LACKS),
-    ({"outputs": [tensor(shape=None)]}, LACKS),
-    ({"outputs": [tensor(datatype=None)]}, LACKS),
-    ({"outputs": [tensor(datatype="FP8")]}, LACKS),
-    ({"outputs": [tensor(datatype=["FP32"])]}, LACKS),
-    ({"outputs": [tensor(parameters=[5])]}, LACKS),
-    ({"outputs": [tensor(shape=2)]}, NO_SHAPE),
-    ({"outputs": [tensor(shape=[-1])]}, NO_SHAPE),
-    ({"outputs": [tensor(shape=[2.0])]}, NO_SHAPE),
-    ({"outputs": [tensor(shape=[True])]}, NO_SHAPE),
-    ({"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]}, NO_SHAPE),
-    ({"outputs": [tensor(parameters={"binary_data_size": "8"})]}, NO_SHAPE),
+    ({"outputs": [5]}, f"{FIRST} is 5, and no object"),
+    ({"outputs": ["name"]}, f'{FIRST} is "name", and no object'),
+    ({"outputs": [[]]}, f"{FIRST} is [], and no object"),
+    ({"outputs": [None]}, f"{FIRST} is null, and no object"),
+    ({"outputs": [tensor(name=None)]}, f"{FIRST} lacks its name"),
+    ({"outputs": [tensor(shape=None)]}, f"{FIRST} lacks its shape"),
+    ({"outputs": [tensor(datatype=None)]}, f"{FIRST} lacks its datatype"),
+    ({"outputs": [{}]}, f"{FIRST} lacks its name and its shape and its datatype"),
+    ({"outputs": [tensor(datatype="FP8")]}, f'{ITS} unknown datatype "FP8"'),
+    ({"outputs": [tensor(datatype=["FP32"])]}, f'{ITS} unknown datatype ["FP32"]'),
+    ({"outputs": [tensor(parameters=[5])]}, f"{ITS} parameters [5], which must be an object"),
+    ({"outputs": [tensor(parameters="a")]}, f'{ITS} parameters "a", which must be an object'),
+    ({"outputs": [tensor(shape=2)]}, f"{ITS} shape 2, {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[-1])]}, f"{ITS} shape [-1], {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[2.0])]}, f"{ITS} shape [2.0], {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
+    (
+        {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
+        f"{ITS} binary_data_size -1, {NO_SIZE}",
+    ),
+    (
+        {"outputs": [tensor(parameters={"binary_data_size": "8"})]},
+        f'{ITS} binary_data_size "8", {NO_SIZE}',
+    ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": 12})]},
         "output 'x' of the server's answer has 12 bytes, which do not make shape [2] of FP32",

@@ -9,10 +9,12 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, TRITON
+from gateway.routing.health import ProbePolicy
 from gateway.upstream import dialect as of_dialect
 from gateway.upstream.dialect import Interpreter, declared_speech
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Outcome, Pool
+from gateway.upstream.probe import Prober
 from tests.servers.faulty_server import Connection, FaultyServer, answering, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -49,11 +51,15 @@ def asking(endpoint_at: EndpointAt) -> Asking:
 
     @asynccontextmanager
     async def asking(
-        *urls: str, every: float = 60, again: float = 60
+        *urls: str,
+        every: float = 60,
+        again: float = 60,
+        tells: bool = True,
+        prober: Prober | None = None,
     ) -> AsyncIterator[tuple[Pool, Interpreter]]:
-        interpreter = Interpreter("u", every, again)
+        interpreter = Interpreter("u", every, again, tells)
         endpoints = [endpoint_at(url) for url in urls]
-        pool = Pool(endpoints, keeper=Keeper(interpreter=interpreter))
+        pool = Pool(endpoints, keeper=Keeper(prober, interpreter=interpreter))
         await pool.start()
         try:
             yield pool, interpreter
@@ -118,8 +124,8 @@ async def test_one_that_is_down_is_asked_by_who_needs_it(
                 await interpreter.known()
             assert caught.value.kind is ErrorKind.UNREACHABLE
         assert interpreter.dialect is None
-        assert interpreter.reason == f"not known yet: {caught.value.message}"
-        assert len(caplog.messages) == 1
+        assert interpreter.reason == caught.value.message
+        assert caplog.messages == [f"upstream u: dialect not known yet: {interpreter.reason}"]
         async with FaultyServer(_Itself(OF_KSERVE), port=port):
             await interpreter.known()
         assert interpreter.dialect == KSERVE
@@ -129,7 +135,7 @@ async def test_one_that_is_down_is_asked_without_anybody_who_needs_it(asking: As
     async with FaultyServer() as server:
         port = server.port
     async with asking(server.url, again=0.01) as (_, interpreter):
-        await until(lambda: "not known yet" in interpreter.reason)
+        await until(lambda: "cannot connect" in interpreter.reason)
         async with FaultyServer(_Itself(OF_KSERVE), port=port):
             await until(lambda: interpreter.dialect == KSERVE)
 
@@ -240,6 +246,85 @@ async def test_what_is_known_stays_while_a_server_is_down(asking: Asking) -> Non
         async with FaultyServer(_Itself(OF_TRITON), port=port):
             await until(lambda: one.dialect == TRITON)
         await server.__aenter__()
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+async def _asked(server: FaultyServer, more: int) -> None:
+    """Wait until a server has been asked so many times more."""
+    before = len(server.requests)
+    await until(lambda: len(server.requests) >= before + more)
+
+
+async def test_the_loss_of_the_only_server_is_logged_once(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    itself = _Itself(OF_KSERVE)
+    async with (
+        FaultyServer(itself) as server,
+        asking(server.url, every=0.02, again=0.01) as (pool, interpreter),
+    ):
+        await interpreter.known()
+        for _ in range(2):  # outages
+            caplog.clear()
+            itself.status = "503 Gone"
+            _fail(pool)
+            await _asked(server, 4)
+            itself.status = "200 OK"
+            await until(lambda: any("again" in message for message in caplog.messages))
+            _fail(pool)
+            await _asked(server, 1)
+            assert _told(caplog) == [
+                (
+                    logging.WARNING,
+                    f"upstream u: {server.url}/v2, which tells how it speaks, answered 503; "
+                    "its dialect is still taken for kserve",
+                ),
+                (logging.INFO, f"upstream u: {server.url} answers again"),
+            ]
+
+
+async def test_a_loss_that_others_log_is_not_logged_again(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes do, and so does ejection where there are several endpoints."""
+    itself = _Itself(OF_KSERVE)
+    prober = Prober("/", 60, 5, ProbePolicy(1, 1), lambda: 0.9)
+    async with FaultyServer(itself) as server, FaultyServer(_Itself(OF_KSERVE)) as other:
+        for urls, probed in (((server.url,), prober), ((server.url, other.url), None)):
+            itself.status = "200 OK"
+            async with asking(*urls, every=0.02, again=0.01, prober=probed) as (pool, _):
+                await until(lambda: all(member.finding for member in pool.members))
+                if probed is not None:
+                    await until(lambda: pool.members[0].probed.healthy)
+                itself.status = "503 Gone"
+                _fail(pool)
+                await _asked(server, 3)
+    assert _told(caplog) == []
+
+
+async def test_what_all_find_out_alike_is_logged_by_one(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tensorgate.upstream")
+    itself = _Itself(OF_KSERVE, "503 Starting")
+    async with (
+        FaultyServer(itself) as server,
+        asking(server.url, again=0.01, tells=False) as (pool, interpreter),
+    ):
+        await until(lambda: caplog.records)
+        itself.status = "200 OK"
+        await interpreter.known()
+        assert [level for level, _ in _told(caplog)] == [logging.DEBUG, logging.DEBUG]
+        caplog.clear()
+        itself.document = OF_TRITON
+        _fail(pool)
+        await until(lambda: interpreter.dialect == TRITON)
+        # What it learns later, others may not.
+        assert [level for level, _ in _told(caplog)] == [logging.INFO]
 
 
 async def test_servers_that_differ_are_named(

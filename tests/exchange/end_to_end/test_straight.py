@@ -254,7 +254,14 @@ REQUESTS = {
         request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
     ),
     "many headers": Asked(_with_headers(infer_json(), MANY_HEADERS)),
-    "not compressed": Asked(infer_json(headers={"Content-Encoding": "identity"})),
+    "not compressed": Asked(infer_json(headers={"Content-Encoding": "identity"}), False),
+    "compressed by nothing": Asked(infer_json(headers={"Content-Encoding": ""}), False),
+    "GET, not compressed": Asked(
+        request("GET", "/v2/models/m/stats", headers={"Content-Encoding": "identity"}), False
+    ),
+    "not compressed, to who knows where": Asked(
+        request("POST", "/v2/x", b"x", {"Content-Encoding": "identity"})
+    ),
     "the last": Asked(infer_json(headers={"Connection": "close"})),
     "an absolute target": Asked(request("POST", f"http://x{INFER}", json_request())),
     "an absolute target alone": Asked(request("POST", "http://x?y", b"z")),
