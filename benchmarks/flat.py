@@ -24,7 +24,6 @@ class _Size:
     times: int
 
 
-_ONE = _Size("1", 1, 100)
 _SIZES = (
     _Size("1 k", 1_000, 100),
     _Size("10 k", 10_000, 40),
@@ -57,19 +56,22 @@ def cost(lab: Lab) -> list[Row]:
 
 def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
     """Give the seconds for a request of one number, and those for each number of the sizes."""
-    requests = {size.name: _to_and_fro(size.count) for size in (_ONE, *_SIZES)}
-    times: dict[str, list[float]] = {name: [] for name in requests}
+    one = _to_and_fro(1)
+    requests = {size: _to_and_fro(size.count) for size in _SIZES}
+    alone: list[float] = []
+    each: dict[_Size, list[float]] = {size: [] for size in _SIZES}
     gateway_running = gateway_before(lab.raw_port, helper=helper)
     with gateway_running as gateway, Connection(gateway.port) as through:
-        for size in (_ONE, *_SIZES):
-            through.time(requests[size.name])
+        for request in (one, *requests.values()):
+            through.time(request)
         for _ in range(lab.rounds(5)):
-            for size in (_ONE, *_SIZES):
-                request = requests[size.name]
-                times[size.name] += [through.time(request).total for _ in range(size.times)]
-    took = {name: statistics.median(each) for name, each in times.items()}
-    one = took[_ONE.name]
-    return one, [(took[size.name] - one) / (size.count - 1) for size in _SIZES]
+            for size, request in requests.items():
+                for _ in range(size.times):
+                    # Next to each other: a machine has its phases.
+                    aside = through.time(one).total
+                    alone.append(aside)
+                    each[size].append((through.time(request).total - aside) / (size.count - 1))
+    return statistics.median(alone), [statistics.median(each[size]) for size in _SIZES]
 
 
 def _shown(per_number: list[float]) -> str:
