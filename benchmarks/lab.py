@@ -89,11 +89,12 @@ def start_helper(gateway: Gateway) -> None:
     time.sleep(_HELPER_STARTS_WITHIN)
 
 
-def medians(rounds: int, jobs: Mapping[str, Job]) -> dict[str, float]:
+def medians(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str, float]:
     """Give the median of the seconds that each job takes.
 
-    Each round does every job once, so that what disturbs them disturbs all alike; every second
-    round goes backwards, so that none always follows the same one. The first is not timed.
+    Each round does every job, so that what disturbs them disturbs all alike; every second round
+    goes backwards, so that none always follows the same one. The first is not timed. A job is
+    done ``in_a_row`` times where one alone would pay for what another job did to the caches.
     """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
@@ -101,9 +102,10 @@ def medians(rounds: int, jobs: Mapping[str, Job]) -> dict[str, float]:
     gc.collect()
     for number in range(rounds):
         for name in list(jobs)[:: 1 if number % 2 else -1]:
-            began = perf_counter()
-            jobs[name]()
-            times[name].append(perf_counter() - began)
+            for _ in range(in_a_row):
+                began = perf_counter()
+                jobs[name]()
+                times[name].append(perf_counter() - began)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
