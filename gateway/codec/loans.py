@@ -38,7 +38,7 @@ class Loan(ABC):
 
     @abstractmethod
     async def wait(self) -> None:
-        """Wait until it is done."""
+        """Wait until it is done, which may be here, with a turn for others behind each piece."""
 
 
 class Lender(ABC):

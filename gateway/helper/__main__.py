@@ -33,7 +33,8 @@ def serve(sock: socket.socket, slots: Slots) -> None:
     reader = TicketReader()
     while data := sock.recv(_READ):
         for mark, slot, size in reader.feed(data):
-            result = do(work_of(mark), slots.work(slot, size))
+            wanted = slots.is_wanted(slot)
+            result = do(work_of(mark), slots.work(slot, size)) if wanted else None
             if result is None or len(result) > LARGEST_RESULT:
                 sock.sendall(TICKET.pack(NOT_DONE, slot, 0))
             else:

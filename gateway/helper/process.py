@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from dataclasses import dataclass
 from typing import cast
 
+from gateway.codec.lent_work import do
 from gateway.codec.loans import Lender, Loan, Work
 from gateway.helper.slots import (
     COUNT,
@@ -97,21 +99,28 @@ class HelperProcess(Lender):
             await asyncio.shield(self._loop.run_in_executor(None, process.wait))
 
 
+@dataclass(eq=False)
 class _Loan(Loan):
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._waiter: asyncio.Future[None] | None = None
+    """Work that lies in a slot."""
+
+    link: _Link
+    work: Work
+    slot: int
+    size: int
 
     def end(self, result: bytes | None) -> None:
         self.done = True
         self.result = result
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        if not self.done:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+        # Who waits has nothing else to do, and the helper may have to share its core with others:
+        # what it would come to last is done here, until it has done the rest.
+        for loan in self.link.lent_last_first():
+            if self.done:
+                return
+            if not loan.done:
+                self.link.do_here(loan)
+                await asyncio.sleep(0)
 
 
 class _Link(asyncio.Protocol):
@@ -135,12 +144,21 @@ class _Link(asyncio.Protocol):
             return None
         slot = self._free.pop()
         size = self._slots.put_work(slot, data)
-        loan = _Loan(self._loop)
+        loan = _Loan(self, work, slot, size)
         self._loans.append(loan)
         self.transport.write(TICKET.pack(mark_of(work), slot, size))
         if self._watch is None:
             self._watch = self._loop.call_later(_PATIENCE, self._look, loan)
         return loan
+
+    def lent_last_first(self) -> list[_Loan]:
+        """Give the loans that the helper has not answered, the last one first."""
+        return list(reversed(self._loans))
+
+    def do_here(self, loan: _Loan) -> None:
+        """Do a piece of work that the helper has; it need not begin with it any more."""
+        self._slots.withdraw(loan.slot)
+        loan.end(do(loan.work, self._slots.work(loan.slot, loan.size)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -153,23 +171,26 @@ class _Link(asyncio.Protocol):
             self._ready = True
             del tickets[0]
         for mark, slot, size in tickets:
-            result = self._slots.result(slot, size) if mark == DONE else None
+            loan = self._loans.popleft()
+            if not loan.done:
+                loan.end(self._slots.result(slot, size) if mark == DONE else None)
             self._free.append(slot)
-            self._loans.popleft().end(result)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count all that is not done as not to be done."""
         if self._watch is not None:
             self._watch.cancel()
         while self._loans:
-            self._loans.popleft().end(None)
+            loan = self._loans.popleft()
+            if not loan.done:
+                loan.end(None)
         if not self.lost.done():
             self.lost.set_result(None)
 
     def _look(self, loan: _Loan) -> None:
         """Give the helper up where it has not done in time what it had to."""
         self._watch = None
-        if not loan.done:
+        if loan in self._loans:
             _log.warning("the helper process did nothing for %g s", _PATIENCE)
             self.transport.abort()
         elif self._loans:

@@ -27,6 +27,9 @@ READY = TICKET.pack(DONE, 0, 0)
 """What the helper says first: it takes a moment to start."""
 
 _SLOT = LARGEST_WORK + LARGEST_RESULT
+_WANTED = COUNT * _SLOT
+"""Where it stands, in a byte for each slot, whether its work is still to be done."""
+_SIZE = _WANTED + COUNT
 _DATATYPES = tuple(DATATYPES.values())
 
 
@@ -37,7 +40,7 @@ def memory_file() -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, COUNT * _SLOT)
+    os.ftruncate(descriptor, _SIZE)
     return descriptor
 
 
@@ -45,7 +48,7 @@ class Slots:
     """The memory behind a descriptor, which may be closed then: each slot has work and result."""
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = memoryview(mmap.mmap(descriptor, COUNT * _SLOT))
+        self._memory = memoryview(mmap.mmap(descriptor, _SIZE))
 
     def put_work(self, slot: int, pieces: tuple[bytes | memoryview, ...]) -> int:
         """Write the pieces, one behind the other; give their size."""
@@ -53,7 +56,16 @@ class Slots:
         for piece in pieces:
             self._memory[at : at + len(piece)] = piece
             at += len(piece)
+        self._memory[_WANTED + slot] = True
         return at - start
+
+    def withdraw(self, slot: int) -> None:
+        """Note that the work need not be done any more; whoever is at it may go on."""
+        self._memory[_WANTED + slot] = False
+
+    def is_wanted(self, slot: int) -> bool:
+        """Tell whether the work is still to be done."""
+        return bool(self._memory[_WANTED + slot])
 
     def work(self, slot: int, size: int) -> bytes:
         """Copy the work out."""

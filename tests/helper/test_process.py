@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Loan, Work
 from gateway.helper import process, slots
+from gateway.helper.__main__ import serve
 from gateway.helper.process import HelperProcess
 from gateway.protocol.datatypes import DATATYPES
 from tests.servers.faulty_server import Connection, FaultyServer
@@ -66,10 +68,21 @@ async def _lend(helper: HelperProcess, work: Work = TO_JSON, data: bytes = DATA)
 
 
 async def _result(loan: Loan) -> bytes | None:
-    async with asyncio.timeout(30):
-        await loan.wait()
-    assert loan.done
+    """Give what the helper makes of it: nobody waits for it, and so nobody helps."""
+    await until(lambda: loan.done, 30)
     return loan.result
+
+
+@asynccontextmanager
+async def _three_lent_to_one_who_stands_still() -> AsyncIterator[tuple[int, list[Loan]]]:
+    """Give the helper's process id, and the loans."""
+    async with _helper() as helper:
+        await _result(await _lend(helper))
+        (pid,) = _children()
+        os.kill(pid, signal.SIGSTOP)
+        works = [(TO_JSON, DATA), (TO_BINARY, TEXT), (TO_BINARY, b"[1," * 9000)]
+        loans = [helper.lend(work, data) for work, data in works]
+        yield pid, [loan for loan in loans if loan is not None]
 
 
 async def test_it_starts_when_there_is_work() -> None:
@@ -143,6 +156,82 @@ async def test_what_it_has_not_done_when_it_dies_is_not_done(
         await until(lambda: helper._link is None)
         assert helper.lend(TO_JSON, DATA) is None
     assert f"the helper process {pid} ended" in caplog.text
+
+
+async def test_who_waits_does_it_here_the_last_first() -> None:
+    async with _three_lent_to_one_who_stands_still() as (_, loans):
+        await loans[2].wait()
+        assert [loan.done for loan in loans] == [False, False, True]
+        await loans[0].wait()
+        assert [loan.result for loan in loans] == [TEXT[1:-1], DATA, None]
+        await loans[1].wait()
+
+
+async def test_others_have_their_turn_meanwhile() -> None:
+    async with _three_lent_to_one_who_stands_still() as (_, loans):
+        turns = []
+        waiting = asyncio.create_task(loans[0].wait())
+        while not waiting.done():
+            await asyncio.sleep(0)
+            turns.append(sum(loan.done for loan in loans))
+        assert [turns.count(done) > 0 for done in (1, 2, 3)] == [True] * 3
+
+
+async def test_two_may_wait() -> None:
+    async with _three_lent_to_one_who_stands_still() as (_, loans):
+        async with asyncio.timeout(30):
+            await asyncio.gather(loans[0].wait(), loans[1].wait())
+        assert [loan.result for loan in loans] == [TEXT[1:-1], DATA, None]
+
+
+async def test_a_wait_may_be_cancelled() -> None:
+    async with _three_lent_to_one_who_stands_still() as (pid, loans):
+        waiting = asyncio.create_task(loans[0].wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert [loan.done for loan in loans] == [False, False, True]
+        os.kill(pid, signal.SIGCONT)
+        assert [await _result(loan) for loan in loans] == [TEXT[1:-1], DATA, None]
+
+
+async def test_a_helper_that_goes_on_goes_on_with_what_comes() -> None:
+    async with _helper() as helper:
+        await _result(await _lend(helper))
+        (pid,) = _children()
+        for _ in range(3):
+            os.kill(pid, signal.SIGSTOP)
+            loans = [helper.lend(TO_JSON, DATA) for _ in range(slots.COUNT)]
+            (first, *_) = [loan for loan in loans if loan]
+            await first.wait()
+            assert helper.lend(TO_BINARY, TEXT) is None
+            os.kill(pid, signal.SIGCONT)
+            assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
+            assert [loan.result for loan in loans if loan] == [TEXT[1:-1]] * slots.COUNT
+
+
+async def test_one_that_does_nothing_is_given_up_though_its_work_is_done_here() -> None:
+    with mock.patch.object(process, "_PATIENCE", 0.2):
+        async with _three_lent_to_one_who_stands_still() as (_, loans):
+            await loans[0].wait()
+            await until(lambda: _children() == set())
+
+
+def test_what_was_withdrawn_is_not_begun() -> None:
+    ours, its = socket.socketpair()
+    file = slots.memory_file()
+    shared = slots.Slots(file)
+    os.close(file)
+    sizes = [shared.put_work(slot, (DATA[: 4 * (slot + 1)],)) for slot in range(2)]
+    shared.withdraw(0)
+    mark = slots.mark_of(TO_JSON)
+    ours.sendall(b"".join(slots.TICKET.pack(mark, slot, size) for slot, size in enumerate(sizes)))
+    ours.shutdown(socket.SHUT_WR)
+    with ours, its:
+        serve(its, shared)
+        replies = slots.TicketReader().feed(ours.recv(1000))
+    assert [(mark, slot) for mark, slot, _ in replies[1:]] == [(slots.NOT_DONE, 0), (slots.DONE, 1)]
 
 
 async def test_another_one_is_started_after_a_pause() -> None:

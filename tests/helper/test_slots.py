@@ -56,6 +56,16 @@ def test_work_put_on_one_side_is_there_on_the_other(both: tuple[Slots, Slots]) -
     ]
 
 
+def test_work_may_be_withdrawn(both: tuple[Slots, Slots]) -> None:
+    ours, its = both
+    for slot in range(COUNT):
+        ours.put_work(slot, (b"1",))
+    ours.withdraw(1)
+    assert [its.is_wanted(slot) for slot in range(COUNT)] == [slot != 1 for slot in range(COUNT)]
+    ours.put_work(1, (b"1",))
+    assert its.is_wanted(1)
+
+
 def test_full_slots_do_not_touch_each_other(both: tuple[Slots, Slots]) -> None:
     ours, its = both
     for slot in range(COUNT):
