@@ -14,16 +14,9 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
 from gateway.errors import bad_answer
+from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.inference_header import (
-    DEEPEST_ANSWER,
-    AnswerForm,
-    Fields,
-    OutputTensor,
-    parse_answer,
-    read_outputs,
-    says_base64,
-)
+from gateway.protocol.inference_header import AnswerForm, Fields, says_base64
 from gateway.protocol.messages import ANSWER
 
 Chunks = list[bytes | memoryview]

@@ -16,14 +16,9 @@ from gateway.codec.json_writer import (
 )
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
+from gateway.protocol.answer_header import OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import Family
-from gateway.protocol.inference_header import (
-    AnswerForm,
-    Fields,
-    OutputTensor,
-    parse_answer,
-    read_outputs,
-)
+from gateway.protocol.inference_header import AnswerForm, Fields
 from gateway.protocol.messages import ANSWER, Tensor
 
 

@@ -15,8 +15,8 @@ import orjson
 
 from gateway.codec.json_writer import skeleton
 from gateway.errors import GatewayError
+from gateway.protocol.answer_header import OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import Family
-from gateway.protocol.inference_header import OutputTensor, parse_answer, read_outputs
 from gateway.protocol.messages import ANSWER
 
 _REMEMBERED = 256

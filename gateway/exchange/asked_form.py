@@ -10,7 +10,8 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import end_to_end
 from gateway.exchange.held_answer import relay_in_binary, relay_mixed
 from gateway.exchange.pump import write
-from gateway.protocol.inference_header import AnswerForm, is_in_form, parse_answer
+from gateway.protocol.answer_header import is_in_form, parse_answer
+from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
 
 _Chunks = AsyncIterator[bytes | memoryview]

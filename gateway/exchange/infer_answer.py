@@ -20,7 +20,8 @@ from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.exchange.held_answer import relay_mixed
 from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
-from gateway.protocol.inference_header import AnswerForm, parse_answer, read_outputs
+from gateway.protocol.answer_header import parse_answer, read_outputs
+from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import AnswerHead, UpstreamResponse
 
 _PIECE = 32 * 1024

@@ -1,4 +1,4 @@
-"""The JSON part of an infer request or answer: parse, check, rewrite.
+"""The JSON part of an infer request: parse, check, rewrite. That of an answer: answer_header.py.
 
 Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
 ``binary_data_output``.
@@ -13,15 +13,13 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_answer, bad_request
+from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.tensors import element_count
 
 Fields = dict[str, Any]
 
 _LARGEST_SIZE = 2**63 - 1
-DEEPEST_ANSWER = 200
-"""Levels of nesting that an answer's JSON may have."""
 
 
 class Source(Enum):
@@ -89,12 +87,13 @@ def parse_header(text: bytes, depth_cap: int) -> Fields:
         raise bad_request(f"the request is not valid JSON ({error.msg}), near: {near}") from None
     if not isinstance(fields, dict):
         raise bad_request("the request's JSON must be an object with inputs")
-    if _is_deeper(text, fields, depth_cap):
+    if is_deeper(text, fields, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
     return fields
 
 
-def _is_deeper(text: bytes, fields: Fields, cap: int) -> bool:
+def is_deeper(text: bytes, fields: Fields, cap: int) -> bool:
+    """Tell whether JSON, as text and parsed, nests in more levels than the cap."""
     # Brackets inside strings count too, but only where the quick bound is exceeded.
     return text.count(b"[") + text.count(b"{") > cap and _depth(fields) > cap
 
@@ -175,105 +174,6 @@ def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
     parameters = {"binary_data": True}
     fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
     return orjson.dumps(fields)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
-    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary.
-
-    One without elements, of which nothing else is said, is taken for binary of no bytes.
-    """
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    binary_size: int | None
-
-
-def parse_answer(text: bytes) -> Fields:
-    """Parse the JSON part of a server's answer; raises GatewayError (502)."""
-    try:
-        fields = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
-    if not isinstance(fields, dict):
-        raise bad_answer("the server's answer is JSON, but no object")
-    if _is_deeper(text, fields, DEEPEST_ANSWER):
-        raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
-    return fields
-
-
-def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
-    """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
-    entries = fields.get("outputs", [])
-    if not isinstance(entries, list):
-        raise bad_answer("the server's answer has outputs that are no array")
-    return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
-
-
-def _read_output(index: int, entry: Any) -> OutputTensor:
-    try:
-        name, shape = entry["name"], entry["shape"]
-        datatype = DATATYPES[entry["datatype"]]
-        # KServe writes what it has none of as null.
-        parameters = entry.get("parameters") or {}
-        size = parameters.get("binary_data_size")
-    except (KeyError, TypeError, AttributeError):
-        raise bad_answer(_why_unread(index, entry)) from None
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise bad_answer(
-            f"output '{name}' of the server's answer has the shape {shown(shape)}, "
-            "which is no array of integers of 0 or more"
-        )
-    if not (size is None or (type(size) is int and size >= 0)):
-        raise bad_answer(
-            f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
-            "which is no integer of 0 or more"
-        )
-    if size is not None and datatype.size and size != element_count(shape) * datatype.size:
-        raise bad_answer(
-            f"output '{name}' of the server's answer has {size} bytes, which do not make "
-            f"shape {shape} of {datatype.name}"
-        )
-    if size is None and 0 in shape and "data" not in entry:
-        # As OpenVINO Model Server has it.
-        size = None if "shared_memory_region" in parameters else 0
-    return OutputTensor(str(name), datatype, tuple(shape), size)
-
-
-def _why_unread(index: int, entry: Any) -> str:
-    """Tell what is wrong with an output that cannot be read, and name it."""
-    label = f"outputs[{index}] of the server's answer"
-    if not isinstance(entry, dict):
-        return f"{label} is {shown(entry)}, and no object"
-    lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
-    if lacking:
-        return f"{label} lacks its {' and its '.join(lacking)}"
-    label = f"output '{entry['name']}' of the server's answer"
-    datatype = entry["datatype"]
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        return f"{label} has the unknown datatype {shown(datatype)}"
-    return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
-
-
-def is_in_form(fields: Fields, form: AnswerForm) -> bool:
-    """Tell whether each output of an answer has the form that the client wants.
-
-    One that has neither is in shared memory, unless its shape says that it has no elements.
-    """
-    outputs = fields.get("outputs", [])
-    return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
-
-
-def _is_in_form(entry: Any, form: AnswerForm) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    has_data, parameters = "data" in entry, entry.get("parameters")
-    has_size = isinstance(parameters, dict) and parameters.get("binary_data_size") is not None
-    if not has_data and not has_size:
-        shape = entry.get("shape")
-        return isinstance(shape, list) and 0 not in shape
-    return has_data != has_size and has_size == form.wants_binary(str(entry.get("name")))
 
 
 def set_binary_size(entry: Fields, size: int) -> None:

@@ -1,0 +1,115 @@
+"""The JSON part of a server's answer: parse and check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.errors import bad_answer
+from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.inference_header import AnswerForm, Fields, is_deeper, shown
+from gateway.protocol.tensors import element_count
+
+DEEPEST_ANSWER = 200
+"""Levels of nesting that an answer's JSON may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary.
+
+    One without elements, of which nothing else is said, is taken for binary of no bytes.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None
+
+
+def parse_answer(text: bytes) -> Fields:
+    """Parse the JSON part of a server's answer; raises GatewayError (502)."""
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
+    if not isinstance(fields, dict):
+        raise bad_answer("the server's answer is JSON, but no object")
+    if is_deeper(text, fields, DEEPEST_ANSWER):
+        raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
+    return fields
+
+
+def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
+    """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
+    entries = fields.get("outputs", [])
+    if not isinstance(entries, list):
+        raise bad_answer("the server's answer has outputs that are no array")
+    return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
+
+
+def _read_output(index: int, entry: Any) -> OutputTensor:
+    try:
+        name, shape = entry["name"], entry["shape"]
+        datatype = DATATYPES[entry["datatype"]]
+        # KServe writes what it has none of as null.
+        parameters = entry.get("parameters") or {}
+        size = parameters.get("binary_data_size")
+    except (KeyError, TypeError, AttributeError):
+        raise bad_answer(_why_unread(index, entry)) from None
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise bad_answer(
+            f"output '{name}' of the server's answer has the shape {shown(shape)}, "
+            "which is no array of integers of 0 or more"
+        )
+    if not (size is None or (type(size) is int and size >= 0)):
+        raise bad_answer(
+            f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
+            "which is no integer of 0 or more"
+        )
+    if size is not None and datatype.size and size != element_count(shape) * datatype.size:
+        raise bad_answer(
+            f"output '{name}' of the server's answer has {size} bytes, which do not make "
+            f"shape {shape} of {datatype.name}"
+        )
+    if size is None and 0 in shape and "data" not in entry:
+        # As OpenVINO Model Server has it.
+        size = None if "shared_memory_region" in parameters else 0
+    return OutputTensor(str(name), datatype, tuple(shape), size)
+
+
+def _why_unread(index: int, entry: Any) -> str:
+    """Tell what is wrong with an output that cannot be read, and name it."""
+    label = f"outputs[{index}] of the server's answer"
+    if not isinstance(entry, dict):
+        return f"{label} is {shown(entry)}, and no object"
+    lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
+    if lacking:
+        return f"{label} lacks its {' and its '.join(lacking)}"
+    label = f"output '{entry['name']}' of the server's answer"
+    datatype = entry["datatype"]
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        return f"{label} has the unknown datatype {shown(datatype)}"
+    return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
+
+
+def is_in_form(fields: Fields, form: AnswerForm) -> bool:
+    """Tell whether each output of an answer has the form that the client wants.
+
+    One that has neither is in shared memory, unless its shape says that it has no elements.
+    """
+    outputs = fields.get("outputs", [])
+    return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
+
+
+def _is_in_form(entry: Any, form: AnswerForm) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    has_data, parameters = "data" in entry, entry.get("parameters")
+    has_size = isinstance(parameters, dict) and parameters.get("binary_data_size") is not None
+    if not has_data and not has_size:
+        shape = entry.get("shape")
+        return isinstance(shape, list) and 0 not in shape
+    return has_data != has_size and has_size == form.wants_binary(str(entry.get("name")))
