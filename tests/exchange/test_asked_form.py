@@ -10,23 +10,16 @@ import numpy as np
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.deadline import Deadline
-from gateway.exchange.infer import infer
-from gateway.exchange.predict import predict
 from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
-from gateway.protocol.endpoints import EndpointKind, parse_endpoint
 from tests.servers.doubles import (
     LIMITS,
     URL,
-    Log,
     ScriptedAnswer,
-    ScriptedEndpoint,
-    ScriptedRequest,
     ScriptedResponse,
     Step,
-    route_to,
 )
 from tests.servers.running_gateway import until
+from tests.servers.scene import Scene, Turn
 from tests.servers.tensors import INFER, LENGTH, metadata
 
 DOUBTED = pytest.mark.parametrize(
@@ -74,35 +67,22 @@ def _request(*, default: bool = False, **own: bool) -> bytes:
     return json.dumps(fields).encode()
 
 
-class _Scene:
-    """One exchange, and its log."""
+class _Scene(Scene):
+    """One exchange with a server that may answer in another form."""
 
     def __init__(
         self,
-        *turns: ScriptedResponse,
+        *turns: Turn,
         body: Sequence[Step],
         dialect: Dialect = KSERVE,
         target: str = INFER,
         headers: dict[str, str] | None = None,
         **limits: int,
     ) -> None:
-        self.log = Log()
-        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedAnswer(self.log)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
         made = replace(LIMITS, **limits)
-        self.route = route_to(self.endpoint, dialect=dialect, limits=made)
-
-    async def run(self) -> ScriptedAnswer:
-        asked = parse_endpoint("POST", self.request.target)
-        exchange = predict if asked.kind is EndpointKind.PREDICT else infer
-        try:
-            with Deadline(9, 9) as turns:
-                await exchange(self.request, self.answer, asked, self.route, turns)
-        finally:
-            assert sum(self.route.upstream.pool.outstanding) == 0
-            assert self.route.held.total == 0
-        return self.answer
+        super().__init__(
+            *turns, body=body, headers=headers, target=target, dialect=dialect, limits=made
+        )
 
     async def fault(self) -> str:
         with pytest.raises(GatewayError) as caught:

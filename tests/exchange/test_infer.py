@@ -1,15 +1,14 @@
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
-from gateway.exchange.base import Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.infer import infer
-from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 from tests.servers.doubles import (
@@ -18,9 +17,9 @@ from tests.servers.doubles import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedResponse,
-    Step,
     route_to,
 )
+from tests.servers.scene import Scene
 from tests.servers.tensors import (
     FLOATS,
     INFER,
@@ -42,43 +41,9 @@ NO_CONFIG = ScriptedResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-class _Scene:
-    """One infer exchange, and its log."""
-
-    def __init__(
-        self,
-        *turns: ScriptedResponse | BaseException | asyncio.Event,
-        body: Sequence[Step],
-        headers: dict[str, str] | None = None,
-        target: str = INFER,
-        dialect: Dialect = TRITON,
-    ) -> None:
-        self.log = Log()
-        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedAnswer(self.log)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
-        self.route: Route = route_to(self.endpoint, dialect=dialect)
-
-    async def run(self) -> ScriptedAnswer:
-        asked = parse_endpoint("POST", self.request.target)
-        try:
-            with Deadline(9, 9) as turns:
-                await infer(self.request, self.answer, asked, self.route, turns)
-        finally:
-            assert sum(self.route.upstream.pool.outstanding) == 0
-        return self.answer
-
-    @property
-    def sent(self) -> tuple[dict[str, object], bytes]:
-        """Give the header and the tensors of the last request that the server got."""
-        size = int(self.endpoint.requests[-1].headers[LENGTH])
-        body = self.endpoint.bodies[-1]
-        return json.loads(body[:size]), body[size:]
-
-
 async def test_json_is_sent_when_it_is_complete() -> None:
     text = json_request()
-    scene = _Scene(ANSWER, body=[text[:9], text[9:]])
+    scene = Scene(ANSWER, body=[text[:9], text[9:]])
     answer = await scene.run()
     assert scene.log == [
         "client sends 9",
@@ -101,7 +66,7 @@ async def test_json_is_sent_when_it_is_complete() -> None:
 async def test_binary_is_sent_as_it_comes() -> None:
     header = binary_header(80_000, binary_output=True)
     tensor = [b"a" * 40_000, b"b" * 40_000]
-    scene = _Scene(ANSWER, body=[header, *tensor], headers={LENGTH: str(len(header))})
+    scene = Scene(ANSWER, body=[header, *tensor], headers={LENGTH: str(len(header))})
     await scene.run()
     assert scene.log[:8] == [
         f"client sends {len(header)}",
@@ -118,7 +83,7 @@ async def test_binary_is_sent_as_it_comes() -> None:
 
 async def test_little_binary_is_sent_as_a_whole() -> None:
     header = binary_header(8, binary_output=True)
-    scene = _Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
+    scene = Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
     await scene.run()
     assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
     assert scene.endpoint.requests[0].body == [header + b"12345678"]
@@ -126,7 +91,7 @@ async def test_little_binary_is_sent_as_a_whole() -> None:
 
 async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
     header = binary_header(8)
-    scene = _Scene(ANSWER, body=[header + bytes(8)], headers={LENGTH: str(len(header))})
+    scene = Scene(ANSWER, body=[header + bytes(8)], headers={LENGTH: str(len(header))})
     answer = await scene.run()
     assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
     fields, tensors = scene.sent
@@ -134,7 +99,7 @@ async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
 
 
 async def test_raw_gets_its_header() -> None:
-    scene = _Scene(
+    scene = Scene(
         METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={LENGTH: "0", "X": "1"}
     )
     answer = await scene.run()
@@ -156,7 +121,7 @@ async def test_raw_gets_its_header() -> None:
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
 async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
-    scene = _Scene(METADATA, ANSWER, body=[b"12345678"], headers={LENGTH: "0"}, dialect=dialect)
+    scene = Scene(METADATA, ANSWER, body=[b"12345678"], headers={LENGTH: "0"}, dialect=dialect)
     await scene.run()
     assert [request.target for request in scene.endpoint.requests] == ["/v2/models/m", INFER]
     header, tensors = scene.sent
@@ -176,7 +141,7 @@ async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
 @pytest.mark.parametrize("size", [4, 40_000])
 async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
     body = [b"1" * size, b"2" * size]
-    scene = _Scene(METADATA, NO_CONFIG, ANSWER, body=body, headers={LENGTH: "0"})
+    scene = Scene(METADATA, NO_CONFIG, ANSWER, body=body, headers={LENGTH: "0"})
     await scene.run()
     sent = scene.log.index(f"server is asked POST {INFER}")
     assert (sent < scene.log.index(f"client sends {size}")) is (size > 4)
@@ -184,7 +149,7 @@ async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
 
 
 async def test_raw_without_length_is_held() -> None:
-    scene = _Scene(
+    scene = Scene(
         METADATA,
         NO_CONFIG,
         ANSWER,
@@ -199,7 +164,7 @@ async def test_raw_without_length_is_held() -> None:
 
 async def test_raw_text_gets_its_length() -> None:
     text = ScriptedResponse(200, {}, [metadata(1, datatype="BYTES")])
-    scene = _Scene(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={LENGTH: "0"})
+    scene = Scene(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={LENGTH: "0"})
     await scene.run()
     assert scene.sent[1] == b"\x05\0\0\0hello"
 
@@ -222,7 +187,7 @@ async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
 
 async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
     refusal = ScriptedResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    scene = _Scene(refusal, body=[bytes(8)], headers={LENGTH: "0"})
+    scene = Scene(refusal, body=[bytes(8)], headers={LENGTH: "0"})
     with pytest.raises(ServerRefusalError) as caught:
         await scene.run()
     assert (caught.value.status, caught.value.body) == (404, b"no such model")
@@ -230,33 +195,33 @@ async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
 
 
 async def test_identity_is_no_encoding() -> None:
-    scene = _Scene(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
+    scene = Scene(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
     await scene.run()
     assert scene.sent[1] == FLOATS.tobytes()
 
 
-BAD: dict[str, Callable[[], _Scene]] = {
-    "no body": lambda: _Scene(body=[]),
-    "no JSON": lambda: _Scene(body=[b"no"]),
-    "broken off": lambda: _Scene(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
-    "length": lambda: _Scene(body=[b"{}"], headers={LENGTH: "x"}),
-    "length beyond the body": lambda: _Scene(body=[b"{}"], headers={LENGTH: "3"}),
-    "chunked, length beyond": lambda: _Scene(body=[b"{}"], headers={LENGTH: "3", **CHUNKED}),
-    "surplus": lambda: _Scene(
+BAD: dict[str, Callable[[], Scene]] = {
+    "no body": lambda: Scene(body=[]),
+    "no JSON": lambda: Scene(body=[b"no"]),
+    "broken off": lambda: Scene(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
+    "length": lambda: Scene(body=[b"{}"], headers={LENGTH: "x"}),
+    "length beyond the body": lambda: Scene(body=[b"{}"], headers={LENGTH: "3"}),
+    "chunked, length beyond": lambda: Scene(body=[b"{}"], headers={LENGTH: "3", **CHUNKED}),
+    "surplus": lambda: Scene(
         body=[json_request(), b"x"], headers={LENGTH: str(len(json_request()))}
     ),
-    "chunked, surplus": lambda: _Scene(
+    "chunked, surplus": lambda: Scene(
         body=[json_request(), b"x"], headers={LENGTH: str(len(json_request())), **CHUNKED}
     ),
-    "missing": lambda: _Scene(
+    "missing": lambda: Scene(
         body=[binary_header(8), bytes(7)], headers={LENGTH: str(len(binary_header(8)))}
     ),
-    "no header length": lambda: _Scene(body=[binary_header(8), bytes(8)]),
+    "no header length": lambda: Scene(body=[binary_header(8), bytes(8)]),
 }
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-async def test_bad_requests_reach_no_server(make: Callable[[], _Scene]) -> None:
+async def test_bad_requests_reach_no_server(make: Callable[[], Scene]) -> None:
     scene = make()
     with pytest.raises(GatewayError) as caught:
         await scene.run()
@@ -272,7 +237,7 @@ async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
     header = binary_header(8)
     size = 8 + surplus if surplus else 7
     headers = {LENGTH: str(len(header)), **CHUNKED}
-    scene = _Scene(body=[header, bytes(size)], headers=headers)
+    scene = Scene(body=[header, bytes(size)], headers=headers)
     with pytest.raises(GatewayError) as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -293,7 +258,7 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
     for body in (text, behind):
         turns = 0
-        scene = _Scene(ANSWER, body=[body])
+        scene = Scene(ANSWER, body=[body])
         task = asyncio.create_task(others())
         await scene.run()
         task.cancel()
@@ -301,21 +266,21 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
         assert scene.sent[1] == bytes(400_000)
 
 
-FORMS: dict[str, Callable[..., _Scene]] = {
-    "json": lambda *turns: _Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
-    "binary": lambda *turns: _Scene(
+FORMS: dict[str, Callable[..., Scene]] = {
+    "json": lambda *turns: Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
+    "binary": lambda *turns: Scene(
         *turns,
         body=[binary_header(8), b"1234", b"5678"],
         headers={LENGTH: str(len(binary_header(8)))},
     ),
-    "raw": lambda *turns: _Scene(
+    "raw": lambda *turns: Scene(
         METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}
     ),
 }
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
+async def test_a_server_that_fails(make: Callable[..., Scene]) -> None:
     scene = make(bad_answer("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
@@ -323,7 +288,7 @@ async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
+async def test_a_client_that_leaves_at_any_moment(make: Callable[..., Scene]) -> None:
     for moment in range(100):
         scene = make(ANSWER)
         task = asyncio.create_task(scene.run())

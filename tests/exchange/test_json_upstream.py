@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.servers.doubles import (
     Step,
     route_to,
 )
+from tests.servers.scene import Scene, Turn
 from tests.servers.tensors import (
     FLOATS,
     INFER,
@@ -47,36 +48,15 @@ def _answer(body: bytes = BODY, *more: Step, status: int = 200) -> ScriptedRespo
     return ScriptedResponse(status, {"Content-Type": "application/json", "X": "1"}, steps)
 
 
-class _Scene:
-    """One infer exchange, and its log."""
+class _Scene(Scene):
+    """One infer exchange with a server that takes JSON only."""
 
-    def __init__(
-        self,
-        *turns: ScriptedResponse | BaseException | asyncio.Event,
-        body: Sequence[Step],
-        headers: dict[str, str] | None = None,
-        policies: JsonPolicies | None = None,
-        spool_bytes: int = 1_000_000,
-    ) -> None:
-        self.log = Log()
-        self.request = ScriptedRequest(self.log, "POST", INFER, headers, body)
-        self.answer = ScriptedAnswer(self.log)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
+    def __init__(self, *turns: Turn, spool_bytes: int = 1_000_000, **others: Any) -> None:
         limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
-        self.route = route_to(self.endpoint, dialect=JSON, policies=policies, limits=limits)
-
-    async def run(self) -> ScriptedAnswer:
-        try:
-            with Deadline(9, 9) as turns:
-                await infer(
-                    self.request, self.answer, parse_endpoint("POST", INFER), self.route, turns
-                )
-        finally:
-            assert sum(self.route.upstream.pool.outstanding) == 0
-        return self.answer
+        super().__init__(*turns, dialect=JSON, limits=limits, **others)
 
     @property
-    def sent(self) -> Any:
+    def document(self) -> Any:
         """Give the JSON that the server got last."""
         headers = self.endpoint.requests[-1].headers
         assert headers.getall("Content-Type") == ["application/json"]
@@ -95,7 +75,7 @@ async def test_a_json_request_is_checked_and_written_anew() -> None:
     text = json_request(1.5, -2, 0.1)
     scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
     answer = await scene.run()
-    assert scene.sent == json.loads(text)
+    assert scene.document == json.loads(text)
     assert isinstance(scene.endpoint.requests[0].body, list)  # it has its length
     # What it wants comes as the server wrote it, piece by piece.
     assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
@@ -126,7 +106,7 @@ async def test_numbers_keep_their_values() -> None:
     ]
     scene = _Scene(_answer(), body=[json.dumps({"inputs": entries}).encode()])
     await scene.run()
-    assert {each["name"]: each["data"] for each in scene.sent["inputs"]} == data
+    assert {each["name"]: each["data"] for each in scene.document["inputs"]} == data
     assert b"1e-45" in scene.endpoint.bodies[0]
     assert b"-0.0" in scene.endpoint.bodies[0]
 
@@ -141,21 +121,21 @@ async def test_binary_is_written_as_it_comes() -> None:
     asked = scene.log.index(f"server is asked POST {INFER}")
     assert asked < scene.log.index("client sends 100001")
     assert "Content-Length" not in scene.endpoint.requests[0].headers
-    (entry,) = scene.sent["inputs"]
+    (entry,) = scene.document["inputs"]
     assert entry == {
         "name": "IN0",
         "shape": [60_000],
         "datatype": "FP32",
         "data": values.tolist(),
     }
-    assert "parameters" not in scene.sent
+    assert "parameters" not in scene.document
 
 
 async def test_little_binary_is_written_as_a_whole() -> None:
     scene = _Scene(_answer(), **_binary(binary_header(12), FLOATS.tobytes()))
     await scene.run()
     assert isinstance(scene.endpoint.requests[0].body, list)
-    assert scene.sent["inputs"][0]["data"] == [1.5, -2, 3e30]
+    assert scene.document["inputs"][0]["data"] == [1.5, -2, 3e30]
 
 
 @pytest.mark.parametrize("count", [3, 50_000])
@@ -167,8 +147,8 @@ async def test_mixed(count: int) -> None:
     fields["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "B"}]
     scene = _Scene(_answer(), **_binary(json.dumps(fields).encode(), data))
     await scene.run()
-    assert [each["data"] for each in scene.sent["inputs"]] == [[7], values.tolist()]
-    assert scene.sent["outputs"] == [{"name": "OUT"}, {"name": "B"}]
+    assert [each["data"] for each in scene.document["inputs"]] == [[7], values.tolist()]
+    assert scene.document["outputs"] == [{"name": "OUT"}, {"name": "B"}]
 
 
 @pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["sized", "chunked"])
@@ -177,7 +157,7 @@ async def test_raw(headers: dict[str, str], count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
     scene = _Scene(METADATA, _answer(), body=[data[:5], data[5:]], headers={LENGTH: "0", **headers})
     answer = await scene.run()
-    assert scene.sent["inputs"] == [
+    assert scene.document["inputs"] == [
         {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
     ]
     size = int(answer.headers[LENGTH])  # all outputs binary
@@ -189,7 +169,7 @@ async def test_raw_text() -> None:
     headers = {LENGTH: "0"}
     scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
     await scene.run()
-    assert scene.sent["inputs"][0]["data"] == ["hello"]
+    assert scene.document["inputs"][0]["data"] == ["hello"]
 
 
 async def test_a_large_request_at_hand_can_be_sent_again() -> None:
@@ -235,7 +215,7 @@ async def test_bytes_that_are_not_text() -> None:
         policies=JsonPolicies(bytes_as=BytesAs.BASE64),
     )
     await scene.run()
-    (entry,) = scene.sent["inputs"]
+    (entry,) = scene.document["inputs"]
     assert (entry["data"], entry["parameters"]) == (["/w=="], {"content_type": "base64"})
 
 
@@ -247,7 +227,7 @@ async def test_text_of_a_json_client_is_text_by_any_policy() -> None:
         policies=JsonPolicies(bytes_as=BytesAs.BASE64),
     )
     await scene.run()
-    assert scene.sent["inputs"] == [entry]
+    assert scene.document["inputs"] == [entry]
 
 
 @pytest.mark.parametrize("count", [2, 100_000])
@@ -413,7 +393,7 @@ async def test_others_have_their_turn() -> None:
         await scene.run()
         task.cancel()
         assert turns > (len(data) + len(body)) / 65536
-        assert scene.sent["inputs"][0]["data"] == values.tolist()
+        assert scene.document["inputs"][0]["data"] == values.tolist()
 
 
 FORMS: dict[str, Callable[..., _Scene]] = {

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.exchange.base import Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.predict import predict
-from gateway.protocol.dialects import KSERVE, TRITON, Dialect
+from gateway.protocol.dialects import KSERVE
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 from tests.servers.doubles import (
@@ -22,6 +21,7 @@ from tests.servers.doubles import (
     Step,
     route_to,
 )
+from tests.servers.scene import Scene, Turn
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, metadata
 
 PREDICT = "/v1/models/m:predict"
@@ -37,46 +37,13 @@ NO_CONFIG = ScriptedResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
 
-Turn = ScriptedResponse | BaseException | asyncio.Event
 
-
-class _Scene:
-    """One predict exchange, and its log."""
-
-    def __init__(
-        self,
-        *turns: Turn,
-        body: Sequence[Step] = (BODY,),
-        headers: dict[str, str] | None = None,
-        target: str = PREDICT,
-        dialect: Dialect = TRITON,
-    ) -> None:
-        self.log = Log()
-        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedAnswer(self.log)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
-        self.route: Route = route_to(self.endpoint, dialect=dialect)
-
-    async def run(self) -> ScriptedAnswer:
-        asked = parse_endpoint("POST", self.request.target)
-        try:
-            with Deadline(9, 9) as turns:
-                await predict(self.request, self.answer, asked, self.route, turns)
-        finally:
-            assert sum(self.route.upstream.pool.outstanding) == 0
-            assert self.route.held.total == 0
-        return self.answer
-
-    @property
-    def sent(self) -> tuple[dict[str, Any], bytes]:
-        """Give the header and the tensors of the last request that the server got."""
-        size = int(self.endpoint.requests[-1].headers[LENGTH])
-        body = self.endpoint.bodies[-1]
-        return json.loads(body[:size]), body[size:]
+def _scene(*turns: Turn, body: Sequence[Step] = (BODY,), **others: Any) -> Scene:
+    return Scene(*turns, body=body, **{"target": PREDICT, **others})
 
 
 async def test_what_a_server_gets_and_a_client_is_told() -> None:
-    scene = _Scene(METADATA, NO_CONFIG, ANSWER, headers={"Y": "2", "Accept-Encoding": "gzip"})
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"Y": "2", "Accept-Encoding": "gzip"})
     answer = await scene.run()
     fields, tensors = scene.sent
     assert tensors == FLOATS.tobytes()
@@ -107,14 +74,14 @@ async def test_what_a_server_gets_and_a_client_is_told() -> None:
 
 @pytest.mark.parametrize(("given", "told"), [("a-7", "a-7"), ("", ""), ("\udce9", "")])
 async def test_the_infer_request_has_the_id_of_the_request(given: str, told: str) -> None:
-    scene = _Scene(METADATA, NO_CONFIG, ANSWER, headers={"X-Request-Id": given})
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"X-Request-Id": given})
     await scene.run()
     assert scene.sent[0]["id"] == told
 
 
 async def test_a_version_and_a_query_go_along() -> None:
     target = "/v1/models/m/versions/3:predict?x=:y"
-    scene = _Scene(METADATA, NO_CONFIG, ANSWER, target=target)
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, target=target)
     await scene.run()
     assert [request.target for request in scene.endpoint.requests] == [
         "/v2/models/m/versions/3",
@@ -125,12 +92,12 @@ async def test_a_version_and_a_query_go_along() -> None:
 
 async def test_the_form_of_the_request_is_that_of_the_answer() -> None:
     body = json.dumps({"inputs": {"IN": FLOATS.tolist()}}).encode()
-    answer = await _Scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
+    answer = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
     assert answer.body == b'{"outputs":[1.5,-2.0,3e+30]}'
 
 
 async def test_a_chunked_body() -> None:
-    scene = _Scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]], headers=CHUNKED)
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]], headers=CHUNKED)
     await scene.run()
     assert scene.sent[1] == FLOATS.tobytes()
 
@@ -154,7 +121,7 @@ async def test_metadata_is_asked_for_once() -> None:
 async def test_metadata_is_forgotten_where_a_request_fails(
     body: bytes, refusal: ScriptedResponse | None
 ) -> None:
-    scene = _Scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
+    scene = _scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
     if refusal is None:
         with pytest.raises(GatewayError):
             await scene.run()
@@ -169,7 +136,7 @@ async def test_a_large_answer_streams() -> None:
     header = answer_header(400_000)
     chunks = [header, *[bytes(40_000)] * 10]
     response = ScriptedResponse(200, {LENGTH: str(len(header))}, chunks)
-    scene = _Scene(METADATA, NO_CONFIG, response)
+    scene = _scene(METADATA, NO_CONFIG, response)
     answer = await scene.run()
     assert json.loads(answer.body) == {"predictions": [0.0] * 100_000}
     assert "Content-Length" not in answer.headers
@@ -185,14 +152,14 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
     fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
     body = json.dumps(fields).encode()
     response = ScriptedResponse(200, {"Content-Length": str(len(body))}, [body])
-    answer = await _Scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
+    answer = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
     assert answer.body == b'{"outputs":[]}'
 
 
 async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
-    answer = await _Scene(METADATA, ScriptedResponse(200, {}, [body]), dialect=KSERVE).run()
+    answer = await _scene(METADATA, ScriptedResponse(200, {}, [body]), dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
@@ -200,7 +167,7 @@ async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
     response = ScriptedResponse(200, {}, [body])
-    answer = await _Scene(METADATA, response, dialect=KSERVE).run()
+    answer = await _scene(METADATA, response, dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
 
 
@@ -216,14 +183,14 @@ async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
 )
 async def test_errors_of_servers(body: bytes, told: bytes) -> None:
     response = ScriptedResponse(429, {"Content-Type": "text/html", "Retry-After": "1"}, [body])
-    answer = await _Scene(METADATA, NO_CONFIG, response).run()
+    answer = await _scene(METADATA, NO_CONFIG, response).run()
     assert (answer.status, answer.body) == (429, told)
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["Retry-After"] == "1"
 
 
 async def test_a_model_that_is_not_there() -> None:
-    scene = _Scene(ScriptedResponse(404, {"Content-Type": "text/plain"}, [b"no such model"]))
+    scene = _scene(ScriptedResponse(404, {"Content-Type": "text/plain"}, [b"no such model"]))
     with pytest.raises(ServerRefusalError) as caught:
         await scene.run()
     refusal = caught.value
@@ -232,7 +199,7 @@ async def test_a_model_that_is_not_there() -> None:
 
 
 async def test_a_model_that_does_not_say_what_it_takes() -> None:
-    scene = _Scene(NO_INPUTS, NO_CONFIG)
+    scene = _scene(NO_INPUTS, NO_CONFIG)
     with pytest.raises(GatewayError, match="model 'm' does not say what inputs it takes") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -240,50 +207,50 @@ async def test_a_model_that_does_not_say_what_it_takes() -> None:
 
 async def test_such_a_model_of_a_server_that_speaks_v1() -> None:
     told = ScriptedResponse(200, {}, [b'{"predictions": [7]}'])
-    scene = _Scene(NO_INPUTS, told, dialect=KSERVE)
+    scene = _scene(NO_INPUTS, told, dialect=KSERVE)
     assert (await scene.run()).body == b'{"predictions": [7]}'
     assert scene.endpoint.requests[-1].target == PREDICT
     assert scene.endpoint.bodies[-1] == BODY
 
 
 async def test_any_other_model_of_it_is_converted() -> None:
-    scene = _Scene(METADATA, ANSWER, dialect=KSERVE)
+    scene = _scene(METADATA, ANSWER, dialect=KSERVE)
     assert (await scene.run()).status == 200
     assert scene.endpoint.requests[-1].target == INFER
 
 
-Made = Callable[[], _Scene]
+Made = Callable[[], Scene]
 HEADERLESS = ScriptedResponse(200, {}, [b"x" * 10_001])
 SHORT = ScriptedResponse(200, {LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
 FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
-    "no body": (lambda: _Scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),
+    "no body": (lambda: _scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),
     "an empty chunked body": (
-        lambda: _Scene(METADATA, NO_CONFIG, body=[b""], headers=CHUNKED),
+        lambda: _scene(METADATA, NO_CONFIG, body=[b""], headers=CHUNKED),
         ErrorKind.BAD_REQUEST,
         "ends before it is complete",
     ),
     "too large": (
-        lambda: _Scene(METADATA, NO_CONFIG, body=[BODY, b" " * 1_000_000]),
+        lambda: _scene(METADATA, NO_CONFIG, body=[BODY, b" " * 1_000_000]),
         ErrorKind.TOO_LARGE,
         "limits.request_bytes",
     ),
     "bad": (
-        lambda: _Scene(METADATA, NO_CONFIG, body=[b'{"instances":[[1],[2]]}']),
+        lambda: _scene(METADATA, NO_CONFIG, body=[b'{"instances":[[1],[2]]}']),
         ErrorKind.BAD_REQUEST,
         "input 'IN' of model 'm' takes shape [-1]",
     ),
     "no header of tensors": (
-        lambda: _Scene(METADATA, NO_CONFIG, HEADERLESS),
+        lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
         ErrorKind.BAD_ANSWER,
         "http://server:8000: the server's answer has more than 10000 bytes of JSON",
     ),
     "a short answer": (
-        lambda: _Scene(METADATA, NO_CONFIG, SHORT),
+        lambda: _scene(METADATA, NO_CONFIG, SHORT),
         ErrorKind.BAD_ANSWER,
         "http://server:8000: the server's answer ends before",
     ),
     "a server that fails": (
-        lambda: _Scene(METADATA, NO_CONFIG, bad_answer("it fell over")),
+        lambda: _scene(METADATA, NO_CONFIG, bad_answer("it fell over")),
         ErrorKind.BAD_ANSWER,
         "it fell over",
     ),
@@ -314,7 +281,7 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
         text = json.dumps(body).encode()[:999_000]
         text = text[: text.rindex(b",")] + b"]}"
         turns = 0
-        scene = _Scene(METADATA, NO_CONFIG, ANSWER, body=[text])
+        scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[text])
         task = asyncio.create_task(others())
         await scene.run()
         task.cancel()
@@ -323,7 +290,7 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
 
 async def test_a_client_that_leaves_at_any_moment() -> None:
     for moment in range(100):
-        scene = _Scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
+        scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
         task = asyncio.create_task(scene.run())
         for _ in range(moment):
             await asyncio.sleep(0)
