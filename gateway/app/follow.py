@@ -10,9 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from gateway.app.background import Background
 from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
@@ -128,7 +127,7 @@ class Leader(Superior):
         return settings
 
 
-class Follower:
+class Follower(Background):
     """Has a worker's gateway do what its parent tells, one letter after the other.
 
     It does so while its context is open.
@@ -143,20 +142,8 @@ class Follower:
         """Take a letter, which is answered when it is done."""
         self._letters.put_nowait(letter)
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Do as the letters say."""
         while True:
             letter = await self._letters.get()
             with letter:

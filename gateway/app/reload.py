@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
+from gateway.app.background import Background
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
 from gateway.app.keys import KeysError
@@ -29,7 +28,7 @@ InUse = Callable[[Settings], None]
 """What is called with settings when they are in use."""
 
 
-class Reloader:
+class Reloader(Background):
     """Has a gateway go on with newer settings, while its context is open.
 
     That is when the files have changed, unless the settings say ``watch: false``, and whenever it
@@ -47,20 +46,8 @@ class Reloader:
         """Have the settings read again, whether the files have changed or not."""
         self._wished.set()
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look for newer settings, and take them up."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import asyncio
+
+from gateway.app.background import Background
+
+
+class _Noting(Background):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def run(self) -> None:
+        self.notes.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            self.notes.append("ended")
+
+
+async def test_it_runs_while_its_context_is_open() -> None:
+    async with _Noting() as noting:
+        await asyncio.sleep(0)
+        assert noting.notes == ["begun"]
+    assert noting.notes == ["begun", "ended"]
+
+
+async def test_one_that_has_failed_fails_nobody_else() -> None:
+    class Failing(Background):
+        async def run(self) -> None:
+            raise ValueError("failed")
+
+    async with Failing():
+        await asyncio.sleep(0)
