@@ -12,10 +12,10 @@ from gateway.protocol.datatypes import DATATYPES
 
 COUNT = 3
 """Slots: pieces of work that the helper has at a time, one to do and two to come."""
-LARGEST_WORK = 128 * 1024
+LARGEST_WORK = 160 * 1024
 """Bytes of a piece of work at most."""
 LARGEST_RESULT = 512 * 1024
-"""Bytes of a result at most; the text of 64 KiB of any datatype takes less."""
+"""Bytes of a result at most: no more come of 64 KiB of any datatype, or of a window of text."""
 
 TICKET = struct.Struct("<BBI")
 """What is said of a slot: what is to be done with it, or was; its number; the bytes in it."""

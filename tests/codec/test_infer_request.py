@@ -742,7 +742,7 @@ def test_base64_is_decoded_piece_by_piece() -> None:
         rounds += 1
         assert codec.held <= held + 8
         held = codec.held
-    assert rounds > 20
+    assert rounds > len(texts) / WINDOW
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
     assert b"".join(tensor) == pack_bytes(elements)
@@ -898,8 +898,8 @@ def test_commas_at_the_edge_of_a_window_need_elements(datatype: str, data: str) 
 
 def test_half_a_surrogate_pair_in_a_long_string() -> None:
     message = X + "element 1 is not a valid JSON string (no low surrogate in string)"
-    for end in ("", "x", "x" * 70_000):
-        body = request_body("BYTES", "[2]", '["a","' + "é" * 40_000 + "\\ud83d" + end + '"]')
+    for end in ("", "x", "x" * WINDOW):
+        body = request_body("BYTES", "[2]", '["a","' + "é" * WINDOW + "\\ud83d" + end + '"]')
         for pieces in ([body], chunks(body, 999)):
             assert outcome(pieces) == Failed(ErrorKind.BAD_REQUEST, message)
 
@@ -932,6 +932,6 @@ def test_large_bytes_in_crumbs() -> None:
 
 
 def test_a_window_and_more_byte_by_byte() -> None:
-    body = request_body("INT16", "[15000]", json.dumps(list(range(15_000))))
+    body = request_body("INT16", "[22000]", json.dumps(list(range(22_000))))
     assert len(body) > WINDOW
     assert outcome(bodies.bytewise(body)) == converted(body)
