@@ -33,6 +33,8 @@ _SHOWN = 100
 _LISTED = 20
 """Models that an error lists."""
 
+_AUTHORIZATION = frozenset(("authorization",))
+
 _OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.V1_MODELS, EndpointKind.ALL_STATISTICS))
 """Kinds for which the gateway is one server, whichever rule the request matches."""
 
@@ -180,9 +182,12 @@ class Routes:
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
+        withheld = ways.withheld
+        if self._doorkeeper and self._doorkeeper.is_in_authorization(headers):
+            withheld |= _AUTHORIZATION
         mirror = ways.mirror if asked.kind in MIRRORED else None
         choice = ways.choice(headers)
-        return Found(choice, asked, target, upstreams, ways.withheld, mirror, rule.compress)
+        return Found(choice, asked, target, upstreams, withheld, mirror, rule.compress)
 
     def _followed(
         self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]

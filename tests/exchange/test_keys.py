@@ -253,12 +253,42 @@ ROUTES = [
         ("p", _bearer("p-key"), "authorization"),
         ("pr", _bearer("p-key"), "authorization x-api-key"),
         ("pr", ("X-Api-Key", "r-key"), "authorization x-api-key"),
-        ("open", _bearer("p-key"), ""),
         ("open", ("X", "y"), ""),
     ],
 )
 def test_who_is_let_in(model: str, pair: tuple[str, str], outcome: str) -> None:
     assert _find(Routes(ROUTES), model, pair) == outcome
+
+
+@pytest.mark.parametrize(
+    ("pairs", "withheld"),
+    [
+        ((_bearer("p-key"),), "authorization"),
+        ((_bearer("o-key"),), "authorization"),
+        ((("authorization", "bearer  p-key"),), "authorization"),
+        ((_bearer("r-key"),), "authorization"),  # which is to be shown in another header
+        ((_bearer("wrong"), _bearer("p-key")), "authorization"),
+        ((_bearer("wrong"),), ""),
+        ((("Authorization", "Basic p-key"),), ""),
+        ((("X-Authorization", "Bearer p-key"),), ""),
+        ((), ""),
+    ],
+)
+def test_a_key_is_withheld_where_none_is_asked_for(
+    pairs: tuple[tuple[str, str], ...], withheld: str
+) -> None:
+    assert _find(Routes(ROUTES), "open", *pairs) == withheld
+
+
+@pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
+def test_where_there_are_no_keys_none_is_withheld(pairs: tuple[tuple[str, str], ...]) -> None:
+    assert _find(Routes([_rule("open")]), "open", *pairs) == ""
+
+
+def test_a_key_is_withheld_beside_the_one_that_is_asked_for() -> None:
+    routes = Routes([_rule("r", ROBOTS), _rule("p", PEOPLE)])
+    shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
+    assert _find(routes, "r", *shown) == "authorization x-api-key"
 
 
 @pytest.mark.parametrize("model", ["p", "pr", "o", "unknown"])
