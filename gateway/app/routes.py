@@ -44,6 +44,9 @@ def build_routes(
     turns = Turns()  # one for all: there is one event loop
     models = declared_models(settings.models)
     mirrors = _Mirrors(settings, upstreams, lender, models)
+    # A key is meant for the gateway, whichever route it is shown to: a server could do with it what
+    # its client can. Authorization may be meant for the server where no key is asked for in it.
+    key_headers = {group.header.lower() for group in keys.values() if group.header}
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
@@ -51,7 +54,6 @@ def build_routes(
         retry = _retry(declared.retry)
         rewrite = declared.rewrite
         groups = tuple(keys[name] for name in declared.auth)
-        # A key is meant for the gateway: a server could do with it what its client can.
         shown_in = {group.shown_in.lower() for group in groups}
         rules.append(
             Rule(
@@ -75,7 +77,7 @@ def build_routes(
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _kinds(declared.deny),
                 mirrors.make(declared.mirror, policies, limits),
-                replaced | shown_in,
+                replaced | key_headers | shown_in,
                 groups,
                 declared.compress,
             )

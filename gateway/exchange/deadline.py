@@ -12,6 +12,8 @@ from gateway.errors import ErrorKind, GatewayError
 
 _PATIENCE = 10.0
 """Seconds that a client's body has to gather speed, or to make up for a pause."""
+_FOR_THE_ANSWER = 5.0
+"""Seconds at least in which an answer is made of what came of parts, and the client takes it."""
 
 
 class Deadline:
@@ -42,7 +44,7 @@ class Deadline:
         self._task = task
         self._cancelled_before = task.cancelling()
         self._moved = self._loop.time()
-        self._end = self._moved + self._total_time - self._spent
+        self._end = self._last = self._moved + self._total_time - self._spent
         self._look_again()
         return self
 
@@ -96,13 +98,15 @@ class Deadline:
     def left_to_parts(self) -> Iterator[None]:
         """Leave the time to tasks that run inside, each of which keeps a ``part`` of its own.
 
-        So what one of them waits for in vain does not end the others. It is the client's turn then.
+        So what one of them waits for in vain does not end the others. It is the client's turn then,
+        for a while also where they took all the time: what the others did is to be told.
         """
         self._timer.cancel()
         try:
             yield
         finally:
             self.wait_for_client()
+            self._last = max(self._end, self._moved + _FOR_THE_ANSWER)
             self._look_again()
 
     def part(self) -> Deadline:
@@ -120,7 +124,7 @@ class Deadline:
     def _look(self) -> None:
         """End the exchange if its time is over, or look again when it may be."""
         now = self._loop.time()
-        if now >= self._end:
+        if now >= self._last:
             self._missed = not_done(self._total_time)
         elif now >= self._moved + self._idle_time:
             self._missed = nothing_moved(self._idle_time)
@@ -131,7 +135,7 @@ class Deadline:
 
     def _look_again(self) -> None:
         """Look when the time may be over."""
-        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._end), self._look)
+        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._last), self._look)
 
 
 def server_timeout(url: str, what: str) -> GatewayError:

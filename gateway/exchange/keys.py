@@ -45,16 +45,18 @@ class KeyGroup:
         return self.header or _AUTHORIZATION
 
     def lets_in(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request shows one of the keys.
-
-        What is compared are digests, with all of them, so that time tells nothing of a key.
-        """
+        """Tell whether a request shows one of the keys."""
         values = headers.getall(self.shown_in, [])
         if len(values) != 1:
             return False  # which of several is meant, servers would have to guess
         key = values[0] if self.header else _bearer(values[0])
-        if key is None:
-            return False
+        return key is not None and self.holds(key)
+
+    def holds(self, key: str) -> bool:
+        """Tell whether a key is one of these.
+
+        What is compared are digests, with all of them, so that time tells nothing of a key.
+        """
         shown = _digest(key)
         return sum([compare_digest(shown, digest) for digest in self._digests]) > 0
 
@@ -85,6 +87,14 @@ class Doorkeeper:
     def __bool__(self) -> bool:
         """Tell whether there are any keys."""
         return bool(self._groups)
+
+    def is_in_authorization(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether Authorization holds a key of any group; given twice, it is taken to."""
+        values = headers.getall(_AUTHORIZATION, ())
+        if len(values) != 1:
+            return bool(values)  # a head has room for many, and each would be compared with all
+        key = _bearer(values[0])
+        return key is not None and any(group.holds(key) for group in self._groups)
 
     def refusal(self, headers: CIMultiDictProxy[str]) -> UnauthenticatedError:
         """Make the error of a request that shows no key."""

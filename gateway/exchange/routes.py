@@ -16,6 +16,7 @@ from gateway.exchange.health import Readiness
 from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.exchange.mirror import MIRRORED, Mirror, Sample
 from gateway.protocol.endpoints import (
+    KINDS,
     UNTOUCHED,
     UNTOUCHED_IF_ONE,
     Endpoint,
@@ -31,6 +32,8 @@ _SHOWN = 100
 """Characters of a request's path that an error repeats."""
 _LISTED = 20
 """Models that an error lists."""
+
+_AUTHORIZATION = frozenset(("authorization",))
 
 _OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.V1_MODELS, EndpointKind.ALL_STATISTICS))
 """Kinds for which the gateway is one server, whichever rule the request matches."""
@@ -69,6 +72,14 @@ class Rule:
     def admits(self, known: frozenset[KeyGroup]) -> bool:
         """Tell whether it is open to who shows keys of these groups."""
         return not self.keys or not known.isdisjoint(self.keys)
+
+    def lists(self, kind: EndpointKind, known: frozenset[KeyGroup]) -> bool:
+        """Tell whether what its upstreams have is in answers of this kind to who shows such keys.
+
+        A rule for health alone leads to no model: it is open to probes, which have no key.
+        """
+        is_for_health = self.match.kinds is not None and self.match.kinds <= KINDS["health"]
+        return kind not in self.deny and not is_for_health and self.admits(known)
 
     @property
     def limits(self) -> Limits:
@@ -113,7 +124,7 @@ class Found:
     """Where requests with the same head go, what the server is asked for, and is not shown.
 
     ``upstreams`` are all that answer for a request which is for more than one server: those that
-    its rule chooses from, or those of all rules.
+    its rule chooses from, or those of all rules that are open to it.
     """
 
     choice: Choice
@@ -166,13 +177,17 @@ class Routes:
         ways = self._ways[index]
         upstreams = ways.upstreams
         if asked.kind in _OF_ALL_RULES:
-            upstreams = led_to(each for each in self.rules if asked.kind not in each.deny)
+            known = self._doorkeeper.known(headers)
+            upstreams = led_to(each for each in self.rules if each.lists(asked.kind, known))
         if rule.rewrite is not None and asked.model is not None:
             target = with_model(target, rule.rewrite.model, rule.rewrite.version)
             asked = parse_endpoint(method, target)
+        withheld = ways.withheld
+        if self._doorkeeper and self._doorkeeper.is_in_authorization(headers):
+            withheld |= _AUTHORIZATION
         mirror = ways.mirror if asked.kind in MIRRORED else None
         choice = ways.choice(headers)
-        return Found(choice, asked, target, upstreams, ways.withheld, mirror, rule.compress)
+        return Found(choice, asked, target, upstreams, withheld, mirror, rule.compress)
 
     def _followed(
         self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]

@@ -4,11 +4,13 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange.deadline import Deadline
+from gateway.exchange import deadline as deadline_module
+from gateway.exchange.deadline import Deadline, not_done
 from tests.servers.clock import Clock
 
 SHORT = 0.02
 LONG = 60.0
+FOR_THE_ANSWER = 5.0
 URL = "http://server:8000"
 
 
@@ -207,7 +209,9 @@ async def test_one_part_that_waits_in_vain_does_not_end_the_others(
         assert limit in ends[0]
 
 
-async def test_time_that_is_left_to_parts_counts_afterwards() -> None:
+async def test_time_that_is_left_to_parts_counts_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def run(idle_time: float, total_time: float) -> None:
         with Deadline(idle_time, total_time) as deadline:
             deadline.wait_for_server(URL)
@@ -215,9 +219,54 @@ async def test_time_that_is_left_to_parts_counts_afterwards() -> None:
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)
 
+    monkeypatch.setattr(deadline_module, "_FOR_THE_ANSWER", SHORT)
     for times, limit in [((LONG, SHORT), "total_time"), ((SHORT, LONG), "idle_time")]:
         with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
             await run(*times)
+
+
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [(0, LONG), (LONG / 2, LONG / 2), (LONG - 1, FOR_THE_ANSWER), (2 * LONG, FOR_THE_ANSWER)],
+)
+async def test_there_is_time_for_the_answer_whatever_parts_took(
+    taken: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+
+    async def run() -> None:
+        with Deadline(2 * LONG, LONG) as deadline:
+            with deadline.left_to_parts():
+                clock.pass_by(taken)
+            clock.pass_by(left - 0.1)
+            await asyncio.sleep(0)
+            made.append("answer")
+            clock.pass_by(0.1)
+            await asyncio.sleep(0)
+            made.append("too much")
+
+    made: list[str] = []
+    with pytest.raises(GatewayError) as caught:
+        await run()
+    assert made == ["answer"]
+    assert caught.value.message == f"waiting for the client: {not_done(LONG)}"
+
+
+async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+
+    async def run() -> None:
+        with Deadline(LONG, LONG) as deadline:
+            with deadline.left_to_parts():
+                clock.pass_by(LONG)
+            with deadline.left_to_parts(), deadline.part():
+                clock.pass_by(0)
+                await asyncio.sleep(0)
+
+    with pytest.raises(GatewayError, match="total_time"):
+        await run()
 
 
 async def test_a_part_has_what_is_left() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.exchange.asking import FAILED
-from gateway.exchange.base import Route
+from gateway.exchange.base import Limits, Route
 from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import KINDS
@@ -375,6 +375,18 @@ async def test_statistics_name_the_endpoints_that_they_lack() -> None:
     assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [B]
     assert answer.headers[FAILED] == f"{A}, {C}"
     assert sum(route.upstream.pool.outstanding) == 0
+
+
+@pytest.mark.parametrize(
+    "limits", [replace(LIMITS, idle_time=0.2), replace(LIMITS, total_time=0.2)]
+)
+async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
+    endpoints = servers(a=_stats(x=1), b=asyncio.Event(), c=_stats(x=2))
+    route = route_to(*endpoints, limits=limits)
+    answer = await ask(only(route), "GET", STATISTICS)
+    assert answer.status == 200
+    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [A, C]
+    assert answer.headers[FAILED] == B
 
 
 @pytest.mark.parametrize(

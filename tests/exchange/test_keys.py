@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import keys as keys_module
+from gateway.exchange.base import Route
 from gateway.exchange.keys import MOST, Doorkeeper, KeyGroup, UnauthenticatedError, read_keys
 from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import Straight
@@ -219,10 +220,13 @@ def test_the_groups_that_a_request_is_of() -> None:
 # ---------------------------------------------------------------------------------- routes
 
 
-def _rule(model: str | None, *keys: KeyGroup, **more: Any) -> Rule:
-    match = Match(model=Pattern.of(model) if model else None)
+def _rule(
+    model: str | None, *keys: KeyGroup, kinds: str = "", route: Route | None = None, **more: Any
+) -> Rule:
+    match = Match(model=Pattern.of(model) if model else None, kinds=KINDS[kinds] if kinds else None)
     withheld = frozenset(group.shown_in.lower() for group in keys)
-    return Rule(match, (route_to(ReadyEndpoint()),), withheld=withheld, keys=keys, **more)
+    routes = (route or route_to(ReadyEndpoint()),)
+    return Rule(match, routes, withheld=withheld, keys=keys, **more)
 
 
 def _find(routes: Routes, model: str, *pairs: tuple[str, str]) -> str:
@@ -249,12 +253,42 @@ ROUTES = [
         ("p", _bearer("p-key"), "authorization"),
         ("pr", _bearer("p-key"), "authorization x-api-key"),
         ("pr", ("X-Api-Key", "r-key"), "authorization x-api-key"),
-        ("open", _bearer("p-key"), ""),
         ("open", ("X", "y"), ""),
     ],
 )
 def test_who_is_let_in(model: str, pair: tuple[str, str], outcome: str) -> None:
     assert _find(Routes(ROUTES), model, pair) == outcome
+
+
+@pytest.mark.parametrize(
+    ("pairs", "withheld"),
+    [
+        ((_bearer("p-key"),), "authorization"),
+        ((_bearer("o-key"),), "authorization"),
+        ((("authorization", "bearer  p-key"),), "authorization"),
+        ((_bearer("r-key"),), "authorization"),  # which is to be shown in another header
+        ((_bearer("wrong"), _bearer("p-key")), "authorization"),
+        ((_bearer("wrong"),), ""),
+        ((("Authorization", "Basic p-key"),), ""),
+        ((("X-Authorization", "Bearer p-key"),), ""),
+        ((), ""),
+    ],
+)
+def test_a_key_is_withheld_where_none_is_asked_for(
+    pairs: tuple[tuple[str, str], ...], withheld: str
+) -> None:
+    assert _find(Routes(ROUTES), "open", *pairs) == withheld
+
+
+@pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
+def test_where_there_are_no_keys_none_is_withheld(pairs: tuple[tuple[str, str], ...]) -> None:
+    assert _find(Routes([_rule("open")]), "open", *pairs) == ""
+
+
+def test_a_key_is_withheld_beside_the_one_that_is_asked_for() -> None:
+    routes = Routes([_rule("r", ROBOTS), _rule("p", PEOPLE)])
+    shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
+    assert _find(routes, "r", *shown) == "authorization x-api-key"
 
 
 @pytest.mark.parametrize("model", ["p", "pr", "o", "unknown"])
@@ -299,6 +333,40 @@ def test_the_key_comes_before_what_is_denied() -> None:
     assert _find(routes, "p").startswith("401 ")
     assert _find(routes, "p", _bearer("p-key")).startswith("403 ")
     assert _find(routes, "x").startswith("403 ")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "listed"),
+    [
+        ((), "open all"),
+        ((_bearer("wrong"),), "open all"),
+        ((_bearer("p-key"),), "people both open all"),
+        ((_bearer("o-key"),), "others open all"),
+        ((("X-Api-Key", "r-key"),), "both open all"),
+        ((("X-Api-Key", "r-key"), _bearer("o-key")), "both others open all"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("POST", "/v2/repository/index"), ("GET", "/v2/models/stats"), ("GET", "/v1/models")],
+)
+def test_lists_hold_what_is_open_to_who_asks(
+    method: str, target: str, pairs: tuple[tuple[str, str], ...], listed: str
+) -> None:
+    names = ("people", "both", "others", "open", "all")
+    people, both, others, some, rest = (route_to(ReadyEndpoint(), name=name) for name in names)
+    routes = Routes(
+        [
+            _rule("p", PEOPLE, route=people),
+            _rule("pr", PEOPLE, ROBOTS, route=both),
+            _rule("o", OTHERS, route=others),
+            _rule(None, kinds="health", route=people),  # for probes
+            _rule("open", route=some),
+            _rule(None, route=rest),
+        ]
+    )
+    found = routes.find(method, target, _headers(*pairs))
+    assert " ".join(upstream.name for upstream in found.upstreams) == listed
 
 
 def test_the_error_is_one_of_the_gateways() -> None:

@@ -194,9 +194,30 @@ async def test_an_open_route_asks_for_nothing(tmp_path: Path, send: Send) -> Non
         for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
             data = request("GET", "/v2/models/x/ready", b"x", headers)
             assert (await send(client, data)).status == 200
-            # What is shown there is not for the gateway.
+            # What is shown there is not for the gateway, unless it is a key.
             shown = server.requests[-1].head.get("Authorization")
-            assert shown == headers.get("Authorization")
+            assert shown == (None if headers == A else headers.get("Authorization"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "models"),
+    [({**A, **ROBOT}, "bax"), ({**WRONG, **ROBOT}, "ax"), ({**A, "X-Api-Key": "any"}, "bax")],
+)
+async def test_servers_get_no_key_on_any_route(
+    headers: dict[str, str], models: str, tmp_path: Path, send: Send
+) -> None:
+    routes = [{"match": {"model": "b"}, "auth": ["team-a", "team-b"]}, ROUTES[0], {}]
+    async with (
+        FaultyServer() as server,
+        _gateway(server, tmp_path, routes) as gateway,
+        gateway.client() as client,
+    ):
+        for model in models:
+            assert (await send(client, _post(model, {"X-Kept": "1", **headers}))).status == 200
+            received = server.requests[-1]
+            assert "key-of" not in str(received)
+            assert received.head.all("X-Api-Key") == []
+            assert received.head.get("X-Kept") == "1"
 
 
 async def test_a_large_body_without_a_key_is_not_waited_for(tmp_path: Path) -> None:
