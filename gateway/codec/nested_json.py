@@ -18,7 +18,7 @@ from gateway.codec.elements_to_json import (
     split_elements,
 )
 from gateway.codec.policies import Nonfinite
-from gateway.errors import bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import BASE64_KEY, V1_ANSWER
@@ -96,10 +96,10 @@ class NoElements:
         return b""
 
     def end(self) -> bytes:
-        """Write its arrays; raises GatewayError (502) where those are too many."""
+        """Write its arrays; raises GatewayError (406) where those are too many."""
         arrays = self._shape[: self._shape.index(0)]
         if element_count(arrays) > _MOST_EMPTY:
-            raise bad_answer(f"{self._label} holds more than {_MOST_EMPTY} empty arrays")
+            raise _not_nested(f"{self._label} holds more than {_MOST_EMPTY} empty arrays")
         text = b"[]"
         for size in reversed(arrays):
             text = b"[" + b",".join([text] * size) + b"]"
@@ -107,9 +107,14 @@ class NoElements:
 
 
 def check_rank(label: str, shape: tuple[int, ...]) -> None:
-    """Raise GatewayError (502) for a shape that is not written as nested arrays."""
+    """Raise GatewayError (406) for a shape that is not written as nested arrays."""
     if len(shape) > DEEPEST:
-        raise bad_answer(f"{label} has {len(shape)} dimensions; at most {DEEPEST} are nested")
+        raise _not_nested(f"{label} has {len(shape)} dimensions; at most {DEEPEST} are nested")
+
+
+def _not_nested(what: str) -> GatewayError:
+    """Make the error for what a server may well answer, but V1's form is not good for."""
+    return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; ask for it the V2 way")
 
 
 class NestedNumbers(NumbersToJson):

@@ -49,6 +49,8 @@ class NestedTensor:
         self.declared = declared
         self.label = f"input '{declared.name}'"
         self.is_text = declared.datatype.family is Family.TEXT
+        self.has_base64 = False
+        """An element came in base64: it need be no text."""
         self._values = TensorFromJson(self.label, declared.datatype)
         self._shape = ShapeFinder(self.label)
         self._marks = bytearray()
@@ -173,6 +175,7 @@ class NestedTensor:
         if isinstance(value, dict) and value.keys() == {BASE64_KEY}:
             text = value[BASE64_KEY]
             if isinstance(text, str):
+                self.has_base64 = True
                 return decoded(text.encode())
         raise self.not_text()
 

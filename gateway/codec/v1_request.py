@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
+from gateway.codec.policies import BytesAs
 from gateway.codec.v1_rows import RowsReader
 from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import bad_request
@@ -32,13 +33,15 @@ _MEMBERS = 16
 class PredictRequest:
     """A request as the server will get it, all outputs in binary form, and what the client wants.
 
-    ``tensors`` are the bytes behind the header, ``facts`` are those of the header.
+    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See JsonRequest
+    for ``written_as``.
     """
 
     header: bytes
     facts: HeaderFacts
     tensors: Sequence[bytes]
     predicted: Predicted
+    written_as: Mapping[int, BytesAs]
 
 
 class PredictRequestCodec:
@@ -98,7 +101,8 @@ class PredictRequestCodec:
         header, facts = request_header(self._model.inputs, shapes, sizes, parameters, request_id)
         single = any(each.single for each in checked)
         chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
-        return PredictRequest(header, facts, chunks, Predicted(self._form, single))
+        written_as = {i: BytesAs.BASE64 for i, tensor in enumerate(tensors) if tensor.has_base64}
+        return PredictRequest(header, facts, chunks, Predicted(self._form, single), written_as)
 
     def _request(self) -> Steps[None]:
         text = self._text

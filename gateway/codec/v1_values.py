@@ -163,6 +163,7 @@ def _read_element(text: JsonText, tensor: NestedTensor) -> Steps[None]:
         raise tensor.not_text()
     if (yield from text.mark()) != b'"':
         raise tensor.not_text()
+    tensor.has_base64 = True
     yield from _read_base64(text, tensor)
     if (yield from text.mark()) != b"}":
         raise tensor.not_text()

@@ -43,13 +43,26 @@ async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None
             deadline.wait_for_client()
 
 
+_OF_FORMS = "application/x-www-form-urlencoded"
+
+
+def _says_type(request: ClientRequest) -> bool:
+    """Tell whether a request says of what type its body is.
+
+    Nothing of either protocol is a form: so curl calls whatever it is not told the type of.
+    """
+    said = request.headers.get("Content-Type")
+    is_ours = request.target.startswith(("/v1/", "/v2/"))
+    return said is not None and not (is_ours and said.startswith(_OF_FORMS))
+
+
 async def typed(request: ClientRequest, upstream: Upstream, deadline: Deadline) -> CIMultiDict[str]:
     """Give the headers of a request that passes as it is.
 
     Where it does not say of what type its body is, servers are told that want to be.
     """
     headers = CIMultiDict(request.headers)
-    if request.content_length == 0 or "Content-Type" in headers:
+    if request.content_length == 0 or _says_type(request):
         return headers
     await until_known([upstream], deadline)
     if upstream.dialect.wants_json_type:

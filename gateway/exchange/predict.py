@@ -114,4 +114,5 @@ def _as_converted(header: bytes, request: PredictRequest) -> Converted:
     chunks = [header, *request.tensors]
     size = sum(map(len, chunks))
     held = [b"".join(chunks)] if size <= CHUNK else chunks
-    return Converted(held, size, len(header), ALL_BINARY, request.facts, by_metadata=True)
+    facts, written_as = request.facts, request.written_as
+    return Converted(held, size, len(header), ALL_BINARY, facts, written_as, by_metadata=True)

@@ -18,7 +18,7 @@ from gateway.exchange.asking import (
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.dialect import until_known
+from gateway.exchange.dialect import understand, until_known
 from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
 from gateway.exchange.model_lists import ModelLists, model_lists
@@ -53,7 +53,7 @@ async def v1_models(
 
     A header names those that have no list. A server's own error is passed on. Raises GatewayError:
     502 that names who fails, as a list without its models would say that there are none; 503 for a
-    model that is not ready; and as ``until_known`` where one model is asked for.
+    model that is not ready; and as ``understand`` where one model is asked for.
     """
     if asked.model is not None:
         await _tell_of_model(request, answer, asked, asked.model, route, deadline)
@@ -69,6 +69,7 @@ async def _tell_of_model(
     route: Route,
     deadline: Deadline,
 ) -> None:
+    await understand(request, asked, route.upstream, deadline)
     await until_known([route.upstream], deadline)
     if route.upstream.dialect.speaks_v1:
         await forward(request, answer, route, deadline, model=model)

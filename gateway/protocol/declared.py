@@ -63,9 +63,18 @@ def completed(known: ModelMetadata, declared: DeclaredModel | None) -> ModelMeta
     """Give what a server says of a model, and what is declared where it says nothing."""
     if declared is None:
         return known
+    own = declared.metadata
+    outputs = known.outputs or own.outputs
     if not known.inputs:
-        return replace(declared.metadata, outputs=known.outputs or declared.metadata.outputs)
-    return known if known.outputs else replace(known, outputs=declared.metadata.outputs)
+        return replace(own, outputs=outputs)
+    batching = known.batching
+    if batching is None and _ranks(known.inputs) == _ranks(own.inputs):
+        batching = own.batching
+    return replace(known, batching=batching, outputs=outputs)
+
+
+def _ranks(tensors: Iterable[TensorSpec]) -> dict[str, int]:
+    return {tensor.name: len(tensor.shape) for tensor in tensors}
 
 
 def differences(

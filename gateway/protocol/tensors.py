@@ -21,12 +21,13 @@ class TensorSpec:
 class ModelMetadata:
     """A model's inputs as a request must bring them, and its outputs where they are known.
 
-    Where ``batching`` holds, the leading dimension of every shape is the batch dimension.
+    Where ``batching`` holds, the leading dimension of every shape is the batch dimension; None, by
+    which it is not, is of a server that does not say.
     """
 
     name: str
     inputs: tuple[TensorSpec, ...]
-    batching: bool
+    batching: bool | None
     outputs: tuple[TensorSpec, ...] = ()
 
 

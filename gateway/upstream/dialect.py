@@ -19,6 +19,9 @@ _LARGEST_METADATA = 1024 * 1024
 _TIME = 5.0
 """Seconds within which the answer must be there."""
 
+_SELDOM = 10
+"""How many times as long it is until one is asked again that has shown what it is."""
+
 # Answers that tell of the moment, not of the server.
 _PASSING = frozenset((408, 425, 429))
 
@@ -45,8 +48,9 @@ def declared_speech(dialect: Dialect) -> Speech:
 class Interpreter(Speech, Attendant):
     """Asks each endpoint of an upstream for what it says of itself, ``GET /v2``.
 
-    That is done at the start, again once an endpoint may be another server (``doubt``), and
-    every ``every`` seconds while it has not shown what it is. One that does not answer is asked
+    That is done at the start, again once an endpoint may be another server (``doubt``), every
+    ``every`` seconds while it has not shown what it is, and seldom afterwards, as another may take
+    its place behind a load balancer without a failure. One that does not answer is asked
     again after ``again`` seconds, then after twice as many each time, up to ``every``. Where
     endpoints differ, the dialect is what all of them understand. What is known stays so until
     another answer comes. Without ``tells``, others log what is found at first, which is alike for
@@ -88,7 +92,6 @@ class Interpreter(Speech, Attendant):
             while True:
                 self._asking.add(member)
                 wish.clear()  # what is wished for from now on may need another answer
-                pause: float | None
                 try:
                     member.finding = await _learn_in_time(member.endpoint)
                 except GatewayError as error:
@@ -97,7 +100,8 @@ class Interpreter(Speech, Attendant):
                 else:
                     self._note_answer(member)
                     self.look()
-                    pause, later = None if member.finding.certain else self._every, self._again
+                    often = _SELDOM if member.finding.certain else 1
+                    pause, later = often * self._every, self._again
                 self._asking.discard(member)
                 self._tell_waiters()
                 await self._rest(wish, pause)
@@ -105,7 +109,7 @@ class Interpreter(Speech, Attendant):
             self._asking.discard(member)
             self._tell_waiters()
 
-    async def _rest(self, wish: asyncio.Event, pause: float | None) -> None:
+    async def _rest(self, wish: asyncio.Event, pause: float) -> None:
         try:
             async with asyncio.timeout(pause):
                 await wish.wait()

@@ -19,6 +19,9 @@ from gateway.upstream.document import ask
 
 _LARGEST_DOCUMENT = 4 * 1024 * 1024
 
+_SHOWN = 200
+"""Characters of broken metadata that are quoted at most."""
+
 Key = tuple[str, str | None, bool]
 
 
@@ -126,18 +129,28 @@ async def fetch_metadata(
 ) -> ModelMetadata:
     """Ask a server what a model takes: its metadata, and whether it batches from its config.
 
-    Without ``batches`` the config is not asked for, and no model batches.
+    Without ``batches`` the config is not asked for. Raises ServerRefusalError where the server does
+    not give it, and GatewayError (502) that says what of it makes no sense.
     """
     path = model_path(model, version)
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
         raise ServerRefusalError(status, content_type, body)
-    batching = batches and bool(await fetch_max_batch_size(model, version, endpoint))
+    largest = await fetch_max_batch_size(model, version, endpoint) if batches else None
+    batching = None if largest is None else largest > 0
     try:
         fields = orjson.loads(body)
-        inputs = tuple(_tensor(entry) for entry in fields["inputs"])
-    except (ValueError, KeyError, TypeError):
+        entries = list(fields.get("inputs") or ())
+    except (ValueError, TypeError, AttributeError):
         raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
+    try:
+        inputs = tuple(map(_tensor, entries))
+    except (ValueError, KeyError, TypeError):
+        shown = orjson.dumps(entries).decode()
+        raise bad_answer(
+            f"{endpoint.url} gave metadata of model '{model}' whose inputs make no sense: "
+            f"{shown[:_SHOWN]}"
+        ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))
 
 

@@ -218,11 +218,6 @@ BROKEN: dict[str, tuple[list[Output], str]] = {
     ),
     "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
     "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),
-    "empty rows": (
-        [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
-        "output 'y' holds more than 65536 empty arrays",
-    ),
-    "dimensions": ([floats("y", *[1] * 33)], "output 'y' has 33 dimensions"),
 }
 
 
@@ -232,3 +227,25 @@ def test_broken_answers(predicted: Predicted, outputs: list[Output], message: st
     refused = error(predicted, *outputs)
     assert refused.kind is ErrorKind.BAD_ANSWER
     assert message in refused.message
+
+
+UNFIT: dict[str, tuple[list[Output], str]] = {
+    "empty rows": (
+        [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
+        "output 'y' holds more than 65536 empty arrays; ask for it the V2 way",
+    ),
+    "dimensions": (
+        [floats("y", *[1] * 33)],
+        "output 'y' has 33 dimensions; at most 32 are nested; ask for it the V2 way",
+    ),
+}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize(("outputs", "message"), UNFIT.values(), ids=UNFIT)
+def test_answers_that_the_form_is_not_good_for(
+    predicted: Predicted, outputs: list[Output], message: str
+) -> None:
+    refused = error(predicted, *outputs)
+    assert refused.kind is ErrorKind.NOT_ACCEPTABLE
+    assert refused.message == message

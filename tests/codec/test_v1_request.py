@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import array_scanner, json_text, v1_values
+from gateway.codec.policies import BytesAs
 from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import Form
@@ -192,6 +193,29 @@ def test_each_form(
             assert list(request.inputs.values()) == expected
             assert request.form == next(iter(fields))
             assert not request.single
+
+
+BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
+
+
+@pytest.mark.parametrize(
+    ("fields", "declared", "written_as"),
+    [
+        ({"instances": ["a"]}, TEXT, {}),
+        ({"instances": [{"b64": "/wA="}]}, TEXT, {0: BytesAs.BASE64}),
+        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0: BytesAs.BASE64}),
+        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0: BytesAs.BASE64}),
+        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1: BytesAs.BASE64}),
+        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0: BytesAs.BASE64}),
+        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, {}),
+    ],
+)
+def test_what_came_in_base64_is_told(
+    fields: dict[str, Any], declared: Declared, written_as: dict[int, BytesAs]
+) -> None:
+    text = json.dumps(fields).encode()
+    for pieces in ([text], bodies.bytewise(text)):
+        assert convert(pieces, declared).written_as == written_as
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ def _upstream(speech: Speech, *endpoints: ScriptedEndpoint) -> Upstream:
     return Upstream("servers", speech, Pool(endpoints or [ScriptedEndpoint(Log())]), cache)
 
 
+CURLS = "application/x-www-form-urlencoded"
+
+
 def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
     body = [b"{}"] if method == "POST" else []
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -147,6 +150,10 @@ async def test_a_version_is_refused_where_there_are_none(target: str, path: str)
         (JSON, _request("POST", "/x", Transfer_Encoding="chunked"), "application/json"),
         (JSON, _request("POST", "/x", **{LENGTH: "2"}), "application/octet-stream"),
         (JSON, _request("POST", "/x", Content_Type="text/plain"), "text/plain"),
+        (KSERVE, _request("POST", "/v1/models/m:predict", Content_Type=CURLS), "application/json"),
+        (KSERVE, _request("POST", "/v2/logging", Content_Type=CURLS), "application/json"),
+        (KSERVE, _request("POST", "/x", Content_Type=CURLS), CURLS),
+        (TRITON, _request("POST", "/v2/logging", Content_Type=CURLS), CURLS),
         (JSON, _request("GET", "/x"), None),
         (TRITON, _request("POST", "/x"), None),
         (OPENVINO, _request("POST", "/x"), None),

@@ -71,6 +71,14 @@ async def test_a_server_that_speaks_v1_is_asked_as_it_is() -> None:
     assert asked(a) == [["GET " + MODEL]]
 
 
+async def test_a_version_where_the_server_has_none() -> None:
+    (a,) = servers(a=says(b"{}"))
+    answer = await ask(only(route_to(a, dialect=KSERVE)), "GET", MODEL + "/versions/1")
+    assert answer.status == 501
+    assert f"without one, this is {MODEL}" in json.loads(answer.body)["error"]
+    assert asked(a) == [[]]
+
+
 async def test_the_models_of_one_server() -> None:
     index = [{"name": "b", "state": "READY"}, {"name": "a", "state": "UNAVAILABLE"}, {"name": "c"}]
     (a,) = servers(a=says(json.dumps(index).encode()))

@@ -98,6 +98,26 @@ def test_what_a_server_says_goes_before_what_is_declared(
     assert completed(known, None) is known
 
 
+@pytest.mark.parametrize(
+    ("batching", "shape", "wanted"),
+    [
+        (None, (-1, 2, -1), True),
+        (None, (8, 2, 5), True),  # the server knows more of the sizes
+        (None, (2, -1), None),  # without the batch dimension, or another model
+        (False, (-1, 2, -1), False),
+        (True, (-1, 2, -1), True),
+    ],
+)
+def test_a_declared_batch_counts_where_the_server_says_nothing_of_one(
+    batching: bool | None, shape: tuple[int, ...], wanted: bool | None
+) -> None:
+    known = ModelMetadata("m", (spec("x", "INT8", *shape),), batching)
+    assert completed(known, BATCHED).batching is wanted
+    assert completed(known, BATCHED).inputs == known.inputs
+    other = ModelMetadata("m", (spec("y", "INT8", *shape),), None)
+    assert completed(other, BATCHED).batching is None
+
+
 KNOWN = ModelMetadata("m", (spec("x", "FP32", -1),), False, (spec("out", "FP32", -1),))
 
 

@@ -79,7 +79,7 @@ async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     async with (
         FaultyServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, every=0.01, again=0.01) as (pool, interpreter),
+        asking(server.url, every=9, again=0.01) as (pool, interpreter),
     ):
         await asyncio.gather(*(interpreter.known() for _ in range(10)))
         assert interpreter.dialect == TRITON
@@ -111,6 +111,18 @@ async def test_one_that_does_not_show_what_it_is_is_asked_again(
     (record,) = caplog.records  # that it is known by now is no warning
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
+
+
+async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> None:
+    itself = _Itself(OF_TRITON)
+    async with (
+        FaultyServer(itself) as server,
+        asking(server.url, every=0.01) as (_, interpreter),
+    ):
+        await interpreter.known()
+        assert interpreter.dialect == TRITON
+        itself.document = OF_KSERVE
+        await until(lambda: interpreter.dialect == KSERVE)
 
 
 async def test_one_that_is_down_is_asked_by_who_needs_it(

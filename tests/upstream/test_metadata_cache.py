@@ -114,7 +114,7 @@ async def test_outputs_are_known_where_they_make_sense(
     server = ScriptedEndpoint(
         Log(), ScriptedResponse(200, {}, [document]), ScriptedResponse(404, {}, [])
     )
-    assert await fetch_metadata("m", None, server) == ModelMetadata("m", (), False, outputs)
+    assert await fetch_metadata("m", None, server) == ModelMetadata("m", (), None, outputs)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +334,12 @@ def _fetch(*turns: ScriptedResponse) -> Awaitable[ModelMetadata]:
         (ScriptedResponse(200, {}, [b"[]"]), False),
         (ScriptedResponse(200, {}, [b"no"]), False),
         (ScriptedResponse(200, {}, [b'{"max_batch_size":null}']), False),
-        (ScriptedResponse(400), False),
-        (ScriptedResponse(404), False),
-        (ScriptedResponse(501), False),
+        (ScriptedResponse(400), None),
+        (ScriptedResponse(404), None),
+        (ScriptedResponse(501), None),
     ],
 )
-async def test_batching(config: ScriptedResponse, batching: bool) -> None:
+async def test_batching(config: ScriptedResponse, batching: bool | None) -> None:
     found = await _fetch(ScriptedResponse(200, {}, [metadata(-1)]), config)
     assert found.batching is batching
 
@@ -369,9 +369,7 @@ async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
         b"",
         b"[]",
         b"7",
-        b"{}",
         b'{"inputs":7}',
-        b'{"inputs":null}',
         b'{"inputs":[null]}',
         b'{"inputs":[{}]}',
         metadata(1, datatype="FP31"),
@@ -384,6 +382,22 @@ async def test_metadata_that_makes_no_sense_names_the_server(document: bytes) ->
     with pytest.raises(GatewayError, match=URL) as caught:
         await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
     assert caught.value.kind is ErrorKind.BAD_ANSWER
+
+
+@pytest.mark.parametrize("document", [b"{}", b'{"inputs":null}', b'{"inputs":[]}'])
+async def test_a_server_may_say_nothing_of_inputs(document: bytes) -> None:
+    found = await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+    assert found.inputs == ()
+
+
+async def test_what_makes_no_sense_is_shown() -> None:
+    document = metadata(1, datatype="FP31")
+    with pytest.raises(GatewayError) as caught:
+        await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+    assert caught.value.message == (
+        f"{URL} gave metadata of model 'm' whose inputs make no sense: "
+        '[{"name":"IN","datatype":"FP31","shape":[1]}]'
+    )
 
 
 async def test_shapes_may_be_texts() -> None:
@@ -404,7 +418,7 @@ async def test_without_batches_no_config_is_asked_for() -> None:
     endpoint = ScriptedEndpoint(Log(), ScriptedResponse(200, {}, [metadata(-1)]))
     found = await fetch_metadata("m", None, endpoint, batches=False)
     assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
-    assert not found.batching
+    assert found.batching is None
 
 
 async def test_with_and_without_batches_are_kept_apart(

@@ -242,7 +242,7 @@ async def test_a_server_that_does_not_read() -> None:
     released = asyncio.Event()
     async with (
         FaultyServer(script) as server,
-        client_of(server.url, upstream=JSON_ONLY, idle_time=0.2) as client,
+        client_of(server.url, upstream=JSON_ONLY, idle_time=1) as client,
     ):
         reply = await client.ask(_request(300_000, set(), True))
         released.set()
@@ -370,3 +370,23 @@ async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes)
     ):
         reply = await client.call("POST", PREDICT, b'{"instances":[1,2]}')
         assert (reply.status, reply.body) == (200, b'{"predictions":%b}' % told)
+
+
+async def test_bytes_that_v1_clients_send_in_base64_need_be_no_text() -> None:
+    async def takes_bytes(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == INFER:
+                output = {"name": "OUT", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
+                await connection.send(json_answer(output))
+            else:
+                await connection.send(answer(metadata(-1, datatype="BYTES")))
+
+    async with (
+        FaultyServer(takes_bytes) as server,
+        client_of(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.call("POST", PREDICT, b'{"instances":[{"b64":"/wA="},"a"]}')
+        assert (reply.status, reply.body) == (200, b'{"predictions":["a","b"]}')
+    (sent,) = [json.loads(each.body) for each in server.requests if each.head.target == INFER]
+    (tensor,) = sent["inputs"]
+    assert (tensor["data"], tensor["parameters"]) == (["/wA=", "YQ=="], {"content_type": "base64"})
