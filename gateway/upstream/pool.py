@@ -74,6 +74,13 @@ class Pool:
         # Where no probe succeeds, an exchange still may: better tried in vain than refused unasked.
         self._up = up or self.members
 
+    def _heed(self, member: Member) -> None:
+        """Note that the probes of an endpoint say something else than before."""
+        if member.probed.healthy:
+            # What was ejected failed before: it has come back since.
+            self.note(member, Outcome.ANSWERED, "")
+        self._find_up()
+
     @property
     def outstanding(self) -> list[int]:
         """Give the exchanges under way at each endpoint."""
@@ -164,6 +171,10 @@ class Pool:
     def _nobody(self) -> GatewayError:
         return GatewayError(ErrorKind.UNREACHABLE, self.why_empty)
 
+    def try_out(self, member: Member) -> None:
+        """Note that an exchange goes to an endpoint that is, or was, left out."""
+        member.health = health.taken(member.health, self._clock())
+
     def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
         if member.leaving:
@@ -233,7 +244,7 @@ class Pool:
 
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
-        self._keeper.take_in(self.members, self._find_up)
+        self._keeper.take_in(self.members, self._heed)
         await self._keeper.look_up(self.use)
 
     def use(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
@@ -247,7 +258,7 @@ class Pool:
         self._leaving = [member for member in (*self._leaving, *gone) if member.outstanding]
         self._lend(members)
         self._keeper.let_go(gone)
-        self._keeper.take_in(new, self._find_up)
+        self._keeper.take_in(new, self._heed)
 
     def ask_again(self) -> None:
         """Have the endpoints asked for their models, which may have changed, at once."""
@@ -291,8 +302,8 @@ class Loan:
         pool, member = self._pool, self._member
         member.outstanding += 1
         pool.turn += 1
-        if self._is_trial and not pool.has_one:
-            member.health = health.taken(member.health)
+        if self._is_trial and member.health.ejections:
+            pool.try_out(member)
         return self.endpoint
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:

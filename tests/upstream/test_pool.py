@@ -133,6 +133,22 @@ def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixt
     assert "http://0 is used again" in caplog.text
 
 
+def test_an_outage_of_all_leaves_nobody_out_for_longer(caplog: pytest.LogCaptureFixture) -> None:
+    """Each exchange fails at one, and then at the one that is left out, as there is no other."""
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(2, clock, told)
+    for _ in range(50):
+        _failing(pool, 1, error)
+        _failing(pool, 0, error)
+        clock.now += 0.1
+    assert [member.health.ejections for member in pool.members] == [0, 1]
+    (left_out,) = told.all
+    assert len(caplog.records) == 1
+    clock.now = left_out[2]
+    assert set(_used(pool)) == set("01")
+
+
 def test_where_all_fail_half_of_them_go_on() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     pool = _pool(4)

@@ -2,12 +2,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 
 from gateway.routing.health import ProbePolicy
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Pool
+from gateway.upstream.member import Member
+from gateway.upstream.pool import Loan, Outcome, Pool
 from gateway.upstream.probe import Prober
 from tests.servers.addresses import HOST, free_port
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
@@ -45,6 +47,18 @@ def _lent(pool: Pool) -> set[str]:
         with pool.endpoint() as endpoint:
             urls.add(endpoint.url)
     return urls
+
+
+def _eject(member: Member, pool: Pool) -> None:
+    """Have exchanges fail at an endpoint until it is left out."""
+    for _ in range(5):
+        loan = Loan(pool, member)
+        loan.take()
+        loan.give_back(Outcome.FAILED)
+
+
+def _is_asked(server: FaultyServer, times: int) -> bool:
+    return len(server.requests) >= times
 
 
 class _Moody:
@@ -123,6 +137,34 @@ async def test_one_that_cannot_be_reached(
             assert _lent(pool) == {url, good.url}
     reason = f"cannot connect to {url}: Connection refused"
     assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
+
+
+async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing: Probing) -> None:
+    moody = _Moody()
+    moody.answer = ILL
+    async with (
+        FaultyServer(moody) as server,
+        FaultyServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        _eject(pool.members[0], pool)
+        assert pool.snapshot()[0].ejections == 1
+        moody.answer = WELL
+        await until(lambda: pool.snapshot()[0].healthy)
+        assert _lent(pool) == {server.url, good.url}
+
+
+async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
+    async with (
+        FaultyServer() as server,
+        FaultyServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        _eject(pool.members[0], pool)
+        await until(partial(_is_asked, server, len(server.requests) + 3))
+        assert _lent(pool) == {good.url}
 
 
 async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:
