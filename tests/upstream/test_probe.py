@@ -7,11 +7,13 @@ from functools import partial
 import pytest
 
 from gateway.routing.health import ProbePolicy
+from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member
 from gateway.upstream.pool import Loan, Outcome, Pool
 from gateway.upstream.probe import Prober
 from tests.servers.addresses import HOST, free_port
+from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -176,6 +178,30 @@ async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> 
         await until(lambda: pool.snapshot()[1].healthy)
         assert pool.snapshot()[0].healthy is None
         assert _lent(pool) == {silent.url, good.url}
+
+
+async def test_a_probe_that_cannot_be_made_tells_nothing(
+    probing: Probing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    ask = Prober._ask
+
+    async def counted(prober: Prober, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        nonlocal asked
+        asked += 1
+        return await ask(prober, endpoint)
+
+    monkeypatch.setattr(Prober, "_ask", counted)
+    async with (
+        FaultyServer(answering(answer(headers={"Connection": "close"}))) as server,
+        FaultyServer() as other,
+        probing(server.url, other.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        with no_descriptors():
+            before = asked
+            await until(lambda: asked > before + 8)
+        assert all(each.healthy for each in pool.snapshot())
 
 
 async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
