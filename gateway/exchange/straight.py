@@ -118,7 +118,7 @@ class Straight:
         sent = None
         try:
             pool = route.upstream.pool
-            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed))
+            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed, client.added))
             exchange = StraightExchange(plan, route, headers, body, loan, client)
             sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         except GatewayError:

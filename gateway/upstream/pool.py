@@ -12,7 +12,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
-from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.base import HeaderLines, UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member, MemberState
 
@@ -120,9 +120,13 @@ class Pool:
         names = [member.endpoint.url for member in allowed]
         return Loan(self, allowed[chosen(self.balance, names, outstanding, self.turn, key)])
 
-    def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """Give what of a request's headers an endpoint is chosen by."""
-        return None if self.balance.header is None else headers.get(self.balance.header)
+    def key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
+        """Give what an endpoint is chosen by: of a request's headers, or of those behind them."""
+        header = self.balance.header
+        if header is None:
+            return None
+        behind = (value for name, value in added if name.lower() == header.lower())
+        return headers.get(header) or next(behind, None)
 
     def every_endpoint(self, model: str | None = None) -> list[Loan]:
         """Lend each endpoint, those that are left out too, for which that is no trial.
