@@ -26,6 +26,7 @@ from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
 from gateway.exchange.watch import Watch
 from gateway.protocol.endpoints import EndpointKind
+from gateway.protocol.model_name import named_by
 from gateway.upstream.base import (
     HeaderLines,
     RequestStart,
@@ -83,7 +84,7 @@ class Straight:
             found.choice,
             watch,
             not found.is_forwarded,
-            model,
+            named_by(found.asked),
             mirror,
             varies=varies,
             versioned=versioned,

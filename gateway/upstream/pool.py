@@ -9,6 +9,7 @@ from enum import Enum
 from types import TracebackType
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.model_name import ModelName
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
@@ -96,7 +97,7 @@ class Pool:
     def endpoint(
         self,
         but: Collection[UpstreamEndpoint] = (),
-        model: str | None = None,
+        model: ModelName | None = None,
         key: str | None = None,
     ) -> Loan:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
@@ -136,25 +137,32 @@ class Pool:
         """
         if not self.members:
             raise self._nobody()
-        members = self._having(model) or self.members
+        having = [] if model is None else self._having(ModelName(model))
+        members = having or self.members
         return [Loan(self, member, is_trial=False) for member in members]
 
-    def has_another(self, but: Collection[UpstreamEndpoint], model: str | None = None) -> bool:
+    def has_another(
+        self, but: Collection[UpstreamEndpoint], model: ModelName | None = None
+    ) -> bool:
         """Tell whether an exchange may go to an endpoint that is none of these."""
         return any(member.endpoint not in but for member in self._fitting(model))
 
-    def _fitting(self, model: str | None) -> Sequence[Member]:
+    def _fitting(self, model: ModelName | None) -> Sequence[Member]:
         """Give the members that an exchange for a model may go to."""
         if model is None or self._keeper.discovery is None:
             return self._up
-        having = self._having(model)
-        if not having:
-            having = [member for member in self.members if member.models is None]
+        having = (
+            self._having(model)
+            or [member for member in self.members if member.models is None]
+            # These can say that it is the version that they do not have.
+            or self._having(ModelName(model.name))
+        )
         return [member for member in having if member.is_up] or having or self._up
 
-    def _having(self, model: str | None) -> list[Member]:
+    def _having(self, model: ModelName) -> list[Member]:
         """Give the members that are known to have a model ready."""
-        return [each for each in self.members if each.models is not None and model in each.models]
+        members = self.members
+        return [each for each in members if each.models is not None and each.models.have(model)]
 
     @property
     def changes(self) -> bool:
