@@ -31,6 +31,7 @@ from gateway.app.reload import Reloader
 from gateway.app.revision import Revision
 from gateway.app.source import Source
 from gateway.app.tls import UpstreamTlsError
+from gateway.descriptors import allow_all_descriptors
 from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load
@@ -64,6 +65,7 @@ def serve(config: Path) -> None:
     workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
     keep_what_is_freed()
+    allow_all_descriptors()
     with _plain_errors():
         if workers == 1:
             _run(_serve(settings, source))

@@ -37,6 +37,7 @@ class ErrorKind(Enum):
     BAD_ANSWER = Answer(502, 14, of_server=True)
     UNANSWERED = Answer(502, 14, of_server=True, unanswered=True)
     OVERLOADED = Answer(503, 8)
+    EXHAUSTED = Answer(503, 8, retryable=True)
     NOT_READY = Answer(503, 14)
     UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)

@@ -48,7 +48,8 @@ ALLOWED = {
     "helper": {"codec", "protocol", "memory"},
     "workers": {"accept_queue", "files"},
     "memory": set[str](),
-    "cli": {"app", "memory", "settings", "demo", "workers"},
+    "descriptors": set[str](),
+    "cli": {"app", "descriptors", "memory", "settings", "demo", "workers"},
     "__main__": {"cli"},
 }
 

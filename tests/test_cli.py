@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import resource
 import signal
 import socket
 import sys
@@ -227,6 +228,17 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
     assert "GET /v2/x 200 7 B" in err
     assert err.splitlines()[-1].endswith("stopped")
     assert "dropped" not in err
+
+
+async def test_it_may_have_as_many_files_open_as_the_system_allows(file: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = settings_in(file, f"http://{free_address()}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        async with serving(config) as (process, _):
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:

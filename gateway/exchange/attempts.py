@@ -11,6 +11,7 @@ from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
 from gateway.exchange.headers import check_lengths
+from gateway.protocol.model_name import ModelName
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.pool import Loan, Outcome
@@ -37,7 +38,7 @@ class Attempts:
         request: UpstreamRequest,
         deadline: Deadline,
         but: tuple[UpstreamEndpoint, ...] = (),
-        model: str | None = None,
+        model: ModelName | None = None,
     ) -> None:
         self._gates = route.gates
         self._request = request
@@ -101,7 +102,7 @@ class Again:
         policy: RetryPolicy,
         repeatable: bool,
         tried: list[UpstreamEndpoint],
-        model: str | None = None,
+        model: ModelName | None = None,
         key: str | None = None,
     ) -> None:
         self.upstream = upstream
@@ -140,7 +141,7 @@ async def reaching(
     upstream: Upstream,
     use: Callable[[UpstreamEndpoint], Awaitable[_T]],
     deadline: Deadline,
-    model: str | None = None,
+    model: ModelName | None = None,
 ) -> tuple[Loan, _T]:
     """Use an endpoint that can be reached; give it, taken, and what came of it.
 

@@ -30,6 +30,7 @@ from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
 from gateway.exchange.v1_models import v1_models
 from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
+from gateway.protocol.model_name import named_by
 from gateway.upstream.metadata_cache import ServerRefusalError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
@@ -111,7 +112,7 @@ async def at_one_server(
     elif asked.kind is EndpointKind.PREDICT:
         await predict(request, answer, asked, route, turns)
     else:
-        await forward(request, answer, route, turns, model=asked.model)
+        await forward(request, answer, route, turns, model=named_by(asked))
 
 
 async def _dispatch(

@@ -11,6 +11,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.dialect import typed
 from gateway.exchange.headers import end_to_end
 from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
+from gateway.protocol.model_name import ModelName
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
 
 
@@ -20,7 +21,7 @@ async def forward(
     route: Route,
     deadline: Deadline,
     target: str | None = None,
-    model: str | None = None,
+    model: ModelName | None = None,
 ) -> None:
     """Pass a request on as it is, and the answer back; ``target`` takes the place of its own.
 

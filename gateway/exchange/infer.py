@@ -14,6 +14,7 @@ from gateway.exchange.json_upstream import json_body, relay_json_answer
 from gateway.exchange.shields import check_infer
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.model_name import named_by
 from gateway.upstream.base import UpstreamRequest
 
 
@@ -49,7 +50,7 @@ async def send_converted(
         upstream_request, relay = _binary_request(request, converted, dialect), relay_answer
     else:
         upstream_request, relay = _json_request(request, converted, route), relay_json_answer
-    async with Attempts(route, upstream_request, deadline, model=asked.model) as attempt:
+    async with Attempts(route, upstream_request, deadline, model=named_by(asked)) as attempt:
         response = attempt.response
         if response.status != 200 and (converted.by_metadata or dialect.lists_outputs):
             # The header may have been made from metadata that is no longer true.

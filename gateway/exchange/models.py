@@ -7,6 +7,7 @@ from gateway.exchange.base import Route
 from gateway.exchange.deadline import Deadline
 from gateway.protocol.declared import completed
 from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.model_name import named_by
 from gateway.protocol.tensors import ModelMetadata
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -37,6 +38,6 @@ async def model_metadata(asked: Endpoint, route: Route, deadline: Deadline) -> M
                 raise
             return declared.metadata
 
-    loan, known = await reaching(upstream, ask, deadline, asked.model)
+    loan, known = await reaching(upstream, ask, deadline, named_by(asked))
     loan.give_back(Outcome.ANSWERED)
     return completed(known, declared)

@@ -19,6 +19,7 @@ from gateway.exchange.models import model_metadata
 from gateway.exchange.predict_answer import PredictAnswer
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.model_name import named_by
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document, infer_path
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -39,7 +40,7 @@ async def predict(
                 f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
                 "is converted"
             )
-        await forward(request, answer, route, deadline, model=asked.model)
+        await forward(request, answer, route, deadline, model=named_by(asked))
         return
     body = ClientBody(request, route.limits.request_bytes, deadline)
     with route.held.holding() as holding, route.held.holding() as answer_holding:

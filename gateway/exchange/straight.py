@@ -26,6 +26,7 @@ from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
 from gateway.exchange.watch import Watch
 from gateway.protocol.endpoints import EndpointKind
+from gateway.protocol.model_name import named_by
 from gateway.upstream.base import (
     HeaderLines,
     RequestStart,
@@ -83,7 +84,7 @@ class Straight:
             found.choice,
             watch,
             not found.is_forwarded,
-            model,
+            named_by(found.asked),
             mirror,
             varies=varies,
             versioned=versioned,
@@ -118,7 +119,7 @@ class Straight:
         sent = None
         try:
             pool = route.upstream.pool
-            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed))
+            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed, client.added))
             exchange = StraightExchange(plan, route, headers, body, loan, client)
             sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
         except GatewayError:

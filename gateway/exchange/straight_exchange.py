@@ -30,6 +30,7 @@ from gateway.exchange.watch import Watch, Watched
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.model_name import ModelName
 from gateway.upstream.base import (
     AnswerHead,
     HeaderLines,
@@ -60,7 +61,7 @@ class Plan:
     watch: Watch
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
-    model: str | None = None
+    model: ModelName | None = None
     """The one that they name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
     """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""

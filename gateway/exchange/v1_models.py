@@ -23,6 +23,7 @@ from gateway.exchange.forward import forward
 from gateway.exchange.held import Holding
 from gateway.exchange.model_lists import ModelLists, model_lists
 from gateway.protocol.endpoints import Endpoint, model_path
+from gateway.protocol.model_name import named_by
 from gateway.protocol.v1 import (
     error_document,
     listed_models,
@@ -72,7 +73,7 @@ async def _tell_of_model(
     await understand(request, asked, route.upstream, deadline)
     await until_known([route.upstream], deadline)
     if route.upstream.dialect.speaks_v1:
-        await forward(request, answer, route, deadline, model=model)
+        await forward(request, answer, route, deadline, model=named_by(asked))
         return
     with route.held.holding() as holding:
         reply = await _readiness(request, asked, model, route, deadline, holding)
@@ -88,11 +89,11 @@ async def _readiness(
     holding: Holding,
 ) -> Reply:
     path = model_path(model, asked.version)
-    reply = await _ask(request, path + "/ready", model, route, deadline, holding)
+    reply = await _ask(request, path + "/ready", asked, route, deadline, holding)
     if reply.status == 200 and says_ready(reply.body):
         return _reply(200, ready_document(model))
     # Servers answer alike for models that are not ready and those that they do not have.
-    reply = await _ask(request, path, model, route, deadline, holding)
+    reply = await _ask(request, path, asked, route, deadline, holding)
     if reply.status == 200:
         raise GatewayError(ErrorKind.NOT_READY, f"model '{model}' is not ready")
     return _error(reply)
@@ -143,11 +144,12 @@ def _index(request: ClientRequest) -> UpstreamRequest:
 async def _ask(
     request: ClientRequest,
     target: str,
-    model: str,
+    asked: Endpoint,
     route: Route,
     deadline: Deadline,
     holding: Holding,
 ) -> Reply:
+    model = named_by(asked)
     async with Attempts(route, question(request, target), deadline, model=model) as attempt:
         return await whole_reply(attempt.response, attempt.url, deadline, holding)
 

@@ -202,14 +202,18 @@ def model_entries(document: Any) -> list[Any]:
     return [{"name": name} for name in names]
 
 
-def listed_models(document: Any) -> list[str]:
-    """Give the models that are ready by a repository index, or by a list as KServe gives it.
+def ready_entries(document: Any) -> list[Any]:
+    """Read the entries of models that are ready, of what ``model_entries`` reads.
 
     There are servers that list all, whatever they are asked; KServe has one list, with all of them.
     Raises TypeError, KeyError or AttributeError for what is neither.
     """
-    entries = model_entries(document)
-    return [str(each["name"]) for each in entries if each.get("state", "READY") == "READY"]
+    return [each for each in model_entries(document) if each.get("state", "READY") == "READY"]
+
+
+def listed_models(document: Any) -> list[str]:
+    """Give the names of the models that are ready; see ``ready_entries``."""
+    return [str(each["name"]) for each in ready_entries(document)]
 
 
 def _shown(value: object) -> str:

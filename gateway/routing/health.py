@@ -44,9 +44,13 @@ class Health:
         return not self.ejections or (now >= self.until and not self.on_trial)
 
 
-def taken(health: Health) -> Health:
-    """Note that an exchange goes there."""
-    return replace(health, on_trial=True) if health.ejections else health
+def taken(health: Health, now: float) -> Health:
+    """Note that an exchange goes there: a trial, if the ejection has ended.
+
+    While it lasts, exchanges come that no other endpoint can take; they are none.
+    """
+    is_trial = health.ejections > 0 and now >= health.until
+    return replace(health, on_trial=True) if is_trial else health
 
 
 def left(health: Health) -> Health:
@@ -60,7 +64,10 @@ def succeeded(health: Health) -> Health:
 
 
 def failed(health: Health, others: Sequence[Health], now: float, policy: EjectionPolicy) -> Health:
-    """Note that the endpoint failed; ``others`` are those of the same upstream."""
+    """Note that the endpoint failed; ``others`` are those of the same upstream.
+
+    An ejection is made longer by a failed trial alone.
+    """
     failures = health.failures + 1
     is_due = health.on_trial or (not health.ejections and 0 < policy.failures <= failures)
     if is_due and _may_be_ejected(others, policy):

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import orjson
 
 from gateway.errors import GatewayError, bad_answer
-from gateway.protocol.v1 import MODELS_PATH, listed_models
+from gateway.protocol.v1 import MODELS_PATH
 from gateway.routing.pauses import pauses
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.document import ask
 from gateway.upstream.member import Attendant, Member
+from gateway.upstream.ready_models import EVERY_MODEL, ReadyModels, listed
 
 _INDEX = "/v2/repository/index"
 _LARGEST_LIST = 4 * 1024 * 1024
@@ -27,14 +28,6 @@ _TIME = 5.0
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 
 _log = logging.getLogger("tensorgate.upstream")
-
-
-class EveryModel(Container[str]):
-    """What an endpoint has that does not say what it has."""
-
-    def __contains__(self, model: object) -> bool:
-        """Say yes."""
-        return True
 
 
 class Discovery(Attendant):
@@ -80,12 +73,12 @@ async def _learn(member: Member) -> str:
         return f"{url} does not say which models it has: no answer within {_TIME:g} s"
     except GatewayError as error:
         return f"{url} does not say which models it has: {error.message}"
-    if isinstance(member.models, EveryModel):
+    if member.models is EVERY_MODEL:
         return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
     return ""
 
 
-async def ready_models(endpoint: UpstreamEndpoint) -> Container[str]:
+async def ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     """Ask a server which models are ready there; every one, if it serves no list of them.
 
     KServe has no repository index, but a V1 list, of all its models. Raises GatewayError (502, 503)
@@ -97,10 +90,10 @@ async def ready_models(endpoint: UpstreamEndpoint) -> Container[str]:
         if models is None:
             raise bad_answer(f"{endpoint.url}{_INDEX} is no index of models")
         return models
-    listed = await _list(endpoint, "GET", MODELS_PATH)
+    v1_list = await _list(endpoint, "GET", MODELS_PATH)
     # What is there need not be of V1: servers of OpenAI's API have a list of another form.
-    models = None if listed is None else _models(listed)
-    return EveryModel() if models is None else models
+    models = None if v1_list is None else _models(v1_list)
+    return EVERY_MODEL if models is None else models
 
 
 async def _list(
@@ -115,8 +108,8 @@ async def _list(
     return answer.body
 
 
-def _models(document: bytes) -> Container[str] | None:
+def _models(document: bytes) -> ReadyModels | None:
     try:
-        return frozenset(listed_models(orjson.loads(document)))
+        return listed(orjson.loads(document))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

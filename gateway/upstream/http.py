@@ -20,10 +20,13 @@ from gateway.upstream.base import (
 )
 from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnection
 from gateway.upstream.idle import IdleConnections
-from gateway.upstream.reasons import why_not
+from gateway.upstream.reasons import is_exhausted, why_not
 
 _KEEP_ALIVE = 4.0
 """Seconds an idle connection is kept: MLServer closes its own after 5."""
+
+_TRY_AGAIN = 1
+"""Seconds after which a client may try again where there was nothing left to connect with."""
 
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
@@ -116,11 +119,15 @@ class HttpEndpoint(UpstreamEndpoint):
                 )
         # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
         except (OSError, UnicodeError) as error:
-            reason = why_not(error, server_name)
-            raise GatewayError(
-                ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}"
-            ) from error
+            raise self._not_connected(error, why_not(error, server_name)) from error
         return connection
+
+    def _not_connected(self, error: Exception, reason: str) -> GatewayError:
+        if not is_exhausted(error):
+            return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
+        # It says nothing of the server. Another one may have a connection at hand.
+        message = f"the gateway has no means to connect to {self.url}: {reason}"
+        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=_TRY_AGAIN)
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest

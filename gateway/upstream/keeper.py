@@ -53,8 +53,8 @@ class Keeper:
             async with asyncio.timeout(_FIRST_LOOK_UP):
                 await resolver.answered.wait()
 
-    def take_in(self, members: Iterable[Member], changed: Callable[[], None]) -> None:
-        """Begin to look after members; ``changed`` is called when one is up, or is not any more."""
+    def take_in(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
+        """Begin to look after members; ``changed`` is called with one that is up, or no more."""
         for member in members:
             if self.interpreter is not None:
                 self.interpreter.take_in(member)
@@ -77,9 +77,9 @@ class Keeper:
         if self.interpreter is not None:
             self.interpreter.doubt(member)
 
-    def _changed(self, member: Member, changed: Callable[[], None]) -> None:
+    def _changed(self, member: Member, changed: Callable[[Member], None]) -> None:
         self.doubt(member)
-        changed()
+        changed(member)
 
     async def close(self) -> None:
         """Cancel all that is under way, and wait for its end."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.protocol.recognition import Finding
 from gateway.routing.health import HEALTHY, UNKNOWN, Health, Probed
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.ready_models import ReadyModels
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +24,7 @@ class Member:
     probed: Probed = UNKNOWN
     reason: str = ""
     """What the last probe met with."""
-    models: Container[str] | None = None
+    models: ReadyModels | None = None
     """Those that it has ready; None where that is not known."""
     finding: Finding | None = None
     """What it was recognised as; None where it is not asked, or was not yet."""
@@ -38,7 +39,7 @@ class Member:
     def state(self, now: float) -> MemberState:
         """Tell how it does."""
         ejected = max(0.0, self.health.until - now) if self.health.ejections else 0.0
-        models = tuple(sorted(self.models)) if isinstance(self.models, frozenset) else None
+        models = None if self.models is None else self.models.names
         return MemberState(
             self.endpoint.url,
             self.outstanding,

@@ -9,10 +9,11 @@ from enum import Enum
 from types import TracebackType
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.model_name import ModelName
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
-from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.base import HeaderLines, UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member, MemberState
 
@@ -74,6 +75,13 @@ class Pool:
         # Where no probe succeeds, an exchange still may: better tried in vain than refused unasked.
         self._up = up or self.members
 
+    def _heed(self, member: Member) -> None:
+        """Note that the probes of an endpoint say something else than before."""
+        if member.probed.healthy:
+            # What was ejected failed before: it has come back since.
+            self.note(member, Outcome.ANSWERED, "")
+        self._find_up()
+
     @property
     def outstanding(self) -> list[int]:
         """Give the exchanges under way at each endpoint."""
@@ -89,7 +97,7 @@ class Pool:
     def endpoint(
         self,
         but: Collection[UpstreamEndpoint] = (),
-        model: str | None = None,
+        model: ModelName | None = None,
         key: str | None = None,
     ) -> Loan:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
@@ -113,9 +121,13 @@ class Pool:
         names = [member.endpoint.url for member in allowed]
         return Loan(self, allowed[chosen(self.balance, names, outstanding, self.turn, key)])
 
-    def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """Give what of a request's headers an endpoint is chosen by."""
-        return None if self.balance.header is None else headers.get(self.balance.header)
+    def key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
+        """Give what an endpoint is chosen by: of a request's headers, or of those behind them."""
+        header = self.balance.header
+        if header is None:
+            return None
+        behind = (value for name, value in added if name.lower() == header.lower())
+        return headers.get(header) or next(behind, None)
 
     def every_endpoint(self, model: str | None = None) -> list[Loan]:
         """Lend each endpoint, those that are left out too, for which that is no trial.
@@ -125,25 +137,32 @@ class Pool:
         """
         if not self.members:
             raise self._nobody()
-        members = self._having(model) or self.members
+        having = [] if model is None else self._having(ModelName(model))
+        members = having or self.members
         return [Loan(self, member, is_trial=False) for member in members]
 
-    def has_another(self, but: Collection[UpstreamEndpoint], model: str | None = None) -> bool:
+    def has_another(
+        self, but: Collection[UpstreamEndpoint], model: ModelName | None = None
+    ) -> bool:
         """Tell whether an exchange may go to an endpoint that is none of these."""
         return any(member.endpoint not in but for member in self._fitting(model))
 
-    def _fitting(self, model: str | None) -> Sequence[Member]:
+    def _fitting(self, model: ModelName | None) -> Sequence[Member]:
         """Give the members that an exchange for a model may go to."""
         if model is None or self._keeper.discovery is None:
             return self._up
-        having = self._having(model)
-        if not having:
-            having = [member for member in self.members if member.models is None]
+        having = (
+            self._having(model)
+            or [member for member in self.members if member.models is None]
+            # These can say that it is the version that they do not have.
+            or self._having(ModelName(model.name))
+        )
         return [member for member in having if member.is_up] or having or self._up
 
-    def _having(self, model: str | None) -> list[Member]:
+    def _having(self, model: ModelName) -> list[Member]:
         """Give the members that are known to have a model ready."""
-        return [each for each in self.members if each.models is not None and model in each.models]
+        members = self.members
+        return [each for each in members if each.models is not None and each.models.have(model)]
 
     @property
     def changes(self) -> bool:
@@ -163,6 +182,10 @@ class Pool:
 
     def _nobody(self) -> GatewayError:
         return GatewayError(ErrorKind.UNREACHABLE, self.why_empty)
+
+    def try_out(self, member: Member) -> None:
+        """Note that an exchange goes to an endpoint that is, or was, left out."""
+        member.health = health.taken(member.health, self._clock())
 
     def note(self, member: Member, outcome: Outcome, why: str) -> None:
         """Note what an exchange told of an endpoint, and why it failed."""
@@ -233,7 +256,7 @@ class Pool:
 
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
-        self._keeper.take_in(self.members, self._find_up)
+        self._keeper.take_in(self.members, self._heed)
         await self._keeper.look_up(self.use)
 
     def use(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
@@ -247,7 +270,7 @@ class Pool:
         self._leaving = [member for member in (*self._leaving, *gone) if member.outstanding]
         self._lend(members)
         self._keeper.let_go(gone)
-        self._keeper.take_in(new, self._find_up)
+        self._keeper.take_in(new, self._heed)
 
     def ask_again(self) -> None:
         """Have the endpoints asked for their models, which may have changed, at once."""
@@ -291,8 +314,8 @@ class Loan:
         pool, member = self._pool, self._member
         member.outstanding += 1
         pool.turn += 1
-        if self._is_trial and not pool.has_one:
-            member.health = health.taken(member.health)
+        if self._is_trial and member.health.ejections:
+            pool.try_out(member)
         return self.endpoint
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.health import ProbePolicy, probed
 from gateway.routing.pauses import pauses
 from gateway.upstream.base import UpstreamEndpoint
@@ -42,23 +42,27 @@ class Prober(Attendant):
     async def attend(self, member: Member, changed: Callable[[], None]) -> None:
         """Probe an endpoint until cancelled."""
         for pause in pauses(self._every, self._random()):
-            well, reason = await self._ask(member.endpoint)
-            before, member.probed = member.probed, probed(member.probed, well, self._policy)
-            member.reason = reason
-            if member.probed.healthy is not before.healthy:
-                self._tell(member, before.healthy)
-                changed()
+            answer = await self._ask(member.endpoint)
+            if answer is not None:
+                well, member.reason = answer
+                before, member.probed = member.probed, probed(member.probed, well, self._policy)
+                if member.probed.healthy is not before.healthy:
+                    self._tell(member, before.healthy)
+                    changed()
             await asyncio.sleep(pause)
 
-    async def _ask(self, endpoint: UpstreamEndpoint) -> tuple[bool, str]:
-        """Tell whether the endpoint is well, and what it answered or why it did not."""
+    async def _ask(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        """Tell whether the endpoint is well, and what it answered or why it did not.
+
+        None where the gateway itself could not ask.
+        """
         try:
             async with asyncio.timeout(self._time):
                 answer = await ask(endpoint, "GET", self._path, _LARGEST_ANSWER)
         except TimeoutError:
             return False, f"no answer to GET {self._path} within {self._time:g} s"
         except GatewayError as error:
-            return False, error.message
+            return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
         return 200 <= answer.status < 300, f"GET {self._path} answered {answer.status}"
 
     def _tell(self, member: Member, before: bool | None) -> None:

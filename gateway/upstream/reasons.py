@@ -31,6 +31,17 @@ _OTHER_CERTIFICATE = frozenset(
 )
 
 
+# What the machine or the process has no more of. Ports run out towards one server at a time.
+_EXHAUSTED = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+)
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Tell whether it is on this side that a connection fails, for lack of what it takes."""
+    return isinstance(error, OSError) and error.errno in _EXHAUSTED
+
+
 def why_not(error: Exception, server_name: str | None = None) -> str:
     """Tell why there is no connection; ``server_name`` is given where it was to be over TLS."""
     match error:

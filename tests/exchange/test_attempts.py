@@ -10,12 +10,13 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.attempts import Attempts, reaching
 from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
+from gateway.protocol.model_name import ModelName
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Outcome
-from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, route_to
+from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, ready, route_to
 from tests.servers.running_gateway import until
 
 OK = ScriptedResponse(200, {}, [b"yes"])
@@ -217,9 +218,9 @@ async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
     endpoints = [ScriptedEndpoint(Log(), turn, url="http://x") for turn in (error, error, OK)]
     upstream = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60))).upstream
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
-        member.models = frozenset(models)
+        member.models = ready(*models)
     with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
-        async with Attempts(_to(upstream), REQUEST, deadline, model="m"):
+        async with Attempts(_to(upstream), REQUEST, deadline, model=ModelName("m")):
             pass
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 

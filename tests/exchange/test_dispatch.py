@@ -1,6 +1,7 @@
 import asyncio
 import gzip
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from tests.servers.doubles import (
     ScriptedResponse,
     Step,
     only,
+    ready,
     route_to,
 )
 from tests.servers.tensors import INFER, LENGTH, binary_header, json_request, metadata
@@ -218,11 +220,34 @@ BINARY = {LENGTH: str(len(binary_header(8)))}
 async def test_what_names_a_model_goes_where_it_is(
     method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
+    await _goes_to_the_second(("n", "m", "o"), method, target, body, headers)
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "body", "headers"),
+    [
+        ("POST", "/infer", json_request(), {}),
+        ("POST", "/infer", bytes(4), {LENGTH: "0"}),
+        ("GET", "/ready", b"", {}),
+        ("POST", "/generate", b"{}", {}),
+    ],
+)
+async def test_what_names_a_version_goes_where_that_is(
+    method: str, what: str, body: bytes, headers: dict[str, str]
+) -> None:
+    models = ("m/1", "m/2", "m/3")
+    await _goes_to_the_second(models, method, f"/v2/models/m/versions/2{what}", body, headers)
+
+
+async def _goes_to_the_second(
+    models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
+) -> None:
+    """Check that requests reach that one alone of three endpoints, which have a model each."""
     answers = [METADATA, NO_CONFIG] if headers.get(LENGTH) == "0" else []
     endpoints = [ScriptedEndpoint(Log(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)]
     route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
-    for member, model in zip(route.upstream.pool.members, "nmo", strict=True):
-        member.models = frozenset(model)
+    for member, model in zip(route.upstream.pool.members, models, strict=True):
+        member.models = ready(model)
     steps = (body,) if body else ()
     for _ in range(3):
         answer, _ = await _exchange(route, method, target, *steps, headers=headers)

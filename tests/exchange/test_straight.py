@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -32,6 +32,7 @@ from tests.servers.doubles import (
     ScriptedAnswer,
     ScriptedResponse,
     only,
+    ready,
     route_to,
 )
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, json_request
@@ -492,13 +493,20 @@ async def test_the_least_busy_endpoint_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "body"), [("POST", INFER, JSON), ("GET", "/v2/models/m", b"")]
+    ("method", "target", "body", "models"),
+    [
+        ("POST", INFER, JSON, "nmo"),
+        ("GET", "/v2/models/m", b"", "nmo"),
+        ("GET", "/v2/models/m/versions/2", b"", ("m/1", "m/2", "m/3")),
+    ],
 )
-async def test_a_model_is_asked_for_where_it_is(method: str, target: str, body: bytes) -> None:
+async def test_a_model_is_asked_for_where_it_is(
+    method: str, target: str, body: bytes, models: Sequence[str]
+) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
     route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
-    for member, model in zip(route.upstream.pool.members, "nmo", strict=True):
-        member.models = frozenset(model)
+    for member, model in zip(route.upstream.pool.members, models, strict=True):
+        member.models = ready(model)
     straight = Straight(only(route))
     headers = {"Content-Length": str(len(body))} if body else {}
     plan = straight.plan(method, target, _headers(headers), len(body))

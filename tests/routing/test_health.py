@@ -86,11 +86,26 @@ def test_which_are_used(health: Health, now: float, usable: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(HEALTHY, HEALTHY), (Health(2), Health(2)), (EJECTED, ON_TRIAL)]
+    ("before", "now", "after"),
+    [
+        (HEALTHY, 110, HEALTHY),
+        (Health(2), 110, Health(2)),
+        (EJECTED, 109.9, EJECTED),
+        (EJECTED, 110, ON_TRIAL),
+    ],
 )
-def test_an_exchange_goes_there(before: Health, after: Health) -> None:
-    assert taken(before) == after
+def test_an_exchange_goes_there(before: Health, now: float, after: Health) -> None:
+    assert taken(before, now) == after
     assert left(after) == before
+
+
+def test_what_fails_during_an_ejection_is_no_trial() -> None:
+    """Exchanges come all the same, where the other endpoints have failed them too."""
+    health = EJECTED
+    for now in range(100, 110):
+        health = failed(taken(health, now), [HEALTHY], now, POLICY)
+    assert health == replace(EJECTED, failures=13)
+    assert failed(taken(health, 110), [HEALTHY], 110, POLICY) == Health(14, 2, 130)
 
 
 TOLD = Health(ejections=2, until=120)
@@ -156,7 +171,7 @@ def test_some_can_always_be_used(count: int, happenings: list[tuple[int, bool]])
         index = number % count
         if not states[index].is_usable(now):
             continue
-        state = taken(states[index])
+        state = taken(states[index], now)
         others = states[:index] + states[index + 1 :]
         states[index] = succeeded(state) if well else failed(state, others, now, POLICY)
         ejected = sum(state.ejections > 0 for state in states)

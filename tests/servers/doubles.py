@@ -20,6 +20,7 @@ from gateway.upstream.dialect import declared_speech
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
+from gateway.upstream.ready_models import ReadyModels
 
 Step = bytes | BaseException | asyncio.Event
 """Bytes that come, an error that is raised, or something that has to happen first."""
@@ -33,6 +34,18 @@ class Log(list[str]):
     def count_of(self, start: str) -> int:
         """Count the entries that start like this."""
         return sum(entry.startswith(start) for entry in self)
+
+
+def ready(*models: str) -> ReadyModels:
+    """List models as an endpoint does, each as ``name``, or ``name/version``."""
+    parts = [model.partition("/") for model in models]
+    names = {name for name, _, _ in parts}
+    return ReadyModels(
+        {
+            name: frozenset(version for each, _, version in parts if each == name and version)
+            for name in names
+        }
+    )
 
 
 async def _play(steps: Sequence[Step]) -> AsyncIterator[bytes]:

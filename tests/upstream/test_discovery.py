@@ -7,9 +7,11 @@ from functools import partial
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.discovery import Discovery, EveryModel, ready_models
+from gateway.protocol.model_name import ModelName
+from gateway.upstream.discovery import Discovery, ready_models
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Pool
+from gateway.upstream.ready_models import EVERY_MODEL
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -63,7 +65,7 @@ def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
     left_out = [endpoint for endpoint in pool.endpoints if endpoint.url in but]
     urls = set()
     for _ in range(2 * len(pool.members)):
-        loan = pool.endpoint(left_out, model)
+        loan = pool.endpoint(left_out, None if model is None else ModelName(model))
         with loan as endpoint:
             urls.add(endpoint.url)
     return urls
@@ -89,12 +91,26 @@ async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> No
         assert _lent(pool, None) == every
         # Another one is asked only where the model is.
         first = [each for each in pool.endpoints if each.url == one.url]
-        assert not pool.has_another(first, "a")
-        assert pool.has_another(first, "b")
+        assert not pool.has_another(first, ModelName("a"))
+        assert pool.has_another(first, ModelName("b"))
         assert _lent(pool, "b", [one.url]) == {two.url}
         (asked, *_) = one.requests
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
         assert json.loads(asked.body) == {"ready": True}
+
+
+async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> None:
+    entries = [[{"name": "m", "version": version, "state": "READY"}] for version in "12"]
+    one, two = [always(answer(json.dumps(each).encode())) for each in entries]
+    async with (
+        FaultyServer(one) as first,
+        FaultyServer(two) as second,
+        discovering(first.url, second.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("m",), ("m",)])
+        for _ in range(4):
+            assert pool.endpoint(model=ModelName("m", "2")).endpoint.url == second.url
+        assert _lent(pool, "m") == {first.url, second.url}
 
 
 async def test_models_come_and_go(discovering: Discovering) -> None:
@@ -198,22 +214,6 @@ async def test_what_was_known_stays_where_it_cannot_be_asked(
     assert said[2].startswith(f"{start} answered what is not HTTP")
 
 
-@pytest.mark.parametrize(
-    ("body", "models"),
-    [
-        (b"[]", set()),
-        (b'[{"name": "m"}]', {"m"}),
-        (b'[{"name": "m", "version": "1"}, {"name": "m", "version": "2"}]', {"m"}),
-        (_index("m", n="UNAVAILABLE", o="LOADING").partition(b"\r\n\r\n")[2], {"m"}),
-    ],
-)
-async def test_which_models_are_ready(
-    endpoint_at: EndpointAt, body: bytes, models: set[str]
-) -> None:
-    async with FaultyServer(always(answer(body))) as server:
-        assert await ready_models(endpoint_at(server.url)) == models
-
-
 class _V1:
     """Has no repository index, and answers like this under the path of V1's list."""
 
@@ -263,7 +263,7 @@ async def test_a_server_without_an_index_is_asked_for_its_v1_list(
 )
 async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
     async with FaultyServer(_V1(data)) as server:
-        assert isinstance(await ready_models(endpoint_at(server.url)), EveryModel)
+        assert await ready_models(endpoint_at(server.url)) is EVERY_MODEL
         assert len(server.requests) == 2
 
 
@@ -295,8 +295,3 @@ async def test_what_is_no_index(endpoint_at: EndpointAt, data: bytes) -> None:
             await ready_models(endpoint_at(server.url))
     assert caught.value.kind is ErrorKind.BAD_ANSWER
     assert server.url in caught.value.message
-
-
-def test_every_model_is_every_model() -> None:
-    assert "anything" in EveryModel()
-    assert "" in EveryModel()

@@ -15,6 +15,7 @@ from gateway.upstream.base import (
     UpstreamResponse,
 )
 from gateway.upstream.http import HttpEndpoint
+from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer, chunk, chunked, message
 from tests.servers.running_gateway import until
@@ -253,6 +254,21 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
     kind, text = await _kind(endpoint_at(server.url))
     assert kind is ErrorKind.UNREACHABLE
     assert text == f"cannot connect to {server.url}: Connection refused"
+
+
+async def test_a_lack_of_descriptors_is_the_gateways_own(endpoint_at: EndpointAt) -> None:
+    async with FaultyServer() as server:
+        endpoint = endpoint_at(server.url)
+        with no_descriptors(), pytest.raises(GatewayError) as caught:
+            await endpoint.send(_request())
+        await _read(await endpoint.send(_request()))
+        with no_descriptors():  # there is a connection at hand
+            await _read(await endpoint.send(_request()))
+        assert len(server.requests) == 2
+    assert caught.value.kind is ErrorKind.EXHAUSTED
+    reason = "Too many open files"
+    assert caught.value.message == f"the gateway has no means to connect to {server.url}: {reason}"
+    assert caught.value.retry_after == 1
 
 
 async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> None:

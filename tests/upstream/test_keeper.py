@@ -40,10 +40,10 @@ async def test_each_member_is_attended_until_it_is_let_go() -> None:
     keeper = Keeper(prober)
     one, two, three = _members(3)
     async with nothing_left():
-        keeper.take_in([one, two], lambda: None)
+        keeper.take_in([one, two], lambda member: None)
         await until(lambda: prober.attended == [one, two])
         keeper.let_go([one])
-        keeper.take_in([three], lambda: None)
+        keeper.take_in([three], lambda member: None)
         await until(lambda: prober.attended == [two, three])
         await keeper.close()
         assert not prober.attended
@@ -52,7 +52,7 @@ async def test_each_member_is_attended_until_it_is_let_go() -> None:
 async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     keeper = Keeper(_Attending(ZeroDivisionError()))
     async with nothing_left():
-        keeper.take_in(_members(1), lambda: None)
+        keeper.take_in(_members(1), lambda member: None)
         await until(lambda: caplog.records)
         await keeper.close()
     (record,) = caplog.records
@@ -63,7 +63,7 @@ async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
     keeper = Keeper()
     tasks = asyncio.all_tasks()
-    keeper.take_in(_members(3), lambda: None)
+    keeper.take_in(_members(3), lambda member: None)
     await keeper.look_up(lambda endpoints: None)
     assert asyncio.all_tasks() == tasks
     await keeper.close()
@@ -90,10 +90,10 @@ async def test_one_that_is_well_again_may_be_another_server() -> None:
 
     interpreter = _Listening()
     keeper = Keeper(Telling(), interpreter=interpreter)
-    calls: list[None] = []
+    calls: list[Member] = []
     members = _members(2)
     async with nothing_left():
-        keeper.take_in(members, lambda: calls.append(None))
-        await until(lambda: len(calls) == 2)
+        keeper.take_in(members, calls.append)
+        await until(lambda: calls == members)
         assert interpreter.doubted == members
         await keeper.close()

@@ -1,16 +1,19 @@
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.model_name import ModelName
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health, Probed, ProbePolicy
-from gateway.upstream.discovery import Discovery, EveryModel
+from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import MemberState
 from gateway.upstream.pool import Outcome, Pool
 from gateway.upstream.probe import Prober
-from tests.servers.doubles import Log, ScriptedEndpoint
+from gateway.upstream.ready_models import EVERY_MODEL
+from tests.servers.doubles import Log, ScriptedEndpoint, ready
 from tests.servers.running_gateway import nothing_left
 
 
@@ -131,6 +134,22 @@ def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixt
     clock.now = 30
     assert set(_used(pool)) == set("012")
     assert "http://0 is used again" in caplog.text
+
+
+def test_an_outage_of_all_leaves_nobody_out_for_longer(caplog: pytest.LogCaptureFixture) -> None:
+    """Each exchange fails at one, and then at the one that is left out, as there is no other."""
+    error = GatewayError(ErrorKind.UNREACHABLE, "")
+    clock, told = _Times(), _Told()
+    pool = _telling_pool(2, clock, told)
+    for _ in range(50):
+        _failing(pool, 1, error)
+        _failing(pool, 0, error)
+        clock.now += 0.1
+    assert [member.health.ejections for member in pool.members] == [0, 1]
+    (left_out,) = told.all
+    assert len(caplog.records) == 1
+    clock.now = left_out[2]
+    assert set(_used(pool)) == set("01")
 
 
 def test_where_all_fail_half_of_them_go_on() -> None:
@@ -257,13 +276,13 @@ def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
     assert not pool.has_another([pool.endpoints[0], pool.endpoints[2]])
 
 
-def _with_models(*models: str) -> Pool:
-    """Make a pool of endpoints that have these models, a letter each; any for *, unknown for ?."""
+def _with_models(*models: Sequence[str]) -> Pool:
+    """Make a pool of endpoints that have these models each; any for *, unknown for ?."""
     endpoints = [ScriptedEndpoint(Log(), url=f"http://{i}") for i in range(len(models))]
     pool = Pool(endpoints, keeper=Keeper(discovery=Discovery(1)))
     for member, names in zip(pool.members, models, strict=True):
         if names != "?":
-            member.models = EveryModel() if names == "*" else frozenset(names)
+            member.models = EVERY_MODEL if names == "*" else ready(*names)
     return pool
 
 
@@ -288,6 +307,26 @@ async def test_models_tell_which_are_used(
     assert set(_used(_with_models(*models), wanted)) == set(used)
 
 
+@pytest.mark.parametrize(
+    ("models", "wanted", "used"),
+    [
+        ((["m/1"], ["m/2"], ["n/2"]), "m/2", "1"),
+        ((["m/1"], ["m/2"], ["n/2"]), "m", "01"),
+        ((["m/1", "m/2"], ["m/2"], []), "m/2", "01"),
+        # Where no version is named, each may be there.
+        ((["m/1"], ["m"], "*"), "m/2", "12"),
+        # A version that none has is not where the model is unknown.
+        ((["m/1"], ["n/2"], []), "m/2", "0"),
+        ((["m/1"], "?", []), "m/2", "1"),
+        ((["n"], ["n"], []), "m/2", "012"),
+    ],
+)
+async def test_versions_tell_which_are_used(
+    models: tuple[Sequence[str], ...], wanted: str, used: str
+) -> None:
+    assert set(_used(_with_models(*models), wanted)) == set(used)
+
+
 async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy() -> None:
     """From elsewhere, the client would be told that there is no such model."""
     pool = _with_models("a", "a", "b")
@@ -295,16 +334,16 @@ async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy()
     assert set(_used(pool, "a")) == {"1"}
     pool.members[1].probed = Probed(healthy=False)
     pool._find_up()
-    assert pool.endpoint(model="a").endpoint is pool.endpoints[0]
+    assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[0]
     assert pool.endpoint().endpoint is pool.endpoints[2]
     pool.members[0].probed = Probed(healthy=False)
     pool._find_up()
-    assert pool.endpoint(model="a").endpoint is pool.endpoints[1]
+    assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[1]
 
 
 def test_without_discovery_a_model_makes_no_difference() -> None:
     pool = _pool(2)
-    pool.members[0].models = frozenset("a")
+    pool.members[0].models = ready("a")
     assert set(_used(pool, "a")) == set("01")
     pool.ask_again()
 
@@ -400,7 +439,7 @@ async def test_a_snapshot_tells_how_all_do() -> None:
     clock.now = 4
     pool.members[0].probed = Probed(healthy=False)
     pool.members[0].reason = "GET / answered 503"
-    pool.members[1].models = frozenset("ba")
+    pool.members[1].models = ready("b", "a")
     with pool.endpoint():
         states = pool.snapshot()
     assert states == (
@@ -519,10 +558,15 @@ def test_an_endpoint_that_is_alone_is_used_whatever_others_say() -> None:
     assert set(_used(pool)) == {"0"}
 
 
+def _name(model: str) -> ModelName:
+    name, _, version = model.partition("/")
+    return ModelName(name, version or None)
+
+
 def _used(pool: Pool, model: str | None = None) -> str:
     """Give the endpoints that answer the next exchanges."""
     urls = []
     for _ in range(8):
-        with pool.endpoint(model=model) as endpoint:
+        with pool.endpoint(model=None if model is None else _name(model)) as endpoint:
             urls.append(endpoint.url[-1])
     return "".join(urls)

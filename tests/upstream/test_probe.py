@@ -2,14 +2,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 
 from gateway.routing.health import ProbePolicy
+from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Pool
+from gateway.upstream.member import Member
+from gateway.upstream.pool import Loan, Outcome, Pool
 from gateway.upstream.probe import Prober
 from tests.servers.addresses import HOST, free_port
+from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -45,6 +49,18 @@ def _lent(pool: Pool) -> set[str]:
         with pool.endpoint() as endpoint:
             urls.add(endpoint.url)
     return urls
+
+
+def _eject(member: Member, pool: Pool) -> None:
+    """Have exchanges fail at an endpoint until it is left out."""
+    for _ in range(5):
+        loan = Loan(pool, member)
+        loan.take()
+        loan.give_back(Outcome.FAILED)
+
+
+def _is_asked(server: FaultyServer, times: int) -> bool:
+    return len(server.requests) >= times
 
 
 class _Moody:
@@ -125,6 +141,34 @@ async def test_one_that_cannot_be_reached(
     assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
 
 
+async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing: Probing) -> None:
+    moody = _Moody()
+    moody.answer = ILL
+    async with (
+        FaultyServer(moody) as server,
+        FaultyServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        _eject(pool.members[0], pool)
+        assert pool.snapshot()[0].ejections == 1
+        moody.answer = WELL
+        await until(lambda: pool.snapshot()[0].healthy)
+        assert _lent(pool) == {server.url, good.url}
+
+
+async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
+    async with (
+        FaultyServer() as server,
+        FaultyServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        _eject(pool.members[0], pool)
+        await until(partial(_is_asked, server, len(server.requests) + 3))
+        assert _lent(pool) == {good.url}
+
+
 async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:
     async with (
         FaultyServer(hang) as silent,
@@ -134,6 +178,30 @@ async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> 
         await until(lambda: pool.snapshot()[1].healthy)
         assert pool.snapshot()[0].healthy is None
         assert _lent(pool) == {silent.url, good.url}
+
+
+async def test_a_probe_that_cannot_be_made_tells_nothing(
+    probing: Probing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    ask = Prober._ask
+
+    async def counted(prober: Prober, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        nonlocal asked
+        asked += 1
+        return await ask(prober, endpoint)
+
+    monkeypatch.setattr(Prober, "_ask", counted)
+    async with (
+        FaultyServer(answering(answer(headers={"Connection": "close"}))) as server,
+        FaultyServer() as other,
+        probing(server.url, other.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        with no_descriptors():
+            before = asked
+            await until(lambda: asked > before + 8)
+        assert all(each.healthy for each in pool.snapshot())
 
 
 async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:

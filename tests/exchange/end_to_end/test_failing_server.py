@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 
+from gateway.routing.health import HEALTHY
 from gateway.upstream.http import HttpEndpoint
+from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
 from tests.servers.http_text import answer, chunk, chunked, message, request
 from tests.servers.running_gateway import client_of, gateway_before, until
@@ -489,6 +491,27 @@ async def test_a_slow_drip_is_a_whole_answer() -> None:
     async with FaultyServer(script) as server, client_of(server.url) as client:
         reply = await client.ask(JSON)
         assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
+    good = always(answer(b"fine"))
+    async with (
+        FaultyServer(good) as one,
+        FaultyServer(good) as other,
+        gateway_before(one.url, other.url) as gateway,
+        gateway.client() as client,
+    ):
+        with no_descriptors():
+            for _ in range(8):
+                reply = await client.ask(GET)
+                assert (reply.status, reply.head.get("Retry-After")) == (503, "1")
+                assert reply.error.startswith("the gateway has no means to connect to http://")
+        assert [member.health for member in gateway.pool.members] == [HEALTHY, HEALTHY]
+        assert (await client.ask(GET)).body == b"fine"
+        # One server has a connection at hand now, which takes what cannot go to the other.
+        with no_descriptors():
+            assert [(await client.ask(GET)).status for _ in range(8)] == [200] * 8
+        assert sorted((len(one.requests), len(other.requests))) == [0, 9]
 
 
 async def test_a_server_that_recovers_is_used_again() -> None:

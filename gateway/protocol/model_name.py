@@ -1,0 +1,20 @@
+"""By what models are told apart: their names, and versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.protocol.endpoints import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """The name of a model, and the version of it that is meant, if one is."""
+
+    name: str
+    version: str | None = None
+
+
+def named_by(asked: Endpoint) -> ModelName | None:
+    """Give the model that a request names, if it names one."""
+    return None if asked.model is None else ModelName(asked.model, asked.version)
