@@ -157,7 +157,7 @@ class StraightExchange(Receiver, Watched):
 
     @property
     def _again(self) -> Again:
-        return Again(self._route.upstream, self._route.retry, True, [], self._plan.model)
+        return Again(self._route.upstream, self._route.retry, [], self._plan.model)
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""

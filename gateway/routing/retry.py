@@ -19,11 +19,11 @@ class RetryPolicy:
     def after(self, kind: ErrorKind, can_be_repeated: bool) -> bool:
         """Tell whether a request that failed so may be sent again.
 
-        What no server has seen the whole of always may; the rest only if all of it is at hand.
+        It may where no server has seen the whole of it, or where more is allowed; but never if a
+        part of it is gone, which another server would not get.
         """
-        if kind.value.retryable:
-            return True
-        return kind.value.unanswered and self.unanswered and can_be_repeated
+        allowed = kind.value.retryable or (kind.value.unanswered and self.unanswered)
+        return allowed and can_be_repeated
 
 
 CAREFUL = RetryPolicy()

@@ -13,7 +13,7 @@ UNANSWERED = RetryPolicy(unanswered=True)
 def test_only_what_cannot_have_had_an_effect_unless_more_is_allowed(
     kind: ErrorKind, can_be_repeated: bool
 ) -> None:
-    careful = kind is ErrorKind.UNREACHABLE
+    careful = kind is ErrorKind.UNREACHABLE and can_be_repeated
     assert CAREFUL.after(kind, can_be_repeated) is careful
     also = kind is ErrorKind.UNANSWERED and can_be_repeated
     assert UNANSWERED.after(kind, can_be_repeated) is (careful or also)
