@@ -149,6 +149,57 @@ async def test_a_server_that_fails_makes_room() -> None:
         assert _inside(gateway) == [0]
 
 
+def _then_busy(busy: asyncio.Event) -> Script:
+    """Make the script that answers once, and from then on that it is busy, when a test says so."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        while True:
+            await connection.request()
+            await busy.wait()
+            await connection.send(answer(status="503 Busy"))
+
+    return script
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+async def test_what_is_asked_of_another_server_keeps_its_place(
+    leaves: bool, went_straight: list[str]
+) -> None:
+    busy, free = asyncio.Event(), asyncio.Event()
+    free.set()
+    places = {"requests": 1, "waiting": 1, "wait_time": 30}
+    async with (
+        FaultyServer(_then_busy(busy)) as bad,
+        FaultyServer(_once(free)) as good,
+        gateway_before(
+            bad.url, good.url, upstream={"limits": places}, route={"retry": [503]}
+        ) as gateway,
+        gateway.client() as other,
+    ):
+        async with gateway.client() as one:
+            for _ in range(2):  # so that either has a connection at hand
+                assert (await one.ask(request("GET", "/v2/warm"))).status == 200
+            free.clear()
+            await one.send(request("GET", "/v2/one"))
+            await until(lambda: gateway.outstanding == 1)
+            await other.send(request("GET", "/v2/other"))
+            await until(lambda: _waiting(gateway) == 1)
+            busy.set()
+            await until(lambda: len(good.requests) == 2)
+            assert _inside(gateway) == [1]
+            if not leaves:
+                free.set()
+                assert (await one.reply()).status == 200
+        free.set()
+        assert (await other.reply()).status == 200
+        assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
+        assert "/v2/one" in went_straight
+        await gateway.until_idle()
+        assert _inside(gateway) == [0]
+
+
 MIB = 2**20
 
 
