@@ -155,9 +155,10 @@ class StraightExchange(Receiver, Watched):
         return True
 
     def _go_on_elsewhere(self, why: str) -> None:
-        """Have a task ask another endpoint; the exchange keeps its places until that has ended."""
-        self._let_go(Outcome.FAILED, why)
-        self._client.go_on(self._ask_another, partial(leave, self._route.gates))
+        """Have a task ask another endpoint: it is one exchange, with its places and its time."""
+        spent = self._let_go(Outcome.FAILED, why)
+        over = partial(leave, self._route.gates)
+        self._client.go_on(partial(self._ask_another, spent), over)
 
     @property
     def _again(self) -> Again:
@@ -181,13 +182,14 @@ class StraightExchange(Receiver, Watched):
             self._let_go(outcome, why)
             leave(self._route.gates)
 
-    def _let_go(self, outcome: Outcome, why: str) -> None:
-        """Give the server back."""
+    def _let_go(self, outcome: Outcome, why: str) -> float:
+        """Give the server back; give the seconds that it has taken."""
         assert self._sent is not None
         sent, self._sent = self._sent, None
-        self._watch.remove(self)
+        spent = self._watch.remove(self)
         sent.close()
         self._loan.give_back(outcome, why)
+        return spent
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
@@ -236,7 +238,7 @@ class StraightExchange(Receiver, Watched):
         finally:
             response.close()
 
-    async def _ask_another(self, answer: ClientAnswer) -> None:
+    async def _ask_another(self, spent: float, answer: ClientAnswer) -> None:
         start = self._plan.start
         headers = CIMultiDict([*start.headers, *self._headers])
         has_body = bool(self._body) or "Content-Length" in headers
@@ -251,7 +253,7 @@ class StraightExchange(Receiver, Watched):
             async with Attempts(inside, asked, deadline, tried, model) as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
-        await in_time(run, answer, self._deadline())
+        await in_time(run, answer, self._deadline(spent))
 
     async def _pass_on(
         self, response: UpstreamResponse, url: str, answer: ClientAnswer, deadline: Deadline
@@ -264,7 +266,7 @@ class StraightExchange(Receiver, Watched):
     def _varying(self, answer: ClientAnswer) -> ClientAnswer:
         return CompressedAnswer(answer, None, self._route.turns) if self._plan.varies else answer
 
-    def _deadline(self, spent: float = 0.0) -> Deadline:
+    def _deadline(self, spent: float) -> Deadline:
         return self._route.limits.deadline(spent)
 
 
