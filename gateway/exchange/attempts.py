@@ -136,7 +136,9 @@ class Again:
     def _allowed(self) -> bool:
         """Tell whether there is another endpoint, and the budget allows to ask it."""
         pool = self.upstream.pool
-        return pool.has_another(self.tried, self.model) and self.upstream.retries.retry(pool.turn)
+        if not pool.has_another(self.tried, self.model):
+            return False
+        return self.upstream.retries.retry(pool.turn, sum(pool.outstanding))
 
 
 async def reaching(

@@ -197,11 +197,11 @@ async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) 
 async def test_there_are_no_more_retries_than_the_budget_has() -> None:
     upstream, endpoints = _servers(Log(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
-        assert upstream.retries.retry(0)
+        assert upstream.retries.retry(0, 0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
-    assert not upstream.retries.retry(upstream.pool.turn)
+    assert not upstream.retries.retry(upstream.pool.turn, 0)
 
 
 async def test_one_alone_is_asked_once() -> None:
@@ -209,7 +209,7 @@ async def test_one_alone_is_asked_once() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
-    assert [upstream.retries.retry(0) for _ in range(20)] == [True] * 20
+    assert [upstream.retries.retry(0, 0) for _ in range(20)] == [True] * 20
 
 
 async def test_those_that_were_tried_before_are_not_tried_again() -> None:
