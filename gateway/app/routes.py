@@ -67,7 +67,8 @@ def build_routes(
                         turns,
                         shared.held,
                         retry,
-                        _gates(shared.gate, upstreams[share.name].gate),
+                        # Who waits for an upstream takes no place of the others.
+                        _gates(upstreams[share.name].gate, shared.gate),
                         models,
                     )
                     for share in declared.upstream

@@ -221,11 +221,12 @@ async def _all(asks: Iterable[_Ask], gates: Sequence[Gate], deadline: Deadline) 
 def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[Gate]:
     """Give the gates of a route and of all upstreams, each once: all of it is one exchange.
 
-    They are in the same order for all, so that no two exchanges wait for each other's places.
+    They are in the same order for all, so that no two exchanges wait for each other's places:
+    those of upstreams come first, as with a route's.
     """
     common = [gate for gate in route.gates if gate is not route.upstream.gate]
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
-    return common + [upstream.gate for upstream in by_name if upstream.gate is not None]
+    return [upstream.gate for upstream in by_name if upstream.gate is not None] + common
 
 
 async def _ask_endpoint(

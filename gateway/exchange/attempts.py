@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,7 +14,7 @@ from gateway.exchange.gate import enter, leave
 from gateway.exchange.headers import check_lengths
 from gateway.protocol.model_name import ModelName
 from gateway.routing.retry import CAREFUL, RetryPolicy
-from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.pool import Loan, Outcome
 
 _T = TypeVar("_T")
@@ -23,10 +24,11 @@ class Attempts:
     """Gives a request to an endpoint of a route, and the answer while its context is open.
 
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
-    where it fails in other ways, if the route says so and all of the body is at hand. Each is
-    tried once, and no more than the upstream's budget allows. ``but`` are those that were tried
-    before; ``model`` is the one that the request names. Raises GatewayError as the last of the
-    endpoints does, 503 where too much is under way, and 400 for a head that no server there takes.
+    where it fails in other ways, if the route says so. Either only while all of the body is at
+    hand: of one that comes but once, nothing may have been taken. Each is tried once, and no more
+    than the upstream's budget allows. ``but`` are those that were tried before; ``model`` is the
+    one that the request names. Raises GatewayError as the last of the endpoints does, 503 where
+    too much is under way, and 400 for a head that no server there takes.
     """
 
     response: UpstreamResponse
@@ -43,9 +45,8 @@ class Attempts:
         self._gates = route.gates
         self._request = request
         self._deadline = deadline
-        repeatable = can_be_repeated(request.body)
         key = route.upstream.pool.key_of(request.headers)
-        self._again = Again(route.upstream, route.retry, repeatable, list(but), model, key)
+        self._again = Again(route.upstream, route.retry, list(but), model, key)
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
@@ -86,21 +87,29 @@ class Attempts:
         return await _reach(self._again, self._send, self._deadline)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
-        return await _send(endpoint, self._request, self._deadline)
+        self._deadline.wait_for_server(endpoint.url)
+        request = self._request
+        if isinstance(request.body, AsyncIterable):
+            body = _ServerNext(request.body, endpoint.url, self._deadline, self._again)
+            once = isinstance(request.body, AsyncIterator)
+            request = replace(request, body=aiter(body) if once else body)
+        return await endpoint.send(request)
 
 
 class Again:
     """Tells whether a request may be sent to another endpoint, which counts it as a retry.
 
-    ``tried`` are those that it was sent to; ``repeatable`` tells whether all of it is at hand;
-    ``model`` is the one that it names, ``key`` what its endpoint is chosen by.
+    ``tried`` are those that it was sent to; ``model`` is the one that it names, ``key`` what its
+    endpoint is chosen by.
     """
+
+    repeatable: bool = True
+    """All of it is at hand; to be unset when what was taken of it is gone."""
 
     def __init__(
         self,
         upstream: Upstream,
         policy: RetryPolicy,
-        repeatable: bool,
         tried: list[UpstreamEndpoint],
         model: ModelName | None = None,
         key: str | None = None,
@@ -110,18 +119,17 @@ class Again:
         self.model = model
         self.tried = tried
         self._policy = policy
-        self._repeatable = repeatable
 
     def after_failure(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
         """Tell it of one that has failed at an endpoint."""
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        return self._policy.after(error.kind, self._repeatable) and self._allowed()
+        return self._policy.after(error.kind, self.repeatable) and self._allowed()
 
     def after_answer(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Tell it of one that an endpoint has answered with this status."""
-        if status not in self._policy.statuses or not self._repeatable:
+        if status not in self._policy.statuses or not self.repeatable:
             return False
         self.tried.append(endpoint)
         return self._allowed()
@@ -129,12 +137,9 @@ class Again:
     def _allowed(self) -> bool:
         """Tell whether there is another endpoint, and the budget allows to ask it."""
         pool = self.upstream.pool
-        return pool.has_another(self.tried, self.model) and self.upstream.retries.retry(pool.turn)
-
-
-def can_be_repeated(body: Body) -> bool:
-    """Tell whether a body can be sent more than once: what has streamed through is gone."""
-    return not isinstance(body, AsyncIterator)
+        if not pool.has_another(self.tried, self.model):
+            return False
+        return self.upstream.retries.retry(pool.turn, sum(pool.outstanding))
 
 
 async def reaching(
@@ -147,7 +152,7 @@ async def reaching(
 
     It has ``model``, as far as is known.
     """
-    return await _reach(Again(upstream, CAREFUL, True, [], model), use, deadline)
+    return await _reach(Again(upstream, CAREFUL, [], model), use, deadline)
 
 
 async def _reach(
@@ -164,31 +169,28 @@ async def _reach(
                 raise
 
 
-async def _send(
-    endpoint: UpstreamEndpoint, request: UpstreamRequest, deadline: Deadline
-) -> UpstreamResponse:
-    """Send a request to an endpoint, whose turn it is from then on."""
-    deadline.wait_for_server(endpoint.url)
-    if isinstance(request.body, AsyncIterable):
-        body = _ServerNext(request.body, endpoint.url, deadline)
-        once = isinstance(request.body, AsyncIterator)
-        sent = aiter(body) if once else body
-        request = UpstreamRequest(request.method, request.target, request.headers, sent)
-    return await endpoint.send(request)
-
-
 class _ServerNext(AsyncIterable[bytes | memoryview]):
-    """Chunks to come of a body; with each of them it is the server's turn."""
+    """Chunks to come of a body; with each of them it is the server's turn.
+
+    ``again`` is told when it is begun to be taken, if it comes but once.
+    """
 
     def __init__(
-        self, body: AsyncIterable[bytes | memoryview], url: str, deadline: Deadline
+        self,
+        body: AsyncIterable[bytes | memoryview],
+        url: str,
+        deadline: Deadline,
+        again: Again,
     ) -> None:
         self._body = body
         self._url = url
         self._deadline = deadline
+        self._again = again
 
     async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
         """Yield the chunks, from the start."""
+        # Even the wait for a first chunk cannot be begun anew: it is cancelled with the attempt.
+        self._again.repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
             self._deadline.wait_for_server(self._url)
             yield chunk

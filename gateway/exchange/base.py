@@ -176,7 +176,8 @@ class Route:
     """What all routes' exchanges hold of bodies."""
     retry: RetryPolicy = CAREFUL
     gates: tuple[Gate, ...] = ()
-    """Where an exchange has places for as long as it is at a server: its upstream's among them."""
+    """Where an exchange takes places, in order, for as long as it is at a server: its upstream's
+    first, then those that upstreams share."""
     models: Mapping[str, DeclaredModel] = field(default_factory=dict)
     """What is declared of models, by the names that servers know."""
 

@@ -101,12 +101,27 @@ class Deadline:
         So what one of them waits for in vain does not end the others. It is the client's turn then,
         for a while also where they took all the time: what the others did is to be told.
         """
-        self._timer.cancel()
         try:
-            yield
+            with self.left_inside():
+                yield
         finally:
+            self._timer.cancel()
             self.wait_for_client()
             self._last = max(self._end, self._moved + _FOR_THE_ANSWER)
+            self._look_again()
+
+    @contextmanager
+    def left_inside(self) -> Iterator[float]:
+        """Leave the time to what runs inside and ends by itself; give the seconds that it has.
+
+        So it can say on its own what it has waited for. Something has moved before and behind it.
+        """
+        self._timer.cancel()
+        now = self._moved = self._loop.time()
+        try:
+            yield max(0.0, min(self._idle_time, self._end - now))
+        finally:
+            self._moved = self._loop.time()
             self._look_again()
 
     def part(self) -> Deadline:

@@ -17,8 +17,8 @@ _TRY_AGAIN = 1
 class Gate:
     """Has ``most`` places; for one of them ``waiting`` exchanges may wait, ``patience`` seconds.
 
-    ``place`` tells of what these are the places: ``upstream 'triton'``. Who comes first is let in
-    first.
+    Who has less time left waits for that long. Who comes first is let in first. ``place`` tells of
+    what these are the places: ``upstream 'triton'``.
     """
 
     def __init__(self, place: str, most: int, waiting: int, patience: float) -> None:
@@ -43,22 +43,16 @@ class Gate:
         return True
 
     async def enter(self, deadline: Deadline) -> None:
-        """Take a place, or wait for one; raises GatewayError (503) where that takes too long."""
+        """Take a place, or wait for one; raises GatewayError (503) where that takes too long.
+
+        That is where the deadline would come, too: it is no server that has not answered.
+        """
         if self.enter_at_once():
             return
         if len(self._waiting) >= self._most_waiting:
             raise self._full(f"and {self._most_waiting} more wait")
-        deadline.wait_for_server(f"a place at {self._place}")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            async with asyncio.timeout(self._patience):
-                await turn
-        except BaseException as error:
-            self._give_up(turn)
-            if isinstance(error, TimeoutError):
-                raise self._full(f"and none ended within {self._patience:g} s") from None
-            raise
+        with deadline.left_inside() as left:
+            await self._wait(min(self._patience, left))
 
     def leave(self) -> None:
         """Give the place to who has waited longest, or back."""
@@ -68,6 +62,18 @@ class Gate:
                 turn.set_result(None)
                 return
         self.inside -= 1
+
+    async def _wait(self, seconds: float) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(seconds):
+                await turn
+        except BaseException as error:
+            self._give_up(turn)
+            if isinstance(error, TimeoutError):
+                raise self._full(f"and none ended within {round(seconds, 3):g} s") from None
+            raise
 
     def _give_up(self, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -141,10 +141,10 @@ class StraightExchange(Receiver, Watched):
 
     def failed(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
-        self._end(Outcome.FAILED, str(error))
         if self._again.after_failure(error, self._loan.endpoint):
-            self._client.go_on(self._ask_another, lambda: None)
+            self._go_on_elsewhere(str(error))
         else:
+            self._end(Outcome.FAILED, str(error))
             self._answer_failure(error)
 
     def _is_unwanted(self, status: int) -> bool:
@@ -152,13 +152,18 @@ class StraightExchange(Receiver, Watched):
         statuses = self._route.retry.statuses
         if not statuses or not self._again.after_answer(status, self._loan.endpoint):
             return False
-        self._end(Outcome.FAILED, f"it answered {status}")
-        self._client.go_on(self._ask_another, lambda: None)
+        self._go_on_elsewhere(f"it answered {status}")
         return True
+
+    def _go_on_elsewhere(self, why: str) -> None:
+        """Have a task ask another endpoint: it is one exchange, with its places and its time."""
+        spent = self._let_go(Outcome.FAILED, why)
+        over = partial(leave, self._route.gates)
+        self._client.go_on(partial(self._ask_another, spent), over)
 
     @property
     def _again(self) -> Again:
-        return Again(self._route.upstream, self._route.retry, True, [], self._plan.model)
+        return Again(self._route.upstream, self._route.retry, [], self._plan.model)
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
@@ -174,12 +179,18 @@ class StraightExchange(Receiver, Watched):
         self._end(Outcome.UNKNOWN)
 
     def _end(self, outcome: Outcome, why: str = "") -> None:
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            self._watch.remove(self)
-            sent.close()
-            self._loan.give_back(outcome, why)
+        if self._sent is not None:
+            self._let_go(outcome, why)
             leave(self._route.gates)
+
+    def _let_go(self, outcome: Outcome, why: str) -> float:
+        """Give the server back; give the seconds that it has taken."""
+        assert self._sent is not None
+        sent, self._sent = self._sent, None
+        spent = self._watch.remove(self)
+        sent.close()
+        self._loan.give_back(outcome, why)
+        return spent
 
     def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
@@ -228,21 +239,22 @@ class StraightExchange(Receiver, Watched):
         finally:
             response.close()
 
-    async def _ask_another(self, answer: ClientAnswer) -> None:
+    async def _ask_another(self, spent: float, answer: ClientAnswer) -> None:
         start = self._plan.start
         headers = CIMultiDict([*start.headers, *self._headers])
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
         asked = UpstreamRequest(start.method, start.target, headers, body)
         answer = self._varying(answer)
+        inside = replace(self._route, gates=())  # it has its places already
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
             model = self._plan.model
-            async with Attempts(self._route, asked, deadline, tried, model) as attempt:
+            async with Attempts(inside, asked, deadline, tried, model) as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
-        await in_time(run, answer, self._deadline())
+        await in_time(run, answer, self._deadline(spent))
 
     async def _pass_on(
         self, response: UpstreamResponse, url: str, answer: ClientAnswer, deadline: Deadline
@@ -255,7 +267,7 @@ class StraightExchange(Receiver, Watched):
     def _varying(self, answer: ClientAnswer) -> ClientAnswer:
         return CompressedAnswer(answer, None, self._route.turns) if self._plan.varies else answer
 
-    def _deadline(self, spent: float = 0.0) -> Deadline:
+    def _deadline(self, spent: float) -> Deadline:
         return self._route.limits.deadline(spent)
 
 

@@ -19,11 +19,11 @@ class RetryPolicy:
     def after(self, kind: ErrorKind, can_be_repeated: bool) -> bool:
         """Tell whether a request that failed so may be sent again.
 
-        What no server has seen the whole of always may; the rest only if all of it is at hand.
+        It may where no server has seen the whole of it, or where more is allowed; but never if a
+        part of it is gone, which another server would not get.
         """
-        if kind.value.retryable:
-            return True
-        return kind.value.unanswered and self.unanswered and can_be_repeated
+        allowed = kind.value.retryable or (kind.value.unanswered and self.unanswered)
+        return allowed and can_be_repeated
 
 
 CAREFUL = RetryPolicy()
@@ -33,7 +33,8 @@ CAREFUL = RetryPolicy()
 class RetryBudget:
     """Lets retries be a share of the requests at most, so that they never multiply an outage.
 
-    ``reserve`` retries are there from the beginning, and so many are saved up at most.
+    ``reserve`` retries are there from the beginning. So many, and the share of what is under way,
+    are saved up at most: all that one of several servers has may fail at once.
     """
 
     def __init__(self, share: float = 0.5, reserve: int = 20) -> None:
@@ -42,12 +43,16 @@ class RetryBudget:
         self._left = float(reserve)
         self._seen = 0
 
-    def retry(self, sent: int) -> bool:
+    def retry(self, sent: int, under_way: int) -> bool:
         """Tell whether a request may be sent again, which is then counted.
 
-        ``sent`` counts all that was sent so far, retries included.
+        ``sent`` counts all that was sent so far, retries included; of these, ``under_way`` have
+        not ended yet.
         """
-        self._left = min(self._reserve, self._left + self._share * max(0, sent - self._seen))
+        most = self._reserve + self._share * under_way
+        earned = self._share * max(0, sent - self._seen)
+        # What was saved up is not lost as less is under way: much else may end while much fails.
+        self._left = max(self._left, min(most, self._left + earned))
         self._seen = sent
         if self._left < 1:
             return False

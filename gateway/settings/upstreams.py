@@ -83,7 +83,9 @@ class Retries(Section):
         json_schema_extra={"default": "50%"},
     )
     reserve: Annotated[int, count("0", "1000000")] = Field(
-        default=20, description="How many there may be at once when all was well before."
+        default=20,
+        description="How many there may be at once when all was well before, beside that share of"
+        " what is under way.",
     )
 
 

@@ -16,8 +16,15 @@ from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Outcome
+from tests.servers.addresses import free_address
+from tests.servers.certificates import authority, server_context
 from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, ready, route_to
+from tests.servers.faulty_server import FaultyServer, always
+from tests.servers.http_text import answer
+from tests.servers.refusing_server import refusing_server
 from tests.servers.running_gateway import until
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import endpoint_at as endpoint_at
 
 OK = ScriptedResponse(200, {}, [b"yes"])
 REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(), (b"body",))
@@ -122,12 +129,45 @@ async def test_what_has_streamed_through_is_not_sent_again() -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"body"
 
-    upstream, endpoints = _servers(Log(), _fault(ErrorKind.UNANSWERED), OK)
-    with pytest.raises(GatewayError):
-        await _ask(upstream, policy=MORE, body=body())
+    for kind in (ErrorKind.UNREACHABLE, ErrorKind.UNANSWERED):
+        upstream, endpoints = _servers(Log(), _fault(kind), OK)
+        with pytest.raises(GatewayError):
+            await _ask(upstream, policy=MORE, body=body())
+        assert endpoints[1].requests == []
     upstream, endpoints = _servers(Log(), ScriptedResponse(503, {}, [b"yes"]), OK)
     assert await _ask(upstream, policy=MORE, body=body()) == "http://0"
     assert endpoints[1].requests == []
+
+
+async def test_what_nothing_was_taken_of_goes_to_another_server(endpoint_at: EndpointAt) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"body"
+
+    async with FaultyServer(always(answer(b"yes"))) as good:
+        urls = f"http://{free_address()}", good.url
+        upstream = route_to(*map(endpoint_at, urls)).upstream
+        assert await _ask(upstream, body=body()) == good.url
+        assert [each.body for each in good.requests] == [b"body"]
+
+
+async def test_a_client_that_is_refused_while_its_body_streams(endpoint_at: EndpointAt) -> None:
+    """By TLS 1.3, which looks at certificates when requests have begun already."""
+    context = server_context(clients=authority())
+    with refusing_server(context) as refusing:
+        async with FaultyServer(always(answer(b"yes"))) as good:
+            upstream = route_to(*map(endpoint_at, (refusing, good.url))).upstream
+            with pytest.raises(GatewayError) as caught:
+                await _ask(upstream, body=_slow_body())
+            assert caught.value.kind is ErrorKind.UNREACHABLE
+            why = "it asks for a client certificate"
+            assert caught.value.message == f"cannot connect to {refusing}: {why}"
+            assert good.connections == []
+
+
+async def _slow_body() -> AsyncIterator[bytes]:
+    """Give a body of which the first piece takes long to come."""
+    await asyncio.Event().wait()
+    yield b"body"
 
 
 class Rereadable(AsyncIterable[bytes]):
@@ -158,11 +198,11 @@ async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) 
 async def test_there_are_no_more_retries_than_the_budget_has() -> None:
     upstream, endpoints = _servers(Log(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
-        assert upstream.retries.retry(0)
+        assert upstream.retries.retry(0, 0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
-    assert not upstream.retries.retry(upstream.pool.turn)
+    assert not upstream.retries.retry(upstream.pool.turn, 0)
 
 
 async def test_one_alone_is_asked_once() -> None:
@@ -170,7 +210,7 @@ async def test_one_alone_is_asked_once() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
-    assert [upstream.retries.retry(0) for _ in range(20)] == [True] * 20
+    assert [upstream.retries.retry(0, 0) for _ in range(20)] == [True] * 20
 
 
 async def test_those_that_were_tried_before_are_not_tried_again() -> None:

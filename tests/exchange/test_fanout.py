@@ -353,7 +353,7 @@ async def test_one_server_gets_it_as_it_comes() -> None:
 
 
 def _with_gates(route: Route, common: Gate, own: Gate) -> Route:
-    return replace(route, upstream=replace(route.upstream, gate=own), gates=(common, own))
+    return replace(route, upstream=replace(route.upstream, gate=own), gates=(own, common))
 
 
 @pytest.mark.parametrize("target", [LOAD, "/v2/repository/index"])
@@ -369,11 +369,27 @@ async def test_it_is_one_exchange_that_has_a_place_at_each_upstream(target: str)
     assert [gate.inside for gate in gates] == [1, 1, 1]
     refused = await ask(routes, "POST", target)
     assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
-    assert "the gateway is busy" in _error(refused)
+    assert "a is busy" in _error(refused)
     hangs.set()
     assert (await task).status == 200
     assert [gate.inside for gate in gates] == [0, 0, 0]
     assert [len(each.requests) for each in endpoints] == [1, 1]
+
+
+async def test_who_waits_for_an_upstream_takes_no_place_of_the_others() -> None:
+    shared, *own = (Gate(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
+    endpoints = servers(a=says(b"[]"), b=says(b"[]"))
+    routes = [
+        _with_gates(route_to(endpoint, name=name), shared, gate)
+        for endpoint, name, gate in zip(endpoints, "ab", own, strict=True)
+    ]
+    assert own[1].enter_at_once()
+    task = asyncio.create_task(ask(among(*routes), "POST", LOAD))
+    await until(lambda: own[1].waiting)
+    assert (own[0].inside, shared.inside) == (1, 0)
+    own[1].leave()
+    assert (await task).status == 200
+    assert [gate.inside for gate in (shared, *own)] == [0, 0, 0]
 
 
 async def test_what_is_held_counts() -> None:

@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.small_request import LARGEST
-from gateway.errors import bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange import straight_exchange as straight_module
 from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
@@ -20,6 +20,7 @@ from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.routing.matcher import Match
+from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
@@ -30,6 +31,7 @@ from tests.servers.doubles import (
     URL,
     Log,
     ScriptedAnswer,
+    ScriptedEndpoint,
     ScriptedResponse,
     only,
     ready,
@@ -272,12 +274,18 @@ async def test_a_body_never_goes_without_its_length(method: str, length: int, op
 class _Scene:
     """A client, a server with a connection at hand, and what is between them."""
 
-    def __init__(self, limits: Limits = LIMITS, policies: JsonPolicies | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        policies: JsonPolicies | None = None,
+        retry: RetryPolicy = CAREFUL,
+    ) -> None:
         self.log = Log()
         self.clock = Clock()
         self.client = ScriptedClient(self.log)
         self.endpoint = ReadyEndpoint(self.log)
-        self.route: Route = route_to(self.endpoint, limits=limits, policies=policies)
+        route = route_to(self.endpoint, limits=limits, policies=policies)
+        self.route: Route = replace(route, retry=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
             self.straight = Straight(only(self.route))
 
@@ -884,21 +892,47 @@ async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> No
     assert scene.outstanding == 0
 
 
-async def test_the_time_until_the_answer_began_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    spent: list[float] = []
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that deadlines are told are over already, in order."""
+    times: list[float] = []
     make = Limits.deadline
 
     def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
-        spent.append(so_far)
+        times.append(so_far)
         return make(limits, so_far)
 
     monkeypatch.setattr(Limits, "deadline", deadline)
+    return times
+
+
+async def test_the_time_until_the_answer_began_counts(spent: list[float]) -> None:
     scene = _Scene()
     scene.get()
     scene.clock.pass_by(12.5)
     scene.receiver.begun(ScriptedResponse(200, {}, [b"a"]))
     scene.clock.pass_by(1)
     await scene.client.begin_task(ScriptedAnswer(scene.log))
+    assert spent == [12.5]
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["an unwanted answer", "a failure"])
+async def test_the_time_until_another_server_is_asked_counts(
+    failed: bool, spent: list[float]
+) -> None:
+    scene = _Scene(retry=RetryPolicy(unanswered=True, statuses=frozenset((503,))))
+    good = ScriptedResponse(200, {}, [b"a"])
+    scene.route.upstream.pool.use([scene.endpoint, ScriptedEndpoint(scene.log, good)])
+    scene.get()
+    scene.clock.pass_by(12.5)
+    if failed:
+        scene.receiver.failed(GatewayError(ErrorKind.UNANSWERED, "it closed"))
+    else:
+        scene.receiver.whole(head_of(503), b"")
+    scene.clock.pass_by(1)
+    answer = ScriptedAnswer(scene.log)
+    await scene.client.begin_task(answer)
+    assert (answer.status, answer.body) == (200, b"a")
     assert spent == [12.5]
 
 

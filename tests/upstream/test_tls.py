@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +39,7 @@ from tests.servers.certificates import (
 from tests.servers.faulty_server import Connection as ServerSide
 from tests.servers.faulty_server import FaultyServer, always, hang
 from tests.servers.http_text import answer
+from tests.servers.refusing_server import refusing_server
 from tests.servers.running_gateway import nothing_left
 from tests.upstream.endpoints import trusting
 
@@ -55,28 +55,6 @@ async def endpoint(
         made = HttpEndpoint(server_at(url, context or trusting(), server_name), connect_time)
         yield made
         await made.close()
-
-
-@contextmanager
-def refusing_server(context: ssl.SSLContext) -> Iterator[str]:
-    """Run a server that refuses the one client it gets, and says so, as event loops do not."""
-
-    def refuse() -> None:
-        plain, _ = listening.accept()
-        with context.wrap_socket(plain, True, do_handshake_on_connect=False) as sock:
-            sock.settimeout(5)
-            with suppress(ssl.SSLError):
-                sock.do_handshake()
-            sock.shutdown(socket.SHUT_WR)
-            with suppress(OSError):
-                while sock.recv(65536):
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=refuse)
-        thread.start()
-        yield "https://{}:{}".format(*listening.getsockname())
-        thread.join()
 
 
 async def ask(made: HttpEndpoint) -> bytes:

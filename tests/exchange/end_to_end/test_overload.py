@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from gateway.app.gateway import Gateway
 from gateway.exchange.gate import Gate
+from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
 from tests.servers.http_text import answer, request
 from tests.servers.raw_client import RawClient, Reply
-from tests.servers.running_gateway import RunningGateway, gateway_before, until
+from tests.servers.running_gateway import LIMITS, RunningGateway, gateway_before, until
 from tests.servers.tensors import INFER, binary_answer, infer_json, json_request
 
 # In one write it is at hand as a whole and goes straight; in two it takes a task.
@@ -146,6 +148,85 @@ async def test_a_server_that_fails_makes_room() -> None:
     ):
         for _ in range(3):
             assert (await client.ask(infer_json())).status == 502
+        assert _inside(gateway) == [0]
+
+
+async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
+    free = asyncio.Event()
+    async with FaultyServer(_once(free)) as busy, FaultyServer() as idle:
+        places = {"requests": 1, "waiting": 5, "wait_time": 30}
+        settings = Settings.model_validate(
+            {
+                "listen": "127.0.0.1:0",
+                "upstreams": {
+                    "busy": {"endpoints": [busy.url], "dialect": "triton", "limits": places},
+                    "idle": {"endpoints": [idle.url], "dialect": "triton"},
+                },
+                "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
+                "limits": {**LIMITS, "requests": 2, "waiting": 0},
+            }
+        )
+        async with Gateway(settings) as running, AsyncExitStack() as stack:
+            gateway = RunningGateway(running)
+            clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
+            for client in clients[1:]:
+                await client.send(request("GET", "/v2/models/m"))
+            await until(lambda: _waiting(gateway) == 4)
+            assert (await clients[0].ask(request("GET", "/v2/models/n"))).status == 200
+            free.set()
+            assert [(await client.reply()).status for client in clients[1:]] == [200] * 5
+            await gateway.until_idle()
+            assert _inside(gateway) == [0, 0]
+
+
+def _then_busy(busy: asyncio.Event) -> Script:
+    """Make the script that answers once, and from then on that it is busy, when a test says so."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        while True:
+            await connection.request()
+            await busy.wait()
+            await connection.send(answer(status="503 Busy"))
+
+    return script
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+async def test_what_is_asked_of_another_server_keeps_its_place(
+    leaves: bool, went_straight: list[str]
+) -> None:
+    busy, free = asyncio.Event(), asyncio.Event()
+    free.set()
+    places = {"requests": 1, "waiting": 1, "wait_time": 30}
+    async with (
+        FaultyServer(_then_busy(busy)) as bad,
+        FaultyServer(_once(free)) as good,
+        gateway_before(
+            bad.url, good.url, upstream={"limits": places}, route={"retry": [503]}
+        ) as gateway,
+        gateway.client() as other,
+    ):
+        async with gateway.client() as one:
+            for _ in range(2):  # so that either has a connection at hand
+                assert (await one.ask(request("GET", "/v2/warm"))).status == 200
+            free.clear()
+            await one.send(request("GET", "/v2/one"))
+            await until(lambda: gateway.outstanding == 1)
+            await other.send(request("GET", "/v2/other"))
+            await until(lambda: _waiting(gateway) == 1)
+            busy.set()
+            await until(lambda: len(good.requests) == 2)
+            assert _inside(gateway) == [1]
+            if not leaves:
+                free.set()
+                assert (await one.reply()).status == 200
+        free.set()
+        assert (await other.reply()).status == 200
+        assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
+        assert "/v2/one" in went_straight
+        await gateway.until_idle()
         assert _inside(gateway) == [0]
 
 

@@ -1,13 +1,14 @@
 """What fails at one server is asked of another, as far as the route allows it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering
 from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.raw_client import RawClient
-from tests.servers.running_gateway import client_of
+from tests.servers.running_gateway import client_of, gateway_before, until
 from tests.servers.tensors import INFER, binary_answer, infer_json, json_request
 
 GOOD = binary_answer(bytes(4))
@@ -128,6 +129,38 @@ async def test_no_more_is_sent_again_than_the_budget_has() -> None:
         for _ in range(10):
             assert (await client.ask(infer_json())).status == 503
         assert len(one.requests) + len(two.requests) == 13
+
+
+async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
+    """Also where that is more than the reserve."""
+    gone, free = asyncio.Event(), asyncio.Event()
+
+    async def dies(connection: Connection) -> None:
+        await connection.request()
+        await gone.wait()
+
+    async def lives(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await free.wait()
+            await connection.send(GOOD)
+
+    async with (
+        FaultyServer(dies) as one,
+        FaultyServer(lives) as two,
+        FaultyServer(lives) as three,
+        gateway_before(one.url, two.url, three.url, route={"retry": ["unanswered"]}) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]
+        for client in clients:
+            await client.send(request("GET", "/v2/x"))
+        await until(lambda: gateway.pool.outstanding == [40, 40, 40])
+        await until(lambda: len(one.requests) == 40)
+        gone.set()
+        await until(lambda: len(two.requests) + len(three.requests) == 120)
+        free.set()
+        assert [(await client.reply()).status for client in clients] == [200] * 120
 
 
 async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
