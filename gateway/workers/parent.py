@@ -168,11 +168,14 @@ class Parent:
         """Take those who have begun to connect, and nobody more; the workers drain with them."""
         self._stopping = True
         self._accept_if_possible()
+        sockets = list(self._sockets)
         if self._desk is not None:
+            # Orders under way may keep some of those, and whoever has connected to others counts.
+            sockets += [sock for sock in self._desk.sockets if sock not in sockets]
             self._desk.close()
-            for sock in self._desk.sockets:
-                sock.close()
-        self._closing.begin(self._sockets)
+        for sock in sockets:
+            sock.setblocking(False)
+        self._closing.begin(sockets)
 
     def _execute(self, orders: Orders) -> None:
         """Accept from other sockets from now on; whoever has connected before is served."""

@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -122,3 +123,45 @@ async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
             process.signal(signal.SIGTERM)
             client.sendall(b"what ends the handshake")
             assert (await process.end())[:2] == (0, "dropped 1\n")
+
+
+async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
+    """Of two addresses one stays and one is new; each worker tells how many connections it got."""
+    work = (
+        "post.is_up(); got = 0\n"
+        "    while (word := socket.recv_fds(post._channel, 1, 2)[0]) not in (b'.', b''):\n"
+        "        got += word == b'+'; post._say(word if word == b'+' else b'')\n"
+        "        if word == b'=': print('has it', file=sys.stderr, flush=True)\n"
+        "    post.has_dropped(got)"
+    )
+    *python, program = _command(work, 2)
+    superior = (
+        "class Superior:\n"
+        "    def look(self, wished):\n"
+        "        return Orders(b'x', [sock, new], 0.1) if wished else None\n"
+        "\n"
+        "    def carried_out(self, faults): print('carried out')\n"
+        "\n"
+    )
+    ports = (
+        "    new = socket.create_server(('127.0.0.1', 0))\n"
+        "    ports = [each.getsockname()[1] for each in (sock, new)]\n"
+        "    print('ports', *ports, file=sys.stderr, flush=True)\n"
+    )
+    program = program.replace(
+        "def work", f"from gateway.workers.orders import Orders\n{superior}def work", 1
+    )
+    program = program.replace('    print("dropped"', f'{ports}    print("dropped"', 1)
+    program = program.replace("Events())", "Events(), Superior())", 1)
+    async with started(*python, program) as process:
+        found = await process.until_it_says(r"ports (\d+) (\d+)")
+        await process.until_it_says("begun")
+        process.signal(signal.SIGHUP)
+        await process.until_it_says("has it\n(.*\n)*has it")
+        with ExitStack() as clients:
+            for port in found.groups():
+                clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
+            process.signal(signal.SIGTERM)
+            status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 2\n")
+    assert err.splitlines()[-1] == "stopping"
