@@ -18,7 +18,6 @@ from gateway.app.listen import (
     Listening,
     addresses_of,
     close,
-    is_admin,
     listen,
     shown,
     without,
@@ -124,9 +123,9 @@ class Gateway:
             self._hearsay.start(self._pools)
         return self
 
-    def take(self, connection: socket.socket) -> None:
+    def take(self, connection: socket.socket, is_operator: bool = False) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
-        listener = self._admin if is_admin(self._settings, connection) else self._listener
+        listener = self._admin if is_operator else self._listener
         listener.take(connection)
 
     async def reload(self, settings: Settings) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
-from gateway.settings.addresses import Address, TcpAddress, UnixAddress
+from gateway.settings.addresses import Address, UnixAddress
 from gateway.settings.schema import Settings
 
 
@@ -26,14 +26,6 @@ class Listening:
 def addresses_of(settings: Settings) -> tuple[Address, ...]:
     """Give all addresses to listen on: those of clients, and that of operators."""
     return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
-
-
-def is_admin(settings: Settings, connection: socket.socket) -> bool:
-    """Tell whether a connection was made to the address of operators."""
-    name = connection.getsockname()
-    if isinstance(settings.admin, TcpAddress):
-        return isinstance(name, tuple) and name[1] == settings.admin.port
-    return settings.admin is not None and name == settings.admin.path
 
 
 def listen(addresses: Sequence[Address], before: Iterable[Listening] = ()) -> tuple[Listening, ...]:

@@ -14,6 +14,7 @@ PROGRAM = """
 import gc, logging, os, signal, socket, sys, time
 from gateway.workers import parent
 from gateway.workers.parent import NoWorkerError, Parent
+from gateway.workers.post import CLIENT, OPERATOR
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
@@ -30,7 +31,7 @@ def work(post):
 parent._LAST_MOMENT = {last_moment}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    print("dropped", Parent([sock], {workers}, work, 0.1, Events()).run())
+    print("dropped", Parent({{sock: CLIENT}}, {workers}, work, 0.1, Events()).run())
 except NoWorkerError as error:
     print(error)
 """
@@ -126,19 +127,23 @@ async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
 
 
 async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
-    """Of two addresses one stays and one is new; each worker tells how many connections it got."""
+    """Of two addresses one stays and one is new; each worker tells how many connections it got.
+
+    Those of operators, who are the ones at the new address, count a hundred.
+    """
     work = (
         "post.is_up(); got = 0\n"
         "    while (word := socket.recv_fds(post._channel, 1, 2)[0]) not in (b'.', b''):\n"
-        "        got += word == b'+'; post._say(word if word == b'+' else b'')\n"
-        "        if word == b'=': print('has it', file=sys.stderr, flush=True)\n"
+        "        got += {b'+': 1, b'*': 100}.get(word, 0)\n"
+        "        if word in b'+*': post._say(b'+')\n"
+        "        if word == b'=': os.write(2, b'has it\\n')  # whole, unlike print\n"
         "    post.has_dropped(got)"
     )
     *python, program = _command(work, 2)
     superior = (
         "class Superior:\n"
         "    def look(self, wished):\n"
-        "        return Orders(b'x', [sock, new], 0.1) if wished else None\n"
+        "        return Orders(b'x', {sock: CLIENT, new: OPERATOR}, 0.1) if wished else None\n"
         "\n"
         "    def carried_out(self, faults): print('carried out')\n"
         "\n"
@@ -163,5 +168,5 @@ async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
                 clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             process.signal(signal.SIGTERM)
             status, out, err = await process.end()
-    assert (status, out) == (0, "dropped 2\n")
+    assert (status, out) == (0, "dropped 101\n")
     assert err.splitlines()[-1] == "stopping"
