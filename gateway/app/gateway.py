@@ -162,9 +162,7 @@ class Gateway:
     ) -> None:
         """Begin with the new before anything else happens; then end the old."""
         opened = without(listening, self._listening)
-        closed = [
-            (self._listener_at(each), each.sockets) for each in without(self._listening, listening)
-        ]
+        closed = [(self._listener_at(each), each) for each in without(self._listening, listening)]
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
@@ -179,8 +177,12 @@ class Gateway:
         self.runtime = runtime
         old_helper, self._helper = self._helper, helper
         await self._serve_on(opened)
-        for listener, sockets in closed:
-            await listener.stop_listening(sockets)
+        stay = {each.address for each in listening}
+        for listener, each in closed:
+            if each.address in stay:
+                listener.let_go(each.sockets)
+            else:
+                await listener.stop_listening(each.sockets)
         if old_helper is not None and old_helper is not helper:
             await old_helper.close()  # what it has not done is done here
 
@@ -208,7 +210,9 @@ class Gateway:
     def _listen(self, settings: Settings) -> tuple[Listening, ...]:
         if self._on_closed is not None:
             return ()
-        return listen(addresses_of(settings), self._listening)
+        # An address that is clients' and becomes operators', or the other way round.
+        changing_hands = {self._settings.admin} ^ {settings.admin}
+        return listen(addresses_of(settings), self._listening, changing_hands)
 
     async def _serve_on(self, opened: Iterable[Listening]) -> None:
         self.addresses = shown(self._listening, self._settings)

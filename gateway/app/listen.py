@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
@@ -28,10 +28,15 @@ def addresses_of(settings: Settings) -> tuple[Address, ...]:
     return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
 
 
-def listen(addresses: Sequence[Address], before: Iterable[Listening] = ()) -> tuple[Listening, ...]:
+def listen(
+    addresses: Sequence[Address],
+    before: Iterable[Listening] = (),
+    anew: Collection[Address | None] = (),
+) -> tuple[Listening, ...]:
     """Listen on all addresses, or on none that is new. Raises ListenError.
 
-    Those that are listened on before stay as they are, and those not wanted any more open.
+    Those that are listened on before stay as they are, and those not wanted any more open. Where
+    that is to be done ``anew``, there are sockets of their own for those who wait there already.
     """
     left = list(before)
     listening: list[Listening] = []
@@ -39,11 +44,11 @@ def listen(addresses: Sequence[Address], before: Iterable[Listening] = ()) -> tu
     try:
         for address in addresses:
             kept = next((each for each in left if each.address == address), None)
-            if kept is None:
-                kept = Listening(address, _listen_on(address))
-                opened.append(kept)
-            else:
+            if kept is not None:
                 left.remove(kept)
+            if kept is None or address in anew:
+                kept = Listening(address, _listen_on(address, kept))
+                opened.append(kept)
             listening.append(kept)
     except ListenError:
         close(opened)
@@ -68,8 +73,10 @@ def without(listening: Iterable[Listening], others: Iterable[Listening]) -> list
     return [each for each in listening if not any(each is other for other in others)]
 
 
-def _listen_on(address: Address) -> tuple[socket.socket, ...]:
+def _listen_on(address: Address, before: Listening | None) -> tuple[socket.socket, ...]:
     try:
+        if before is not None:
+            return tuple(sock.dup() for sock in before.sockets)
         if isinstance(address, UnixAddress):
             return (unix_socket(address.path),)
         return tuple(tcp_sockets(address.host, address.port))
