@@ -30,6 +30,7 @@ from typing import Protocol
 from gateway.workers.closing import Closing
 from gateway.workers.fork import Work, fork
 from gateway.workers.orders import OrderDesk, Orders, Superior
+from gateway.workers.orphans import reap_orphans
 from gateway.workers.seat import Arrival, Seat, Worker, how_it_ended
 from gateway.workers.signals import STOPS, Signals
 
@@ -162,6 +163,8 @@ class Parent:
         heard = self._signals.heard()
         if signal.SIGHUP in heard and self._desk is not None:
             self._desk.wish()
+        if signal.SIGCHLD in heard:
+            self._reap()
         if heard & set(STOPS) and not self._stopping:
             self._stop()
 
@@ -307,6 +310,9 @@ class Parent:
         else:
             self._bury(seat, seat.worker)
 
+    def _reap(self) -> None:
+        reap_orphans([worker.pid for worker in self._workers])
+
     def _see_off(self, worker: Worker) -> None:
         """Let a worker go that was told to leave."""
         # What it was told by may be a signal to all processes: then it still takes what waits.
@@ -321,6 +327,7 @@ class Parent:
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self._dropped += worker.dropped
         pause = seat.vacate(worker.began, time.monotonic())
+        self._reap()
         self._unplaced.extend(worker.on_the_way)
         if self._stopping or self._retry_at == _NEVER:
             self._place()

@@ -5,10 +5,13 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.servers.command import run, started
+from tests.servers.running_gateway import until
 
 PROGRAM = """
 import gc, logging, os, signal, socket, sys, time
@@ -170,3 +173,31 @@ async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
             status, out, err = await process.end()
     assert (status, out) == (0, "dropped 101\n")
     assert err.splitlines()[-1] == "stopping"
+
+
+def _is_gone(pid: str) -> bool:
+    return not Path("/proc", pid).exists()
+
+
+async def test_what_a_dead_worker_leaves_behind_does_not_stay() -> None:
+    """As process 1 of a container the parent gets the children of its workers."""
+    work = (
+        "post.is_up()\n"
+        "    if os.fork() == 0:\n"
+        "        post._channel.close()\n"
+        "        while os.getppid() != parent_id: time.sleep(0.01)\n"
+        "        os.write(2, b'orphan %d\\n' % os.getpid())\n"
+        "        os._exit(0)\n"
+        "    os._exit(3)"
+    )
+    *python, program = _command(work, 1)
+    # PR_SET_CHILD_SUBREAPER, which makes it in this what process 1 is.
+    adopts = "import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nparent_id = os.getpid()\n"
+    async with started(*python, program.replace("try:", f"{adopts}try:", 1)) as process:
+        for _ in range(2):
+            found = await process.until_it_says(r"orphan (\d+)")
+            process.said = ""
+            await until(partial(_is_gone, found[1]))
+        process.signal(signal.SIGTERM)
+        status, out, _ = await process.end()
+    assert (status, out) == (0, "dropped 0\n")
