@@ -274,7 +274,8 @@ async def test_the_same_address_twice(file: Path) -> None:
     assert await run(SCRIPT, "serve", "--config", config) == (
         1,
         "",
-        f"tensorgate: cannot listen on {address}: Address already in use\n",
+        f"tensorgate: cannot listen on {address}: Address already in use by {address} of the"
+        " gateway itself: the two cannot be had together\n",
     )
 
 

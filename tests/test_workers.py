@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.workers.cores import usable_cores
-from tests.servers.addresses import HOST
+from tests.servers.addresses import HOST, OTHER_HOST, free_port
 from tests.servers.certificates import certificate_files, server_certificate
 from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
@@ -388,6 +388,22 @@ async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -
         for address in (url, unix, url, unix):
             async with connect(address) as client:
                 assert (await client.call("GET", "/v2/x")).status == 503
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[0] == 0
+
+
+async def test_clients_and_operators_may_have_the_same_port(file: Path) -> None:
+    port = free_port()
+    more = f"admin: {OTHER_HOST}:{port}\n"
+    async with (
+        _gateway(file, NOWHERE, listen=f"{HOST}:{port}", more=more) as (process, url),
+        connect(url) as client,
+        connect(f"http://{OTHER_HOST}:{port}") as operator,
+    ):
+        assert (await operator.call("GET", "/live")).status == 200
+        assert (await operator.call("GET", "/v2/x")).status == 404
+        for path in ("/live", "/v2/x"):
+            assert (await client.call("GET", path)).status == 503  # asked of the server
         process.signal(signal.SIGTERM)
         assert (await process.end())[0] == 0
 

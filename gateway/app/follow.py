@@ -16,7 +16,7 @@ from gateway.app.changes import as_far_as_possible, changes
 from gateway.app.gateway import Gateway
 from gateway.app.journal import Journal, say_listening
 from gateway.app.keys import KeysError
-from gateway.app.listen import ListenError, addresses_of, listen, shown, sockets_of
+from gateway.app.listen import ListenError, addresses_of, listen, shown
 from gateway.app.material import gather, warn
 from gateway.app.reload import FAULT, UNUSABLE, InUse
 from gateway.app.revision import Revision
@@ -26,6 +26,7 @@ from gateway.settings.schema import Settings
 from gateway.workers.board import Board
 from gateway.workers.letters import Letter
 from gateway.workers.orders import Orders, Superior
+from gateway.workers.post import CLIENT, OPERATOR
 
 _log = logging.getLogger("tensorgate")
 
@@ -61,9 +62,14 @@ class Leader(Superior):
         return self._material.settings
 
     @property
-    def sockets(self) -> list[socket.socket]:
-        """Give the sockets to listen on."""
-        return sockets_of(self._listening)
+    def sockets(self) -> dict[socket.socket, bytes]:
+        """Give the sockets to listen on, each with the word for who connects there."""
+        admin = self.settings.admin
+        return {
+            sock: OPERATOR if each.address == admin else CLIENT
+            for each in self._listening
+            for sock in each.sockets
+        }
 
     @property
     def addresses(self) -> list[str]:

@@ -18,7 +18,6 @@ from gateway.app.listen import (
     Listening,
     addresses_of,
     close,
-    is_admin,
     listen,
     shown,
     without,
@@ -124,9 +123,9 @@ class Gateway:
             self._hearsay.start(self._pools)
         return self
 
-    def take(self, connection: socket.socket) -> None:
+    def take(self, connection: socket.socket, is_operator: bool = False) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
-        listener = self._admin if is_admin(self._settings, connection) else self._listener
+        listener = self._admin if is_operator else self._listener
         listener.take(connection)
 
     async def reload(self, settings: Settings) -> str:
@@ -163,9 +162,7 @@ class Gateway:
     ) -> None:
         """Begin with the new before anything else happens; then end the old."""
         opened = without(listening, self._listening)
-        closed = [
-            (self._listener_at(each), each.sockets) for each in without(self._listening, listening)
-        ]
+        closed = [(self._listener_at(each), each) for each in without(self._listening, listening)]
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
@@ -180,8 +177,12 @@ class Gateway:
         self.runtime = runtime
         old_helper, self._helper = self._helper, helper
         await self._serve_on(opened)
-        for listener, sockets in closed:
-            await listener.stop_listening(sockets)
+        stay = {each.address for each in listening}
+        for listener, each in closed:
+            if each.address in stay:
+                listener.let_go(each.sockets)
+            else:
+                await listener.stop_listening(each.sockets)
         if old_helper is not None and old_helper is not helper:
             await old_helper.close()  # what it has not done is done here
 
@@ -209,7 +210,9 @@ class Gateway:
     def _listen(self, settings: Settings) -> tuple[Listening, ...]:
         if self._on_closed is not None:
             return ()
-        return listen(addresses_of(settings), self._listening)
+        # An address that is clients' and becomes operators', or the other way round.
+        changing_hands = {self._settings.admin} ^ {settings.admin}
+        return listen(addresses_of(settings), self._listening, changing_hands)
 
     async def _serve_on(self, opened: Iterable[Listening]) -> None:
         self.addresses = shown(self._listening, self._settings)

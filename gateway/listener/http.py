@@ -121,6 +121,10 @@ class HttpListener(Owner):
         for sock in sockets:
             for connection in last_connections(sock):
                 self.take(connection)
+        self.let_go(sockets)
+
+    def let_go(self, sockets: Collection[socket.socket]) -> None:
+        """Close listening sockets at once; who waits there is left to duplicates, if any."""
         for each, server in tuple(self._listening):
             if each in sockets:
                 self._listening.remove((each, server))

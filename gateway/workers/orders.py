@@ -6,7 +6,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,12 +26,13 @@ _PATIENCE = 30.0
 class Orders:
     """Say what changes: workers read the letter, and when they have, the parent does the rest.
 
-    It listens on these sockets from then on, and closes those that are not among them;
-    ``patience`` is the time in seconds in which workers drain.
+    It listens on these sockets from then on, and closes those that are not among them; with each
+    comes the word for who connects there, CLIENT or OPERATOR. ``patience`` is the time in seconds
+    in which workers drain.
     """
 
     letter: bytes
-    sockets: Sequence[socket.socket]
+    sockets: Mapping[socket.socket, bytes]
     patience: float
 
 
@@ -172,9 +173,9 @@ class OrderDesk:
             self._delivery.close()
 
     @property
-    def sockets(self) -> Sequence[socket.socket]:
+    def sockets(self) -> Mapping[socket.socket, bytes]:
         """Give those that orders under way are about."""
-        return () if self._delivery is None else self._delivery.orders.sockets
+        return {} if self._delivery is None else self._delivery.orders.sockets
 
     def leave(self) -> None:
         """Close, in a child, what is the parent's."""

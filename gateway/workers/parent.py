@@ -22,7 +22,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Protocol
@@ -30,7 +30,8 @@ from typing import Protocol
 from gateway.workers.closing import Closing
 from gateway.workers.fork import Work, fork
 from gateway.workers.orders import OrderDesk, Orders, Superior
-from gateway.workers.seat import Seat, Worker, how_it_ended
+from gateway.workers.orphans import reap_orphans
+from gateway.workers.seat import Arrival, Seat, Worker, how_it_ended
 from gateway.workers.signals import STOPS, Signals
 
 _LAST_MOMENT = 5.0
@@ -60,13 +61,14 @@ class Events(Protocol):
 class Parent:
     """Has so many workers serve what comes on listening sockets, which it owns.
 
-    ``patience`` is the time in seconds in which workers drain. What ``superior`` orders, if there
-    is one, changes that, and what the workers do.
+    With each comes the word for who connects there, CLIENT or OPERATOR. ``patience`` is the time in
+    seconds in which workers drain. What ``superior`` orders, if there is one, changes that, and
+    what the workers do.
     """
 
     def __init__(
         self,
-        sockets: Sequence[socket.socket],
+        sockets: Mapping[socket.socket, bytes],
         workers: int,
         work: Work,
         patience: float,
@@ -84,7 +86,7 @@ class Parent:
         self._desk = None if superior is None else OrderDesk(superior, self._selector)
         self._signals = Signals()
         self._accepting = False
-        self._unplaced: deque[socket.socket] = deque()
+        self._unplaced: deque[Arrival] = deque()
         self._retry_at = _NEVER
         self._closing = Closing()
         self._begun = False
@@ -161,6 +163,8 @@ class Parent:
         heard = self._signals.heard()
         if signal.SIGHUP in heard and self._desk is not None:
             self._desk.wish()
+        if signal.SIGCHLD in heard:
+            self._reap()
         if heard & set(STOPS) and not self._stopping:
             self._stop()
 
@@ -168,11 +172,14 @@ class Parent:
         """Take those who have begun to connect, and nobody more; the workers drain with them."""
         self._stopping = True
         self._accept_if_possible()
+        sockets = dict(self._sockets)
         if self._desk is not None:
+            # Orders under way may keep some of those, and whoever has connected to others counts.
+            sockets = {**self._desk.sockets, **sockets}
             self._desk.close()
-            for sock in self._desk.sockets:
-                sock.close()
-        self._closing.begin(self._sockets)
+        for sock in sockets:
+            sock.setblocking(False)
+        self._closing.begin(sockets)
 
     def _execute(self, orders: Orders) -> None:
         """Accept from other sockets from now on; whoever has connected before is served."""
@@ -182,7 +189,8 @@ class Parent:
             for sock in before:
                 self._selector.unregister(sock)
         self._accepting = False  # until the next turn
-        self._closing.begin([sock for sock in before if sock not in self._sockets])
+        gone = {sock: word for sock, word in before.items() if sock not in self._sockets}
+        self._closing.begin(gone)
         for sock in self._sockets:
             sock.setblocking(False)
 
@@ -190,10 +198,10 @@ class Parent:
 
     def _close_if_possible(self, now: float) -> None:
         """Take the last connections of sockets that are closed; if all are, have workers drain."""
-        connections = self._closing.go_on(now)
-        if connections is None:
+        arrivals = self._closing.go_on(now)
+        if arrivals is None:
             return
-        self._unplaced.extend(connections)
+        self._unplaced.extend(arrivals)
         if self._stopping:
             self._all_taken = True
             self._kill_at = now + self._patience + _LAST_MOMENT
@@ -228,7 +236,7 @@ class Parent:
             _log.error("cannot accept a connection: %s", error.strerror or error)
             self._retry_at = time.monotonic() + _FAULT_PAUSE
             return
-        self._unplaced.append(connection)
+        self._unplaced.append(Arrival(connection, self._sockets[sock]))
         self._place()
 
     def _place(self) -> None:
@@ -247,14 +255,14 @@ class Parent:
         if not all(stopped):
             self._retry_at = time.monotonic() + _FULL_PAUSE
 
-    def _give(self, connection: socket.socket) -> bool:
+    def _give(self, arrival: Arrival) -> bool:
         seats = sorted(self._seats, key=attrgetter("open"))
         workers = [seat.worker for seat in seats if seat.worker is not None]
-        return any(worker.taking and worker.give(connection) for worker in workers)
+        return any(worker.taking and worker.give(arrival) for worker in workers)
 
     def _drop_unplaced(self) -> None:
         while self._unplaced:
-            self._unplaced.popleft().close()
+            self._unplaced.popleft().connection.close()
 
     # Workers
 
@@ -274,11 +282,13 @@ class Parent:
         """Close, in a child, what is the parent's."""
         self._signals.leave()
         self._closing.leave()
-        for sock in (*self._sockets, *self._unplaced):
+        for sock in self._sockets:
             sock.close()
+        self._drop_unplaced()
         for worker in self._workers:
-            for sock in (worker.channel, *worker.on_the_way):
-                sock.close()
+            worker.channel.close()
+            for arrival in worker.on_the_way:
+                arrival.connection.close()
         if self._desk is not None:
             self._desk.leave()
 
@@ -300,6 +310,9 @@ class Parent:
         else:
             self._bury(seat, seat.worker)
 
+    def _reap(self) -> None:
+        reap_orphans([worker.pid for worker in self._workers])
+
     def _see_off(self, worker: Worker) -> None:
         """Let a worker go that was told to leave."""
         # What it was told by may be a signal to all processes: then it still takes what waits.
@@ -314,6 +327,7 @@ class Parent:
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self._dropped += worker.dropped
         pause = seat.vacate(worker.began, time.monotonic())
+        self._reap()
         self._unplaced.extend(worker.on_the_way)
         if self._stopping or self._retry_at == _NEVER:
             self._place()

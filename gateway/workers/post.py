@@ -15,15 +15,17 @@ from contextlib import suppress
 
 from gateway.workers.letters import Letter
 
-CONNECTION, LETTER, STOP = b"+", b"=", b"."
-"""What comes from the parent: a connection, a letter, or word that there is no more."""
+CLIENT, OPERATOR, LETTER, STOP = b"+", b"*", b"=", b"."
+"""What comes from the parent: a connection of a client, or of an operator, a letter, or word that
+there is no more."""
 UP, TAKEN, LEAVING = b".", b"+", b"-"
 """What a worker says once it serves, of each connection that it has, and where it is to end before
 its parent does; at its end, a number."""
 
 _log = logging.getLogger("tensorgate.workers")
 
-Take = Callable[[socket.socket], None]
+Take = Callable[[socket.socket, bool], None]
+"""What takes a connection, and whether it is an operator's."""
 Read = Callable[[Letter], None]
 
 
@@ -86,13 +88,13 @@ class Post:
         elif data == LETTER:
             self._read(numbers, read)
         elif data:
-            self._take(numbers, take)
+            self._take(numbers, take, data == OPERATOR)
         return bool(data)
 
-    def _take(self, numbers: Sequence[int], take: Take) -> None:
+    def _take(self, numbers: Sequence[int], take: Take, is_operator: bool) -> None:
         self._say(TAKEN)
         if numbers:
-            take(socket.socket(fileno=numbers[0]))
+            take(socket.socket(fileno=numbers[0]), is_operator)
         else:
             self.has_closed()
             _log.error("a connection was lost: too many open files")

@@ -7,12 +7,20 @@ import socket
 from collections import deque
 from dataclasses import dataclass, field
 
-from gateway.workers.post import CONNECTION, LEAVING, STOP, TAKEN, UP
+from gateway.workers.post import LEAVING, STOP, TAKEN, UP
 
 _LASTING = 10.0
 """Seconds after which a worker's end has nothing to do with its start."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds before the next start in a place where one worker after the other ends early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A connection, and the word with which it is given to a worker: CLIENT or OPERATOR."""
+
+    connection: socket.socket
+    word: bytes
 
 
 @dataclass(slots=True)
@@ -24,7 +32,7 @@ class Worker:
     began: float
     given: int = 0
     """Connections so far."""
-    on_the_way: deque[socket.socket] = field(default_factory=deque)
+    on_the_way: deque[Arrival] = field(default_factory=deque)
     """Connections that it does not have yet: if it dies, they can go to another one."""
     up: bool = False
     taking: bool = False
@@ -38,7 +46,7 @@ class Worker:
         for i in range(len(words)):
             word = words[i : i + 1]
             if word == TAKEN:
-                self.on_the_way.popleft().close()
+                self.on_the_way.popleft().connection.close()
             elif word == UP:
                 self.up = self.taking = True
             elif word == LEAVING:
@@ -46,17 +54,17 @@ class Worker:
             else:
                 self._number += word
 
-    def give(self, connection: socket.socket) -> bool:
+    def give(self, arrival: Arrival) -> bool:
         """Give it a connection, which this owns then; false where it does not take it."""
         try:
-            socket.send_fds(self.channel, [CONNECTION], [connection.fileno()])
+            socket.send_fds(self.channel, [arrival.word], [arrival.connection.fileno()])
         except ConnectionError:
             self.taking = False  # it has been told to stop, or has ended
             return False
         except OSError:
             return False  # it has yet to take what it got before
         self.given += 1
-        self.on_the_way.append(connection)
+        self.on_the_way.append(arrival)
         return True
 
     def stop(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-HEARD = (*STOPS, signal.SIGHUP)
+HEARD = (*STOPS, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Signals:
@@ -35,8 +35,6 @@ class Signals:
         """Hear of signals, instead of what they would do else."""
         signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
-        # Where it is ignored, as some leave it, there is no status to be had of a child.
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with self._ear, self._mouth:
             try:
                 yield
@@ -51,7 +49,7 @@ class Signals:
         Signals must be blocked meanwhile, else they would be told to the parent.
         """
         signal.set_wakeup_fd(-1)
-        for number in STOPS:
+        for number in (*STOPS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._ear.close()

@@ -25,7 +25,7 @@ class _Family:
         source = Source(file, {})
         self.levels: list[str] = []
         self.leader = Leader(source.read(), source, self.note)
-        self.sockets = list(self.leader.sockets)
+        self.sockets = self.leader.sockets
 
     def note(self, settings: Settings) -> None:
         self.levels.append(settings.log.level)

@@ -8,6 +8,7 @@ import socket
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,45 @@ async def test_addresses_come_and_go(tmp_path: Path) -> None:
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
             assert (await on_first.call("GET", "/v2/x")).status == 200
+
+
+async def _is_for_operators(address: str) -> bool:
+    async with connect(address) as client:
+        statuses = [(await client.call("GET", path)).status for path in ("/live", "/v2/x")]
+    assert statuses in ([200, 404], [503, 503])
+    return statuses == [200, 404]
+
+
+async def test_addresses_of_clients_and_operators_change_hands(tmp_path: Path) -> None:
+    first, second, unix = free_address(), free_address(), f"unix:{tmp_path / 's'}"
+    everywhere = (f"http://{first}", f"http://{second}", unix)
+    async with _gateway(_settings(listen=[first, unix], admin=second)) as (gateway, _):
+        for operators, clients in ((first, [second, unix]), (unix, [first]), (second, [first])):
+            await gateway.reload(_settings(listen=clients, admin=operators))
+            for address in everywhere:
+                if address.removeprefix("http://") in (operators, *clients):
+                    for_operators = await _is_for_operators(address)
+                    assert for_operators is (address.removeprefix("http://") == operators)
+        await gateway.reload(_settings(listen=[first, second]))
+        assert not await _is_for_operators(everywhere[1])
+
+
+async def test_who_waits_at_an_address_that_changes_hands_is_served() -> None:
+    first, second = free_address(), free_address()
+    host, _, port = second.rpartition(":")
+    async with _gateway(_settings(listen=first, admin=second)) as (gateway, _):
+        kept, admin = gateway._listening
+        waiting = admin.sockets[0].dup()
+        gateway._admin.let_go(admin.sockets)  # so that nobody accepts meanwhile
+        gateway._listening = (kept, replace(admin, sockets=(waiting,)))
+        with waiting, socket.create_connection((host, int(port))) as client:
+            client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
+            await gateway.reload(_settings(listen=[first, second]))
+            client.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=client.dup())
+            async with asyncio.timeout(5):
+                assert b" 503 " in await reader.readline()
+            writer.close()
 
 
 async def test_who_waits_at_an_address_that_goes_is_served() -> None:

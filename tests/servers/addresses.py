@@ -8,6 +8,8 @@ import socket
 _PID = os.getpid()
 HOST = f"127.{64 + (_PID >> 16)}.{_PID >> 8 & 255}.{_PID & 255}"
 """An address of this machine that no other run of the tests has; see free_address."""
+OTHER_HOST = f"127.{128 + (_PID >> 16)}.{_PID >> 8 & 255}.{_PID & 255}"
+"""Another one, where each port is free."""
 
 _given: set[int] = set()
 

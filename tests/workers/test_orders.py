@@ -26,7 +26,7 @@ class _Superior:
     def look(self, wished: bool) -> Orders | None:
         self.looks.append(wished)
         letter = self.letters.pop(0) if self.letters else None
-        return None if letter is None else Orders(letter, [], 1.0)
+        return None if letter is None else Orders(letter, {}, 1.0)
 
     def carried_out(self, faults: Mapping[int, str]) -> None:
         self.faults.append(faults)

@@ -4,15 +4,20 @@ import re
 import signal
 import socket
 import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.servers.command import run, started
+from tests.servers.running_gateway import until
 
 PROGRAM = """
 import gc, logging, os, signal, socket, sys, time
 from gateway.workers import parent
 from gateway.workers.parent import NoWorkerError, Parent
+from gateway.workers.post import CLIENT, OPERATOR
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
@@ -29,7 +34,7 @@ def work(post):
 parent._LAST_MOMENT = {last_moment}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    print("dropped", Parent([sock], {workers}, work, 0.1, Events()).run())
+    print("dropped", Parent({{sock: CLIENT}}, {workers}, work, 0.1, Events()).run())
 except NoWorkerError as error:
     print(error)
 """
@@ -122,3 +127,77 @@ async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
             process.signal(signal.SIGTERM)
             client.sendall(b"what ends the handshake")
             assert (await process.end())[:2] == (0, "dropped 1\n")
+
+
+async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
+    """Of two addresses one stays and one is new; each worker tells how many connections it got.
+
+    Those of operators, who are the ones at the new address, count a hundred.
+    """
+    work = (
+        "post.is_up(); got = 0\n"
+        "    while (word := socket.recv_fds(post._channel, 1, 2)[0]) not in (b'.', b''):\n"
+        "        got += {b'+': 1, b'*': 100}.get(word, 0)\n"
+        "        if word in b'+*': post._say(b'+')\n"
+        "        if word == b'=': os.write(2, b'has it\\n')  # whole, unlike print\n"
+        "    post.has_dropped(got)"
+    )
+    *python, program = _command(work, 2)
+    superior = (
+        "class Superior:\n"
+        "    def look(self, wished):\n"
+        "        return Orders(b'x', {sock: CLIENT, new: OPERATOR}, 0.1) if wished else None\n"
+        "\n"
+        "    def carried_out(self, faults): print('carried out')\n"
+        "\n"
+    )
+    ports = (
+        "    new = socket.create_server(('127.0.0.1', 0))\n"
+        "    ports = [each.getsockname()[1] for each in (sock, new)]\n"
+        "    print('ports', *ports, file=sys.stderr, flush=True)\n"
+    )
+    program = program.replace(
+        "def work", f"from gateway.workers.orders import Orders\n{superior}def work", 1
+    )
+    program = program.replace('    print("dropped"', f'{ports}    print("dropped"', 1)
+    program = program.replace("Events())", "Events(), Superior())", 1)
+    async with started(*python, program) as process:
+        found = await process.until_it_says(r"ports (\d+) (\d+)")
+        await process.until_it_says("begun")
+        process.signal(signal.SIGHUP)
+        await process.until_it_says("has it\n(.*\n)*has it")
+        with ExitStack() as clients:
+            for port in found.groups():
+                clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
+            process.signal(signal.SIGTERM)
+            status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 101\n")
+    assert err.splitlines()[-1] == "stopping"
+
+
+def _is_gone(pid: str) -> bool:
+    return not Path("/proc", pid).exists()
+
+
+async def test_what_a_dead_worker_leaves_behind_does_not_stay() -> None:
+    """As process 1 of a container the parent gets the children of its workers."""
+    work = (
+        "post.is_up()\n"
+        "    if os.fork() == 0:\n"
+        "        post._channel.close()\n"
+        "        while os.getppid() != parent_id: time.sleep(0.01)\n"
+        "        os.write(2, b'orphan %d\\n' % os.getpid())\n"
+        "        os._exit(0)\n"
+        "    os._exit(3)"
+    )
+    *python, program = _command(work, 1)
+    # PR_SET_CHILD_SUBREAPER, which makes it in this what process 1 is.
+    adopts = "import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nparent_id = os.getpid()\n"
+    async with started(*python, program.replace("try:", f"{adopts}try:", 1)) as process:
+        for _ in range(2):
+            found = await process.until_it_says(r"orphan (\d+)")
+            process.said = ""
+            await until(partial(_is_gone, found[1]))
+        process.signal(signal.SIGTERM)
+        status, out, _ = await process.end()
+    assert (status, out) == (0, "dropped 0\n")

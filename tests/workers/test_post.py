@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.workers.letters import Letter
-from gateway.workers.post import CONNECTION, LEAVING, LETTER, STOP, TAKEN, Post
+from gateway.workers.post import CLIENT, LEAVING, LETTER, OPERATOR, STOP, TAKEN, Post
 from tests.servers.running_gateway import until
 
 PATIENCE = 5
@@ -21,15 +21,21 @@ class _Channel:
         self.closed = memoryview(bytearray(8)).cast("Q")
         self.post = Post(worker, self.closed)
         self.taken: list[socket.socket] = []
+        self.operators: list[socket.socket] = []
         self.read: list[Letter] = []
 
-    def give(self) -> None:
+    def give(self, word: bytes = CLIENT) -> None:
         with socket.socket() as connection:
-            socket.send_fds(self.parent, [CONNECTION], [connection.fileno()])
+            socket.send_fds(self.parent, [word], [connection.fileno()])
+
+    def take(self, connection: socket.socket, is_operator: bool) -> None:
+        self.taken.append(connection)
+        if is_operator:
+            self.operators.append(connection)
 
     async def deliver(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.post.deliver(self.taken.append, self.read.append)
+            await self.post.deliver(self.take, self.read.append)
 
 
 @pytest.fixture
@@ -58,6 +64,15 @@ async def test_connections_are_taken_as_they_come(
     assert len({sock.fileno() for sock in channel.taken}) == 3
     assert not caplog.messages
     assert channel.closed[0] == 0
+
+
+async def test_connections_of_operators_are_told_apart(channel: _Channel) -> None:
+    for word in (CLIENT, OPERATOR, CLIENT):
+        channel.give(word)
+    channel.parent.send(STOP)
+    channel.parent.shutdown(socket.SHUT_WR)
+    await channel.deliver()
+    assert channel.operators == [channel.taken[1]]
 
 
 async def test_a_parent_that_is_gone_is_missed(
@@ -90,7 +105,7 @@ async def test_a_connection_that_cannot_be_had_counts_as_closed(
     channel: _Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    channel.parent.send(CONNECTION)  # which is how the kernel leaves it, without a number to spare
+    channel.parent.send(CLIENT)  # which is how the kernel leaves it, without a number to spare
     channel.give()
     channel.parent.send(STOP)
     channel.parent.shutdown(socket.SHUT_WR)

@@ -4,8 +4,8 @@ from signal import SIGKILL
 
 import pytest
 
-from gateway.workers.post import STOP
-from gateway.workers.seat import Seat, Worker, how_it_ended
+from gateway.workers.post import CLIENT, OPERATOR, STOP
+from gateway.workers.seat import Arrival, Seat, Worker, how_it_ended
 
 
 @pytest.fixture
@@ -47,12 +47,23 @@ def test_open_connections_are_those_given_and_not_closed(
     seat.worker = Worker(1, ours, 0.0)
     for _ in range(3):
         with socket.socket() as connection:
-            assert seat.worker.give(connection)
+            assert seat.worker.give(Arrival(connection, CLIENT))
     assert seat.open == 3
     closed[0] += 2
     assert seat.open == 1
     _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
     socket.socket(fileno=numbers[0]).close()
+
+
+def test_a_worker_is_told_who_connects(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    worker = Worker(1, ours, 0.0)
+    for word in (CLIENT, OPERATOR):
+        with socket.socket() as connection:
+            assert worker.give(Arrival(connection, word))
+        told, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
+        socket.socket(fileno=numbers[0]).close()
+        assert told == word
 
 
 def test_a_worker_that_is_full_can_be_asked_again(
@@ -61,14 +72,14 @@ def test_a_worker_that_is_full_can_be_asked_again(
     ours, theirs = pair
     worker = Worker(1, ours, 0.0, taking=True)
     with socket.socket() as connection:
-        while worker.give(connection):
+        while worker.give(Arrival(connection, CLIENT)):
             pass
         assert worker.taking
         assert worker.given == len(worker.on_the_way) > 100
         for _ in range(worker.given):
             _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
             socket.socket(fileno=numbers[0]).close()
-        assert worker.give(connection)
+        assert worker.give(Arrival(connection, CLIENT))
 
 
 def test_a_worker_that_is_full_is_stopped_later(
@@ -77,7 +88,7 @@ def test_a_worker_that_is_full_is_stopped_later(
     ours, theirs = pair
     worker = Worker(1, ours, 0.0, taking=True)
     with socket.socket() as connection:
-        while worker.give(connection):
+        while worker.give(Arrival(connection, CLIENT)):
             pass
     assert not worker.stop()
     for _ in range(worker.given):
@@ -95,11 +106,11 @@ def test_what_is_on_its_way_is_kept_until_the_worker_has_it(
     worker = Worker(1, ours, 0.0)
     connections = [socket.socket() for _ in range(3)]
     for connection in connections:
-        worker.give(connection)
+        worker.give(Arrival(connection, CLIENT))
     worker.hear(b".++")
     assert worker.taking
     assert [connection.fileno() < 0 for connection in connections] == [True, True, False]
-    assert list(worker.on_the_way) == connections[2:]
+    assert [arrival.connection for arrival in worker.on_the_way] == connections[2:]
     connections[2].close()
     for _ in range(3):
         _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
@@ -117,7 +128,7 @@ def test_a_worker_that_has_ended_is_asked_no_more(
     for _ in range(2):
         assert worker.stop()
     with socket.socket() as connection:
-        assert not worker.give(connection)
+        assert not worker.give(Arrival(connection, CLIENT))
     assert not worker.taking
     assert worker.given == 0
 
