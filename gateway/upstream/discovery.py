@@ -85,6 +85,18 @@ async def _learn(member: Member) -> str:
     return ""
 
 
+async def may_have(endpoint: UpstreamEndpoint, model: str) -> bool:
+    """Ask a server whether a model is ready there now; it may be, where no answer says it is not.
+
+    What was heard before is too old to tell whom a change of the model is for.
+    """
+    try:
+        async with asyncio.timeout(_TIME):
+            return model in await ready_models(endpoint)
+    except (TimeoutError, GatewayError):
+        return True
+
+
 async def ready_models(endpoint: UpstreamEndpoint) -> Container[str]:
     """Ask a server which models are ready there; every one, if it serves no list of them.
 

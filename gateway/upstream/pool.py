@@ -13,6 +13,7 @@ from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.discovery import may_have
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member, MemberState
 
@@ -117,16 +118,14 @@ class Pool:
         """Give what of a request's headers an endpoint is chosen by."""
         return None if self.balance.header is None else headers.get(self.balance.header)
 
-    def every_endpoint(self, model: str | None = None) -> list[Loan]:
+    def every_endpoint(self) -> list[Loan]:
         """Lend each endpoint, those that are left out too, for which that is no trial.
 
-        Where some are known to have ``model`` ready, these. Raises GatewayError (503) where no
-        endpoint is known.
+        Raises GatewayError (503) where no endpoint is known.
         """
         if not self.members:
             raise self._nobody()
-        members = self._having(model) or self.members
-        return [Loan(self, member, is_trial=False) for member in members]
+        return [Loan(self, member, is_trial=False) for member in self.members]
 
     def has_another(self, but: Collection[UpstreamEndpoint], model: str | None = None) -> bool:
         """Tell whether an exchange may go to an endpoint that is none of these."""
@@ -141,7 +140,7 @@ class Pool:
             having = [member for member in self.members if member.models is None]
         return [member for member in having if member.is_up] or having or self._up
 
-    def _having(self, model: str | None) -> list[Member]:
+    def _having(self, model: str) -> list[Member]:
         """Give the members that are known to have a model ready."""
         return [each for each in self.members if each.models is not None and model in each.models]
 
@@ -294,6 +293,10 @@ class Loan:
         if self._is_trial and not pool.has_one:
             member.health = health.taken(member.health)
         return self.endpoint
+
+    async def may_have(self, model: str) -> bool:
+        """Tell whether the endpoint has a model now: it is asked, if endpoints may differ."""
+        return not self._pool.differs or await may_have(self.endpoint, model)
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:
         """Count the exchange no more; ``why`` tells of a failure."""
