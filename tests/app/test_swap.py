@@ -7,7 +7,7 @@ import os
 import socket
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,51 @@ async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) 
             assert (await client.reply()).body == b"held"
             await until(lambda: not runtime.in_use)
             assert (await client.call("GET", "/v2/x")).body == b"new"
+
+
+@pytest.mark.parametrize("of_upstream", [False, True])
+async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
+    held = _Held()
+
+    def settings(requests: int, other: int, **more: Any) -> Settings:
+        places = {"requests": requests, "waiting": 1, "wait_time": 30}
+        server: dict[str, Any] = {"endpoints": [server_url], "dialect": "triton"}
+        if of_upstream:
+            server |= {"limits": places, "retries": {"reserve": other}}
+            return _settings(upstreams={"u": server}, **more)
+        limits = {**places, "metadata_time": other}
+        return _settings(upstreams={"u": server}, limits=limits, **more)
+
+    async with FaultyServer(held) as server, AsyncExitStack() as stack:
+        server_url = server.url
+        gateway, url = await stack.enter_async_context(_gateway(settings(2, 1)))
+        clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
+        for client in clients[:2]:
+            await client.send(request("GET", "/v2/x"))
+        await until(lambda: len(server.requests) == 2)
+
+        def places() -> tuple[int, int]:
+            gates = (gateway.runtime.shared.gate, gateway.runtime.upstreams["u"].gate)
+            (gate,) = filter(None, gates)
+            return gate.inside, gate.waiting
+
+        for other in (2, 3):
+            await gateway.reload(settings(2, other))
+            assert places() == (2, 0)
+        await clients[2].send(request("GET", "/v2/x"))
+        await until(lambda: places() == (2, 1))
+        assert (await clients[3].call("GET", "/v2/x")).status == 503
+        with pytest.raises(ListenError):  # which leaves all as it was
+            await gateway.reload(settings(3, 4, listen=server_url.removeprefix("http://")))
+        assert places() == (2, 1)
+        await gateway.reload(settings(3, 4))
+        await until(lambda: len(server.requests) == 3)
+        await gateway.reload(settings(1, 4))
+        await clients[3].send(request("GET", "/v2/x"))
+        await until(lambda: places() == (3, 1))
+        held.go_on.set()
+        assert [(await client.reply()).body for client in clients] == [b"held"] * 4
+        await until(lambda: places() == (0, 0))
 
 
 async def test_times_of_an_exchange_are_those_it_began_with() -> None:
