@@ -63,9 +63,12 @@ class HeldUpstream:
         if self._started:
             return
         self._started = True
-        await self.upstream.pool.start()
-        if self._before is not None:
-            self.upstream.pool.take_over(self._before)
+        pool, before = self.upstream.pool, self._before
+        if before is not None:
+            pool.begin_with_addresses_of(before)
+        await pool.start()
+        if before is not None:
+            pool.take_over(before)
             self._before = None
 
     def hold(self) -> None:
@@ -98,8 +101,8 @@ def held_upstreams(
     """Make the upstreams, by name.
 
     One that is made as before is the one from before, with its connections and all that it knows.
-    Of one that has changed, the endpoints that are still there keep their health, and exchanges
-    under way keep their places.
+    Of one that has changed, the endpoints that are still there keep their health, names their
+    addresses, and exchanges under way their places.
     ``hearsay`` is what all of them tell other workers by, if there are any.
     """
     return {recipe.name: _held(recipe, before.get(recipe.name), hearsay) for recipe in recipes}

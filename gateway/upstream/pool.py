@@ -230,6 +230,13 @@ class Pool:
         leaving = (member for member in self._leaving if member.outstanding)
         return tuple(member.state(now) for member in (*self.members, *leaving))
 
+    def begin_with_addresses_of(self, before: Pool) -> None:
+        """Lend, from the start, what a pool that this one replaces found for the same names."""
+        resolver, known = self._keeper.resolver, before._keeper.resolver
+        if resolver is not None and known is not None:
+            resolver.take_over(known)
+            self._lend(tuple(Member(endpoint) for endpoint in resolver.endpoints))
+
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
         self._keeper.take_in(self.members, self._find_up)

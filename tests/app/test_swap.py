@@ -21,6 +21,7 @@ from tests.servers.addresses import HOST, free_address
 from tests.servers.certificates import ca_file, certificate_files, server_certificate
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.names import UNKNOWN_NAME, NameService
 from tests.servers.raw_client import connect
 from tests.servers.running_gateway import LIMITS, nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
@@ -137,6 +138,46 @@ async def test_health_outlives_a_change_of_the_upstream() -> None:
         assert gateway.runtime.upstreams["u"].pool.members[1].health == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"new"
+
+
+@pytest.mark.parametrize("names_fail", [True, False], ids=["names fail", "names take long"])
+async def test_addresses_of_names_outlive_a_change_of_the_upstream(
+    names_fail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
+    monkeypatch.setattr("gateway.app.pools.addresses_of", names)
+    monkeypatch.setattr("gateway.upstream.keeper._FIRST_LOOK_UP", 0.05)
+    async with _names("one") as one, AsyncExitStack() as stack:  # nothing listens at the other
+
+        def settings(reserve: int) -> Settings:
+            server = {
+                "endpoints": [f"http://tritons:{one.port}"],
+                "dialect": "triton",
+                "resolve": "10ms",
+                "retries": {"reserve": reserve},
+            }
+            return _settings(upstreams={"u": server})
+
+        gateway, url = await stack.enter_async_context(_gateway(settings(20)))
+        client = await stack.enter_async_context(connect(url))
+        for _ in range(12):
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+        before = [member.health for member in gateway.runtime.upstreams["u"].pool.members]
+        assert [health.ejections for health in before] == [0, 1]
+        if names_fail:
+            names.answers["tritons"] = UNKNOWN_NAME
+        else:
+            names.ready.clear()
+        await gateway.reload(settings(21))
+        pool = gateway.runtime.upstreams["u"].pool
+        assert [member.health for member in pool.members] == before
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+        # It is the new ones that are looked up from now on.
+        names.answers["tritons"] = ["127.0.0.1"]
+        names.ready.set()
+        await until(lambda: len(pool.endpoints) == 1)
+        assert (await client.call("GET", "/v2/x")).body == b"one"
 
 
 async def test_an_answer_that_has_begun_is_finished_by_the_old_server() -> None:
