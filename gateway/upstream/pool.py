@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -58,6 +59,7 @@ class Pool:
         self._keeper = keeper or Keeper()
         self._tell = tell
         self._leaving: list[Member] = []
+        self._change = asyncio.Event()
         self._lend(tuple(Member(endpoint) for endpoint in endpoints))
 
     def _lend(self, members: tuple[Member, ...]) -> None:
@@ -74,6 +76,8 @@ class Pool:
         up = tuple(member for member in self.members if member.is_up)
         # Where no probe succeeds, an exchange still may: better tried in vain than refused unasked.
         self._up = up or self.members
+        self._change.set()
+        self._change.clear()
 
     @property
     def outstanding(self) -> list[int]:
@@ -86,6 +90,11 @@ class Pool:
         if self._keeper.prober is None:
             return None
         return any(member.probed.healthy for member in self.members)
+
+    async def probed(self) -> None:
+        """Wait until an endpoint is healthy by its probes, or all have been probed."""
+        while self.is_usable is False and any(each.probed.healthy is None for each in self.members):
+            await self._change.wait()
 
     def endpoint(
         self,
@@ -267,7 +276,8 @@ class Pool:
             if (same := known.get(member.endpoint.url)) is not None:
                 # Exchanges that are under way there, as the one of a trial, tell that pool alone.
                 member.health = health.left(same.health)
-                if self._keeper.prober is not None:
+                # What it was not asked before, it may have been asked here meanwhile.
+                if self._keeper.prober is not None and same.probed.healthy is not None:
                     member.probed, member.reason = same.probed, same.reason
                 if self._keeper.discovery is not None:
                     member.models = same.models

@@ -140,6 +140,31 @@ async def test_health_outlives_a_change_of_the_upstream() -> None:
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["probes are added", "all are replaced"])
+async def test_it_is_ready_through_a_reload(replaced: bool) -> None:
+    held = _Held()
+    ready = request("GET", "/v2/health/ready")
+
+    def settings(server: FaultyServer, health: dict[str, Any] | None) -> Settings:
+        upstream = {"endpoints": [server.url], "dialect": "triton", "health": health}
+        return _settings(upstreams={"u": upstream})
+
+    async with (
+        FaultyServer(held) as new,
+        _names("old") as old,
+        _gateway(settings(old, {}) if replaced else settings(new, None)) as (gateway, url),
+        connect(url) as client,
+    ):
+        held.go_on.set()
+        assert (await client.ask(ready)).status == 200
+        held.go_on.clear()
+        await gateway.reload(settings(new, {}))
+        await client.send(ready)
+        await until(lambda: len(new.requests) == (1 if replaced else 2))
+        held.go_on.set()
+        assert (await client.reply()).status == 200
+
+
 @pytest.mark.parametrize("names_fail", [True, False], ids=["names fail", "names take long"])
 async def test_addresses_of_names_outlive_a_change_of_the_upstream(
     names_fail: bool, monkeypatch: pytest.MonkeyPatch
