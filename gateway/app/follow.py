@@ -84,6 +84,7 @@ class Leader(Superior):
 
     def look(self, wished: bool) -> Orders | None:
         """Read the settings if that is wished, or if the files have changed; see Superior."""
+        self._renew_material()
         if not wished and not self._changed():
             return None
         try:
@@ -109,6 +110,13 @@ class Leader(Superior):
         for fault, pids in workers.items():
             of = "worker" if len(pids) == 1 else "workers"
             _log.error("%s %s: still on the settings from before: %s", of, ", ".join(pids), fault)
+
+    def _renew_material(self) -> None:
+        """Keep up with the files that workers renew: those to come begin with what is here."""
+        try:
+            self._material.renew()
+        except Exception:
+            _log.exception("keys or certificates could not be renewed")
 
     def _changed(self) -> bool:
         failed = self._journal.revision.last_failure is not None

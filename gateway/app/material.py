@@ -32,6 +32,15 @@ class Material:
     keys: ClientKeys
     recipes: tuple[Recipe, ...]
 
+    def renew(self) -> None:
+        """Load keys, and TLS with clients, whose files have changed, and not since the last look.
+
+        Who serves with them need not ask for that: they are watched meanwhile.
+        """
+        self.keys.look()
+        if self.tls is not None:
+            self.tls.look()
+
 
 def gather(settings: Settings, before: Material | None = None) -> Material:
     """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, KeysError.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from gateway.app.forwarding import forwarding
 from gateway.app.limits import SharedLimits
 from gateway.app.models import declared_models
-from gateway.app.processes import part_of, worker_count
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
@@ -28,9 +27,6 @@ from gateway.settings.routes import Mirror as MirrorSettings
 from gateway.settings.routes import RouteLimits
 from gateway.settings.schema import Settings
 
-_MIRRORED_PART = 4
-"""How many times less than clients' exchanges, and apart from them, copies may hold of bodies."""
-
 
 def build_routes(
     settings: Settings,
@@ -43,7 +39,7 @@ def build_routes(
     replaced = forwarding(settings).replaced
     turns = Turns()  # one for all: there is one event loop
     models = declared_models(settings.models)
-    mirrors = _Mirrors(settings, upstreams, lender, models)
+    mirrors = _Mirrors(upstreams, shared.copied, lender, models)
     # A key is meant for the gateway, whichever route it is shown to: a server could do with it what
     # its client can. Authorization may be meant for the server where no key is asked for in it.
     key_headers = {group.header.lower() for group in keys.values() if group.header}
@@ -95,8 +91,8 @@ class _Mirrors:
 
     def __init__(
         self,
-        settings: Settings,
         upstreams: Mapping[str, Upstream],
+        held: HeldBytes,
         lender: Lender | None,
         models: Mapping[str, DeclaredModel],
     ) -> None:
@@ -104,8 +100,7 @@ class _Mirrors:
         self._lender = lender
         self._models = models
         self._turns = Turns()
-        held_bytes = settings.limits.held_bytes // _MIRRORED_PART
-        self._held = HeldBytes(part_of(held_bytes, worker_count(settings)))
+        self._held = held
 
     def make(
         self, declared: MirrorSettings | None, policies: JsonPolicies, limits: Limits

@@ -25,6 +25,7 @@ class Runtime:
         self.held = held
         for each in held.values():
             each.hold()
+        shared.take_effect()
         self.routes = routes
         self.shared = shared
         self.straight = Straight(routes)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.app.hearsay import Hearsay
-from gateway.app.limits import gate_of
+from gateway.app.limits import gate_of, set_places
 from gateway.app.pools import build_pool
 from gateway.exchange.base import Upstream
+from gateway.exchange.gate import Gate
 from gateway.protocol.dialects import DIALECTS
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -62,14 +63,18 @@ class HeldUpstream:
         if self._started:
             return
         self._started = True
-        await self.upstream.pool.start()
-        if self._before is not None:
-            self.upstream.pool.take_over(self._before)
+        pool, before = self.upstream.pool, self._before
+        if before is not None:
+            pool.begin_with_addresses_of(before)
+        await pool.start()
+        if before is not None:
+            pool.take_over(before)
             self._before = None
 
     def hold(self) -> None:
-        """Count a runtime that has it."""
+        """Count a runtime that has it, from whose beginning its limits count."""
         self._holders += 1
+        set_places(self.upstream.gate, self.recipe.declared.limits, self.recipe.workers)
 
     @property
     def in_use_by_last(self) -> bool:
@@ -96,7 +101,8 @@ def held_upstreams(
     """Make the upstreams, by name.
 
     One that is made as before is the one from before, with its connections and all that it knows.
-    Of one that has changed, the endpoints that are still there keep their health.
+    Of one that has changed, the endpoints that are still there keep their health, names their
+    addresses, and exchanges under way their places.
     ``hearsay`` is what all of them tell other workers by, if there are any.
     """
     return {recipe.name: _held(recipe, before.get(recipe.name), hearsay) for recipe in recipes}
@@ -110,15 +116,16 @@ def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
 def _held(recipe: Recipe, before: HeldUpstream | None, hearsay: Hearsay | None) -> HeldUpstream:
     if before is not None and before.recipe == recipe:
         return before
-    pool = None if before is None else before.upstream.pool
-    return HeldUpstream(recipe, _build(recipe, hearsay), pool)
+    if before is None:
+        return HeldUpstream(recipe, _build(recipe, hearsay, None))
+    upstream = _build(recipe, hearsay, before.upstream.gate)
+    return HeldUpstream(recipe, upstream, before.upstream.pool)
 
 
-def _build(recipe: Recipe, hearsay: Hearsay | None) -> Upstream:
+def _build(recipe: Recipe, hearsay: Hearsay | None, gate: Gate | None) -> Upstream:
     declared = recipe.declared
     clock = asyncio.get_running_loop().time
     tell = None if hearsay is None else hearsay.teller(recipe.name)
-    gate = gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers)
     interpreter = None
     if declared.dialect == "auto":
         tells = hearsay is None or hearsay.first
@@ -129,6 +136,6 @@ def _build(recipe: Recipe, hearsay: Hearsay | None) -> Upstream:
         build_pool(declared, recipe.context, recipe.connect_time, tell, interpreter),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
-        gate,
+        gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers, gate),
         declared.required,
     )

@@ -96,15 +96,19 @@ async def ask_every_endpoint(
 ) -> list[Asked]:
     """Ask every endpoint, those that are left out too; one that is in two upstreams, once.
 
-    Where endpoints differ in their models, those are asked that have ``model``, if any has.
-    ``route`` is the one that the request takes; ``holding`` counts what is held of the answers.
-    Raises GatewayError, before anybody is asked: 503 where too much is under way, 400 for a head
-    that an upstream does not take.
+    Where endpoints differ in their models, those are asked that have ``model`` now, if any has, and
+    those that do not say. ``route`` is the one that the request takes; ``holding`` counts what is
+    held of the answers. Raises GatewayError, before anybody is asked: 503 where too much is under
+    way, 400 for a head that an upstream does not take.
     """
-    asks: dict[str, _Ask] = {}
-    for upstream in upstreams:
-        _add_every_endpoint(asks, upstream, question_to(upstream), holding, model)
-    return await _all(asks.values(), _gates(route, upstreams), deadline)
+
+    async def ask(having: str | None) -> list[Asked]:
+        asks: dict[str, _Ask] = {}
+        for upstream in upstreams:
+            _add_every_endpoint(asks, upstream, question_to(upstream), holding, having)
+        return await _all(asks.values(), _gates(route, upstreams), deadline)
+
+    return await ask(model) or await ask(None)
 
 
 async def ask_one_of_each(
@@ -183,7 +187,8 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_Ask = Callable[[Deadline], Coroutine[None, None, Asked]]
+_Ask = Callable[[Deadline], Coroutine[None, None, Asked | None]]
+"""Asks somebody; None where there was nothing to ask."""
 
 
 def _add_every_endpoint(
@@ -194,8 +199,8 @@ def _add_every_endpoint(
     model: str | None = None,
 ) -> None:
     check_lengths(request, upstream.speech.dialect)
-    for loan in upstream.pool.every_endpoint(model):
-        ask = partial(_ask_endpoint, upstream.name, loan, request, holding)
+    for loan in upstream.pool.every_endpoint():
+        ask = partial(_ask_endpoint, upstream.name, loan, request, holding, model)
         asks.setdefault(loan.endpoint.url, ask)
 
 
@@ -215,7 +220,7 @@ async def _all(asks: Iterable[_Ask], gates: Sequence[Gate], deadline: Deadline) 
                 tasks = [group.create_task(ask(deadline.part())) for ask in asks]
     finally:
         leave(gates)
-    return [task.result() for task in tasks]
+    return [asked for task in tasks if (asked := task.result()) is not None]
 
 
 def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[Gate]:
@@ -230,11 +235,20 @@ def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[Gate]:
 
 
 async def _ask_endpoint(
-    upstream: str, loan: Loan, request: UpstreamRequest, holding: Holding, deadline: Deadline
-) -> Asked:
+    upstream: str,
+    loan: Loan,
+    request: UpstreamRequest,
+    holding: Holding,
+    model: str | None,
+    deadline: Deadline,
+) -> Asked | None:
+    """Ask an endpoint, unless it says that it does not have ``model``."""
     url = loan.endpoint.url
     try:
         with loan as endpoint, deadline:
+            deadline.wait_for_server(url)
+            if model is not None and not await loan.may_have(model):
+                return None
             deadline.wait_for_server(url)
             response = await endpoint.send(request)
             try:

@@ -56,12 +56,24 @@ class Gate:
 
     def leave(self) -> None:
         """Give the place to who has waited longest, or back."""
-        while self._waiting:
+        self.inside -= 1
+        if self._waiting:
+            self._let_in()
+
+    def change(self, most: int, waiting: int, patience: float) -> None:
+        """Have other numbers from now on; who is inside stays, and who waits does as it began."""
+        self._most = most
+        self._most_waiting = waiting
+        self._patience = patience
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Give the places that are free to those who have waited longest."""
+        while self._waiting and self.inside < self._most:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
-                return
-        self.inside -= 1
+                self.inside += 1
 
     async def _wait(self, seconds: float) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 from multidict import CIMultiDict
 
@@ -105,13 +106,16 @@ class Readiness:
 async def unusable(upstream: Upstream) -> tuple[str, ...]:
     """Tell why no endpoint of an upstream is ready, or nothing if one is.
 
-    Its probes know, if there are any. Else all endpoints are asked at once, and the first that is
-    ready settles it.
+    Its probes know, if there are any; the first ones are waited for, but not for long. Else all
+    endpoints are asked at once, and the first that is ready settles it.
     """
     pool = upstream.pool
     if not pool.endpoints:
         return (pool.why_empty,)
     if pool.is_usable is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_TIME):
+                await pool.probed()
         states = () if pool.is_usable else pool.snapshot()
         return tuple(f"{state.url}: {state.reason or 'not probed yet'}" for state in states)
     probes = [asyncio.create_task(_why_not_ready(each)) for each in upstream.pool.endpoints]

@@ -30,6 +30,10 @@ class HeldBytes:
             raise self._full()
         self.total += size
 
+    def allow(self, most: int) -> None:
+        """Have another cap from now on; what is held stays, even where that is more."""
+        self._most = most
+
     def _full(self) -> GatewayError:
         return overloaded(
             f"the gateway holds {self.total} bytes of other requests and answers already; "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import orjson
 
 from gateway.errors import GatewayError, bad_answer
+from gateway.protocol.model_name import ModelName
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.routing.pauses import pauses
 from gateway.upstream.base import UpstreamEndpoint
@@ -76,6 +77,18 @@ async def _learn(member: Member) -> str:
     if member.models is EVERY_MODEL:
         return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
     return ""
+
+
+async def may_have(endpoint: UpstreamEndpoint, model: str) -> bool:
+    """Ask a server whether a model is ready there now; it may be, where no answer says it is not.
+
+    What was heard before is too old to tell whom a change of the model is for.
+    """
+    try:
+        async with asyncio.timeout(_TIME):
+            return (await ready_models(endpoint)).have(ModelName(model))
+    except (TimeoutError, GatewayError):
+        return True
 
 
 async def ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:

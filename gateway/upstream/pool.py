@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.base import HeaderLines, UpstreamEndpoint
+from gateway.upstream.discovery import may_have
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.member import Member, MemberState
 
@@ -58,6 +60,7 @@ class Pool:
         self._keeper = keeper or Keeper()
         self._tell = tell
         self._leaving: list[Member] = []
+        self._change = asyncio.Event()
         self._lend(tuple(Member(endpoint) for endpoint in endpoints))
 
     def _lend(self, members: tuple[Member, ...]) -> None:
@@ -74,6 +77,8 @@ class Pool:
         up = tuple(member for member in self.members if member.is_up)
         # Where no probe succeeds, an exchange still may: better tried in vain than refused unasked.
         self._up = up or self.members
+        self._change.set()
+        self._change.clear()
 
     def _heed(self, member: Member) -> None:
         """Note that the probes of an endpoint say something else than before."""
@@ -93,6 +98,11 @@ class Pool:
         if self._keeper.prober is None:
             return None
         return any(member.probed.healthy for member in self.members)
+
+    async def probed(self) -> None:
+        """Wait until an endpoint is healthy by its probes, or all have been probed."""
+        while self.is_usable is False and any(each.probed.healthy is None for each in self.members):
+            await self._change.wait()
 
     def endpoint(
         self,
@@ -129,17 +139,14 @@ class Pool:
         behind = (value for name, value in added if name.lower() == header.lower())
         return headers.get(header) or next(behind, None)
 
-    def every_endpoint(self, model: str | None = None) -> list[Loan]:
+    def every_endpoint(self) -> list[Loan]:
         """Lend each endpoint, those that are left out too, for which that is no trial.
 
-        Where some are known to have ``model`` ready, these. Raises GatewayError (503) where no
-        endpoint is known.
+        Raises GatewayError (503) where no endpoint is known.
         """
         if not self.members:
             raise self._nobody()
-        having = [] if model is None else self._having(ModelName(model))
-        members = having or self.members
-        return [Loan(self, member, is_trial=False) for member in members]
+        return [Loan(self, member, is_trial=False) for member in self.members]
 
     def has_another(
         self, but: Collection[UpstreamEndpoint], model: ModelName | None = None
@@ -254,6 +261,13 @@ class Pool:
         leaving = (member for member in self._leaving if member.outstanding)
         return tuple(member.state(now) for member in (*self.members, *leaving))
 
+    def begin_with_addresses_of(self, before: Pool) -> None:
+        """Lend, from the start, what a pool that this one replaces found for the same names."""
+        resolver, known = self._keeper.resolver, before._keeper.resolver
+        if resolver is not None and known is not None:
+            resolver.take_over(known)
+            self._lend(tuple(Member(endpoint) for endpoint in resolver.endpoints))
+
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
         self._keeper.take_in(self.members, self._heed)
@@ -284,7 +298,8 @@ class Pool:
             if (same := known.get(member.endpoint.url)) is not None:
                 # Exchanges that are under way there, as the one of a trial, tell that pool alone.
                 member.health = health.left(same.health)
-                if self._keeper.prober is not None:
+                # What it was not asked before, it may have been asked here meanwhile.
+                if self._keeper.prober is not None and same.probed.healthy is not None:
                     member.probed, member.reason = same.probed, same.reason
                 if self._keeper.discovery is not None:
                     member.models = same.models
@@ -317,6 +332,10 @@ class Loan:
         if self._is_trial and member.health.ejections:
             pool.try_out(member)
         return self.endpoint
+
+    async def may_have(self, model: str) -> bool:
+        """Tell whether the endpoint has a model now: it is asked, if endpoints may differ."""
+        return not self._pool.differs or await may_have(self.endpoint, model)
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:
         """Count the exchange no more; ``why`` tells of a failure."""

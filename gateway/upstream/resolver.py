@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gateway.routing.pauses import pauses
@@ -71,6 +71,13 @@ class Resolver:
         faults = (f"{server.url}: {name.fault}" for server, name in self._names.items())
         return "cannot connect to " + "; ".join(faults)
 
+    def take_over(self, before: Resolver) -> None:
+        """Begin with the addresses that another resolver knows for the same hosts."""
+        known = {server.host: name.addresses for server, name in before._names.items()}
+        for server, name in self._names.items():
+            name.begin_with(known.get(server.host, ()))
+        self._make()
+
     async def watch(self, changed: Callable[[], None]) -> None:
         """Look names up until cancelled; ``changed`` is called when the endpoints are others."""
         await asyncio.gather(*(self._follow(server, changed) for server in self._names))
@@ -112,6 +119,10 @@ class _Name:
         self._time = time
         self._asking: asyncio.Future[Sequence[str]] | None = None
         self._failing = False
+
+    def begin_with(self, known: Iterable[TcpServer]) -> None:
+        """Use addresses of the same host, until a look-up gives others."""
+        self.addresses = tuple(replace(self._server, address=each.address) for each in known)
 
     async def look_up(self) -> bool:
         """Look the name up; tell whether that gave other addresses than before."""

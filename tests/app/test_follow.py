@@ -1,31 +1,40 @@
 """A parent's and a worker's side of new settings, in one process."""
 
+import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 
 from gateway.app.follow import Follower, Leader
 from gateway.app.gateway import Gateway
+from gateway.app.material import Material
 from gateway.app.source import Source
 from gateway.settings.schema import Settings
 from gateway.workers.letters import Letter
 from gateway.workers.orders import Orders
+from tests.servers.certificates import authority, certificate_files
+from tests.servers.raw_client import RawClient, connect
 from tests.servers.running_gateway import until
 
 
 class _Family:
     """A leader, and what its sockets are for nobody to use."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, end: str = "") -> None:
         self.file = file
-        self.write("http://127.0.0.1:1")
+        self.write("http://127.0.0.1:1", end=end)
         source = Source(file, {})
         self.levels: list[str] = []
         self.leader = Leader(source.read(), source, self.note)
         self.sockets = self.leader.sockets
+
+    def close(self) -> None:
+        for sock in self.leader.sockets:
+            sock.close()
 
     def note(self, settings: Settings) -> None:
         self.levels.append(settings.log.level)
@@ -33,6 +42,10 @@ class _Family:
     def write(self, url: str, more: str = "", end: str = "") -> None:
         upstreams = f"{{u: {{endpoints: ['{url}'], dialect: triton{more}}}}}"
         self.file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nupstreams: {upstreams}\n{end}")
+
+    @property
+    def url(self) -> str:
+        return self.leader.addresses[0]
 
     def look(self) -> Orders:
         orders = self.leader.look(wished=True)
@@ -43,10 +56,8 @@ class _Family:
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[_Family]:
     """A family that has its settings of a file."""
-    family = _Family(tmp_path / "gateway.yaml")
-    yield family
-    for sock in family.leader.sockets:
-        sock.close()
+    with closing(_Family(tmp_path / "gateway.yaml")) as family:
+        yield family
 
 
 async def _answer(follower: Follower, orders: Orders) -> bytes:
@@ -174,3 +185,77 @@ async def test_what_it_looks_at(family: _Family) -> None:
     assert [leader.look(wished=False) is None for _ in range(3)] == [True, False, True]
     family.write("http://127.0.0.1:5555")
     assert [leader.look(wished=False) for _ in range(3)] == [None, None, None]
+
+
+# ------------------------------------------------------------------- what new workers begin with
+
+
+@asynccontextmanager
+async def _client_of_new_worker(family: _Family) -> AsyncIterator[RawClient]:
+    """Start a worker, and connect to it as the parent would have it."""
+    (listening,) = family.leader.sockets
+    async with family.leader.gateway(lambda: None) as gateway:
+
+        async def place() -> None:
+            gateway.take((await asyncio.to_thread(listening.accept))[0])
+
+        placing = asyncio.create_task(place())
+        async with connect(family.url) as client:
+            await placing
+            yield client
+
+
+def _renew(family: _Family, change: Callable[[], object]) -> None:
+    """Change files, and have the parent look for as long as it takes."""
+    change()
+    assert [family.leader.look(wished=False) for _ in range(2)] == [None, None]
+
+
+UNUSABLE_LATER = pytest.mark.parametrize("unusable_later", [False, True])
+
+
+@UNUSABLE_LATER
+async def test_a_new_worker_begins_with_the_newest_keys(
+    tmp_path: Path, unusable_later: bool
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("old")
+    rule = "{match: {kinds: [health]}, upstream: u, auth: team}"
+    settings = f"keys: {{team: {{file: {keys}}}}}\nroutes: [{rule}]\n"
+    with closing(_Family(tmp_path / "gateway.yaml", settings)) as family:
+        _renew(family, lambda: keys.write_text("newer"))
+        if unusable_later:
+            _renew(family, lambda: keys.write_text("\n"))
+        async with _client_of_new_worker(family) as client:
+            statuses = []
+            for key in ("old", "newer"):
+                shown = {"Authorization": f"Bearer {key}"}
+                reply = await client.call("GET", "/v2/models/m", headers=shown)
+                statuses.append(reply.status)
+        assert statuses == [401, 404]
+
+
+@UNUSABLE_LATER
+async def test_a_new_worker_begins_with_the_newest_certificate(
+    tmp_path: Path, unusable_later: bool
+) -> None:
+    certificate, key = certificate_files(tmp_path, authority().issue_cert("old"))
+    settings = f"tls: {{certificate: {certificate}, key: {key}}}\n"
+    with closing(_Family(tmp_path / "gateway.yaml", settings)) as family:
+        _renew(family, lambda: certificate_files(tmp_path, authority().issue_cert("127.0.0.1")))
+        if unusable_later:
+            _renew(family, lambda: (tmp_path / "certificate.pem").write_text("none"))
+        async with _client_of_new_worker(family) as client:  # who would not trust the old one
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+
+
+def test_a_fault_of_renewal_does_not_end_the_parent(
+    family: _Family, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Material) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Material, "renew", fail)
+    assert family.leader.look(wished=False) is None
+    assert family.leader.look(wished=True) is not None
+    assert caplog.text.count("RuntimeError: no luck") == 2

@@ -7,7 +7,7 @@ import os
 import socket
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tests.servers.addresses import HOST, free_address
 from tests.servers.certificates import ca_file, certificate_files, server_certificate
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.names import UNKNOWN_NAME, NameService
 from tests.servers.raw_client import connect
 from tests.servers.running_gateway import LIMITS, nothing_left, until
 from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
@@ -140,6 +141,71 @@ async def test_health_outlives_a_change_of_the_upstream() -> None:
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["probes are added", "all are replaced"])
+async def test_it_is_ready_through_a_reload(replaced: bool) -> None:
+    held = _Held()
+    ready = request("GET", "/v2/health/ready")
+
+    def settings(server: FaultyServer, health: dict[str, Any] | None) -> Settings:
+        upstream = {"endpoints": [server.url], "dialect": "triton", "health": health}
+        return _settings(upstreams={"u": upstream})
+
+    async with (
+        FaultyServer(held) as new,
+        _names("old") as old,
+        _gateway(settings(old, {}) if replaced else settings(new, None)) as (gateway, url),
+        connect(url) as client,
+    ):
+        held.go_on.set()
+        assert (await client.ask(ready)).status == 200
+        held.go_on.clear()
+        await gateway.reload(settings(new, {}))
+        await client.send(ready)
+        await until(lambda: len(new.requests) == (1 if replaced else 2))
+        held.go_on.set()
+        assert (await client.reply()).status == 200
+
+
+@pytest.mark.parametrize("names_fail", [True, False], ids=["names fail", "names take long"])
+async def test_addresses_of_names_outlive_a_change_of_the_upstream(
+    names_fail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
+    monkeypatch.setattr("gateway.app.pools.addresses_of", names)
+    monkeypatch.setattr("gateway.upstream.keeper._FIRST_LOOK_UP", 0.05)
+    async with _names("one") as one, AsyncExitStack() as stack:  # nothing listens at the other
+
+        def settings(reserve: int) -> Settings:
+            server = {
+                "endpoints": [f"http://tritons:{one.port}"],
+                "dialect": "triton",
+                "resolve": "10ms",
+                "retries": {"reserve": reserve},
+            }
+            return _settings(upstreams={"u": server})
+
+        gateway, url = await stack.enter_async_context(_gateway(settings(20)))
+        client = await stack.enter_async_context(connect(url))
+        for _ in range(12):
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+        before = [member.health for member in gateway.runtime.upstreams["u"].pool.members]
+        assert [health.ejections for health in before] == [0, 1]
+        if names_fail:
+            names.answers["tritons"] = UNKNOWN_NAME
+        else:
+            names.ready.clear()
+        await gateway.reload(settings(21))
+        pool = gateway.runtime.upstreams["u"].pool
+        assert [member.health for member in pool.members] == before
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/x")).body == b"one"
+        # It is the new ones that are looked up from now on.
+        names.answers["tritons"] = ["127.0.0.1"]
+        names.ready.set()
+        await until(lambda: len(pool.endpoints) == 1)
+        assert (await client.call("GET", "/v2/x")).body == b"one"
+
+
 async def test_an_answer_that_has_begun_is_finished_by_the_old_server() -> None:
     script = _Streaming()
     async with (
@@ -192,6 +258,51 @@ async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) 
             assert (await client.reply()).body == b"held"
             await until(lambda: not runtime.in_use)
             assert (await client.call("GET", "/v2/x")).body == b"new"
+
+
+@pytest.mark.parametrize("of_upstream", [False, True])
+async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
+    held = _Held()
+
+    def settings(requests: int, other: int, **more: Any) -> Settings:
+        places = {"requests": requests, "waiting": 1, "wait_time": 30}
+        server: dict[str, Any] = {"endpoints": [server_url], "dialect": "triton"}
+        if of_upstream:
+            server |= {"limits": places, "retries": {"reserve": other}}
+            return _settings(upstreams={"u": server}, **more)
+        limits = {**places, "metadata_time": other}
+        return _settings(upstreams={"u": server}, limits=limits, **more)
+
+    async with FaultyServer(held) as server, AsyncExitStack() as stack:
+        server_url = server.url
+        gateway, url = await stack.enter_async_context(_gateway(settings(2, 1)))
+        clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
+        for client in clients[:2]:
+            await client.send(request("GET", "/v2/x"))
+        await until(lambda: len(server.requests) == 2)
+
+        def places() -> tuple[int, int]:
+            gates = (gateway.runtime.shared.gate, gateway.runtime.upstreams["u"].gate)
+            (gate,) = filter(None, gates)
+            return gate.inside, gate.waiting
+
+        for other in (2, 3):
+            await gateway.reload(settings(2, other))
+            assert places() == (2, 0)
+        await clients[2].send(request("GET", "/v2/x"))
+        await until(lambda: places() == (2, 1))
+        assert (await clients[3].call("GET", "/v2/x")).status == 503
+        with pytest.raises(ListenError):  # which leaves all as it was
+            await gateway.reload(settings(3, 4, listen=server_url.removeprefix("http://")))
+        assert places() == (2, 1)
+        await gateway.reload(settings(3, 4))
+        await until(lambda: len(server.requests) == 3)
+        await gateway.reload(settings(1, 4))
+        await clients[3].send(request("GET", "/v2/x"))
+        await until(lambda: places() == (3, 1))
+        held.go_on.set()
+        assert [(await client.reply()).body for client in clients] == [b"held"] * 4
+        await until(lambda: places() == (0, 0))
 
 
 async def test_times_of_an_exchange_are_those_it_began_with() -> None:

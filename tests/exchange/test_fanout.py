@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from gateway.exchange.held import HeldBytes
 from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.tensors import ModelMetadata
 from gateway.routing.matcher import Match
+from gateway.upstream.discovery import Discovery
+from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Outcome
 from tests.servers.doubles import (
     LIMITS,
@@ -28,6 +30,7 @@ from tests.servers.doubles import (
     ScriptedRequest,
     ScriptedResponse,
     only,
+    ready,
     route_to,
 )
 from tests.servers.running_gateway import until
@@ -404,6 +407,86 @@ async def test_what_is_held_counts() -> None:
     answer = await ask(routes, "POST", LOAD, bytes(60), bytes(60), headers=CHUNKED)
     assert (answer.status, held.total) == (503, 0)
     assert asked(*endpoints) == [[], []]
+
+
+# --------------------------------------------------------------------- endpoints that differ
+
+
+INDEX = "POST /v2/repository/index"
+UNLOAD = "/v2/repository/models/m/unload"
+
+
+def _has(*models: str) -> Turn:
+    """Make the index of a server."""
+    return says(json.dumps([{"name": model, "state": "READY"} for model in models]).encode())
+
+
+def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
+    """Lead to endpoints that were known to have these models, a letter each; ? where it is not."""
+    route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
+    for member, model in zip(route.upstream.pool.members, known, strict=True):
+        member.models = None if model == "?" else ready(*model)
+    return route
+
+
+@pytest.mark.parametrize("known", ["mnn", "nmn", "nnn", "???", "mmm"])
+@pytest.mark.parametrize(
+    ("method", "target", "sent"),
+    [
+        ("POST", UNLOAD, UNLOAD),
+        ("POST", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+        ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+    ],
+)
+async def test_whoever_has_the_model_now_gets_it(
+    known: str, method: str, target: str, sent: str
+) -> None:
+    endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
+    answer = await ask(only(_differing(endpoints, known)), method, target)
+    assert answer.status == 200
+    assert asked(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
+
+
+async def test_a_model_that_nobody_has_is_asked_of_all() -> None:
+    endpoints = servers(a=(_has("n"), says(b"no", 400)), b=(_has(), says(b"none", 400)))
+    answer = await ask(only(_differing(endpoints, "mm")), "POST", UNLOAD)
+    assert (answer.status, answer.body) == (400, b"no")
+    assert asked(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+@pytest.mark.parametrize("known", ["mn", "m?", "mm"])
+async def test_one_that_cannot_be_asked_for_its_models_is_named(known: str) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(unreachable(B), unreachable(B)))
+    answer = await ask(only(_differing(endpoints, known)), "POST", UNLOAD)
+    assert answer.status == 502
+    assert _error(answer) == (
+        f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
+    )
+
+
+@pytest.mark.parametrize("turn", [says(b"", 500), says(b"no index")])
+async def test_one_that_does_not_say_what_it_has_gets_it(turn: Turn) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
+    assert (await ask(only(_differing(endpoints, "mn")), "POST", UNLOAD)).status == 200
+    assert asked(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+async def test_one_that_hangs_as_it_is_asked_for_its_models_is_named() -> None:
+    endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
+    route = replace(_differing(endpoints, "mn"), limits=SHORT)
+    answer = await ask(only(route), "POST", UNLOAD)
+    assert answer.status == 502
+    assert _error(answer) == (
+        f"POST {UNLOAD} went well at {A}, but failed: "
+        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_time)"
+    )
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+async def test_a_load_goes_to_all_unasked() -> None:
+    endpoints = servers(a=OK, b=OK)
+    assert (await ask(only(_differing(endpoints, "mn")), "POST", LOAD)).status == 200
+    assert asked(*endpoints) == [[f"POST {LOAD}"]] * 2
 
 
 # ---------------------------------------------------------------------------- old metadata

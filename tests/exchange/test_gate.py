@@ -133,6 +133,37 @@ async def test_the_time_goes_on_for_who_was_let_in() -> None:
     assert (gate.inside, gate.waiting) == (1, 0)
 
 
+async def test_more_places_let_in_who_waits() -> None:
+    gate = _gate()
+    await _enter(gate)
+    waiting = [asyncio.create_task(_enter(gate)) for _ in range(3)]
+    await until(lambda: gate.waiting == 3)
+    gate.change(3, 0, LONG)
+    await asyncio.gather(*waiting[:2])
+    assert (gate.inside, gate.waiting) == (3, 1)
+    with pytest.raises(GatewayError, match="3 requests are under way, and 0 more wait"):
+        await _enter(gate)
+    gate.leave()
+    await waiting[2]
+    assert (gate.inside, gate.waiting) == (3, 0)
+
+
+async def test_fewer_places_are_kept_to_once_enough_have_left() -> None:
+    gate = _gate(most=3)
+    for _ in range(3):
+        await _enter(gate)
+    gate.change(1, 9, LONG)
+    waiting = asyncio.create_task(_enter(gate))
+    await until(lambda: gate.waiting == 1)
+    for inside in (2, 1):
+        gate.leave()
+        assert (gate.inside, gate.waiting) == (inside, 1)
+        assert not gate.enter_at_once()
+    gate.leave()
+    await waiting
+    assert (gate.inside, gate.waiting) == (1, 0)
+
+
 async def test_several_are_entered_all_or_none() -> None:
     wide, narrow = _gate(most=2), _gate(waiting=0)
     assert enter_at_once((wide, narrow))

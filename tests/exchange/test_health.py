@@ -14,7 +14,10 @@ from gateway.exchange.base import Upstream
 from gateway.exchange.health import KEPT, Readiness, unusable
 from gateway.exchange.routes import Routes, Rule
 from gateway.protocol.endpoints import KINDS
+from gateway.routing.health import ProbePolicy
 from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.keeper import Keeper
+from gateway.upstream.probe import Prober
 from tests.servers.doubles import (
     LIMITS,
     Log,
@@ -254,3 +257,44 @@ async def test_a_fault_of_a_check_is_not_kept(checks: _Checks) -> None:
         await checks.readiness.missing()
     checks.outcome = ()
     assert await checks.readiness.missing() == ""
+
+
+# ------------------------------------------------------------------------------ where probes tell
+
+
+def _prober() -> Keeper:
+    return Keeper(Prober("/probe", 60, 60, ProbePolicy()))
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (500, False)])
+async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
+    go_on = asyncio.Event()
+    (endpoint,) = servers(a=(go_on, ScriptedResponse(status)))
+    route = route_to(endpoint, keeper=_prober())
+    pool = route.upstream.pool
+    await pool.start()
+    asking = asyncio.create_task(ask(only(route), "GET", READY))
+    await until(lambda: endpoint.requests)
+    assert not asking.done()
+    go_on.set()
+    answer = await asking
+    assert answer.status == (200 if ready else 503)
+    if not ready:
+        assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
+    assert asked(endpoint) == [["GET /probe"]]
+    await pool.close()
+
+
+async def test_the_first_probe_is_not_waited_for_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PROBE_TIME", 0.05)
+    endpoints = servers(a=asyncio.Event(), b=says(b"", 500))
+    route = route_to(*endpoints, keeper=_prober())
+    await route.upstream.pool.start()
+    answer = await ask(only(route), "GET", READY)
+    assert answer.status == 503
+    assert _error(answer) == (
+        f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"
+    )
+    await route.upstream.pool.close()

@@ -51,3 +51,19 @@ def test_what_comes_bit_by_bit_adds_up() -> None:
             other.more(1)
         assert held.total == 100
     assert held.total == 0
+
+
+def test_another_cap_counts_what_is_held() -> None:
+    held = HeldBytes(100)
+    with held.holding() as one, held.holding() as other:
+        one.is_now(100)
+        held.allow(120)
+        other.is_now(20)
+        held.allow(50)
+        for size in (90, 30):
+            one.is_now(size)
+            with pytest.raises(GatewayError, match="at most 50 are held"):
+                other.more(1)
+        one.is_now(0)
+        other.is_now(50)
+    assert held.total == 0

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
-from gateway.upstream.discovery import Discovery, ready_models
+from gateway.upstream.discovery import Discovery, may_have, ready_models
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.pool import Pool
 from gateway.upstream.ready_models import EVERY_MODEL
@@ -73,6 +73,18 @@ def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
 
 def _models(pool: Pool) -> list[tuple[str, ...] | None]:
     return [state.models for state in pool.snapshot()]
+
+
+async def test_one_is_asked_whether_it_has_a_model(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.discovery._TIME", 0.05)
+    plain = always(answer(b"none", status="404 Not Found"))
+    for serve, b in ((_Repository("a"), False), (plain, True), (hang, True)):
+        async with FaultyServer(serve) as server:
+            endpoint = endpoint_at(server.url)
+            assert [await may_have(endpoint, model) for model in "ab"] == [True, b]
+            await endpoint.close()
 
 
 async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> None:

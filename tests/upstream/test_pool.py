@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -261,8 +262,34 @@ def test_probes_tell_which_are_used(states: str, used: str, usable: bool) -> Non
     assert len(pool.endpoints) == len(states)
 
 
-def test_without_probes_nothing_is_said_of_the_whole() -> None:
-    assert _pool(2).is_usable is None
+async def test_without_probes_nothing_is_said_of_the_whole() -> None:
+    pool = _pool(2)
+    assert pool.is_usable is None
+    await pool.probed()
+
+
+@pytest.mark.parametrize(
+    ("states", "told"), [("?-?", "---"), ("???", "-+"), ("?", "+"), ("+??", ""), ("--", "")]
+)
+async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
+    states: str, told: str
+) -> None:
+    pool = _probed(states)
+    waiting = asyncio.create_task(pool.probed())
+    await asyncio.sleep(0)
+    for member, state in zip(pool.members, told, strict=False):
+        assert not waiting.done()
+        member.probed = Probed(state == "+")
+        pool._find_up()
+        await asyncio.sleep(0)
+    await waiting
+    assert pool.is_usable is ("+" in states + told)
+
+
+def test_a_probe_of_its_own_counts_where_no_other_is_known() -> None:
+    before, after = _pool(2), _probed("+-")
+    after.take_over(before)
+    assert [member.probed.healthy for member in after.members] == [True, False]
 
 
 def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:

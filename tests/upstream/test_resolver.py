@@ -309,3 +309,32 @@ def test_the_same_server_twice_is_one() -> None:
 
     asyncio.run(run())
     assert len(made) == 1
+
+
+async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> None:
+    names = NameService(triton=["127.0.0.1", "127.0.0.2"])
+    async with _pool(names, "http://triton:1000", "http://other:1000") as before:
+        names.ready.clear()
+        urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
+        servers = [server_at(url, trusting()) for url in urls]
+        resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
+        pool = Pool(resolver.endpoints, keeper=Keeper(resolver=resolver))
+        pool.begin_with_addresses_of(before)
+        assert _urls(pool) == [
+            "https://triton:2000 (127.0.0.1)",
+            "https://triton:2000 (127.0.0.2)",
+            "http://127.0.0.9:1",
+        ]
+        await pool.close()
+        names.ready.set()
+
+
+async def test_without_names_there_is_nothing_to_begin_with() -> None:
+    async with _pool(NameService(), "http://127.0.0.1:1") as named:
+        pool = Pool([_connect(server_at("http://127.0.0.2:1"))])
+        members = pool.members
+        pool.begin_with_addresses_of(named)
+        assert pool.members is members
+        named.begin_with_addresses_of(pool)
+        assert _urls(named) == ["http://127.0.0.1:1"]
+        await pool.close()
