@@ -109,9 +109,11 @@ _OF_A_MODEL = re.compile(
 _LOAD = re.compile(
     r"(?P<room>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
 )
-# The V1 protocol, where what is done with a model follows a colon.
+# The V1 protocol, where what is done with a model follows the last colon: names may have some too.
 _V1_OF_A_MODEL = re.compile(
-    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[^/:]+))?(?P<rest>|[/:].*)", re.DOTALL
+    r"/v1/models/(?P<model>[^/:][^/]*?)(?:/versions/(?P<version>[^/:][^/]*?))?"
+    r"(?P<rest>|/.*|:[^/:]*)",
+    re.DOTALL,
 )
 _STATISTICS = "/v2/models/stats"
 
@@ -175,7 +177,6 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
     return _parse_path(method, target.partition("?")[0])
 
 
-@lru_cache(maxsize=256)
 def read_endpoint(method: str, target: str) -> tuple[Endpoint, ...]:
     """Tell what a request line asks for, in each of the ways in which servers read a path.
 
@@ -184,7 +185,7 @@ def read_endpoint(method: str, target: str) -> tuple[Endpoint, ...]:
     as the first does, as they do most paths, there is only one.
     """
     path = target.partition("?")[0]
-    asked = _parse_path(method, path)
+    asked = parse_endpoint(method, target)
     # Of a path that ends with a line feed, the expressions of Starlette's routes overlook that.
     decoded = unquote(path).removesuffix("\n")
     others = [other for other in (decoded, _tidied(decoded)) if other != path]

@@ -71,6 +71,8 @@ OTHER = EndpointKind.OTHER
         ("POST", "/v1/models/m:predict?x=:y", Endpoint(PREDICT, "m")),
         ("POST", "/v1/models/m/versions/7:predict", Endpoint(PREDICT, "m", "7")),
         ("POST", "/v1/models/a%3Ab%20c:predict", Endpoint(PREDICT, "a%3Ab%20c")),
+        ("POST", "/v1/models/a:b:predict", Endpoint(PREDICT, "a:b")),
+        ("POST", "/v1/models/a:b/versions/1:2:predict", Endpoint(PREDICT, "a:b", "1:2")),
         ("GET", "/v1/models/m", Endpoint(V1_MODEL, "m")),
         ("GET", "/v1/models/m/versions/7", Endpoint(V1_MODEL, "m", "7")),
         ("GET", "/v1/models", Endpoint(V1_MODELS)),
@@ -153,9 +155,11 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
         ("HEAD", "/v1/models/m", Endpoint(OTHER, "m")),
         ("GET", "/v1/models/m:predict", Endpoint(OTHER, "m")),
         ("POST", "/v1/models/m:explain", Endpoint(OTHER, "m")),
-        ("POST", "/v1/models/m:predict/", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/m:predict/", Endpoint(OTHER, "m:predict")),
         ("POST", "/v1/models/m/x:predict", Endpoint(OTHER, "m")),
-        ("POST", "/v1/models/a:b:predict", Endpoint(OTHER, "a")),
+        ("POST", "/v1/models/a:b:explain", Endpoint(OTHER, "a:b")),
+        ("POST", "/v1/models/a:b/explain", Endpoint(OTHER, "a:b")),
+        ("GET", "/v1/models/a:b", Endpoint(OTHER, "a")),
         ("POST", "/v1/models/m/labels/l:predict", Endpoint(OTHER, "m")),
         ("GET", "/v1/models/m/metadata", Endpoint(OTHER, "m")),
         ("POST", "/v1/models/:predict", Endpoint(OTHER)),
@@ -206,6 +210,7 @@ def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Endpoint
             [Endpoint(OTHER, "m/versions/1/infer"), Endpoint(INFER, "m", "1")],
         ),
         ("POST", "/v1/models/m%3Apredict", [Endpoint(OTHER, "m:predict"), Endpoint(PREDICT, "m")]),
+        ("POST", "/v1/models/a%3Ab:predict", [Endpoint(PREDICT, "a:b")]),
         ("POST", "/v1/models/m:%70redict", [Endpoint(OTHER, "m"), Endpoint(PREDICT, "m")]),
         (
             "GET",
@@ -292,6 +297,7 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
         ),
         ("/v1/models/m", "/v1/models/n", "/v1/models/n/versions/3"),
         ("/v1/models/m:explain", "/v1/models/n:explain", "/v1/models/n/versions/3:explain"),
+        ("/v1/models/a:b:predict", "/v1/models/n:predict", "/v1/models/n/versions/3:predict"),
         *[
             (f"/v2/repository{room}/m/{verb}", *[f"/v2/repository{room}/n/{verb}"] * 2)
             for room in ("/models", "/r/models", "/models/models")
