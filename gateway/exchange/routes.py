@@ -14,6 +14,7 @@ from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.health import Readiness
 from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.exchange.mirror import MIRRORED, Mirror, Sample
+from gateway.exchange.unmatched import unmatched
 from gateway.protocol.endpoints import (
     UNTOUCHED,
     UNTOUCHED_IF_ONE,
@@ -26,11 +27,6 @@ from gateway.protocol.endpoints import (
 )
 from gateway.routing.matcher import Match, first_match
 from gateway.routing.weights import Shares, number_of
-
-_SHOWN = 100
-"""Characters of a request's path that an error repeats."""
-_LISTED = 20
-"""Models that an error lists."""
 
 _OF_ALL_RULES = frozenset((EndpointKind.INDEX, EndpointKind.V1_MODELS, EndpointKind.ALL_STATISTICS))
 """Kinds for which the gateway is one server, whichever rule the request matches."""
@@ -194,7 +190,7 @@ class Routes:
             return index
         if self._doorkeeper and not known:
             raise self._doorkeeper.refusal(headers)
-        raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target, known))
+        raise self._unmatched(method, target, known)
 
     def _rewritten(
         self, rewrite: Rewrite, method: str, target: str, headers: CIMultiDictProxy[str]
@@ -203,23 +199,14 @@ class Routes:
         rewritten = with_model(target, rewrite.model, rewrite.version)
         models = {(each.model, each.version) for each in read_endpoint(method, rewritten)}
         if len(models) > 1:
-            known = self._doorkeeper.known(headers)
-            raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target, known))
+            raise self._unmatched(method, target, self._doorkeeper.known(headers))
         return rewritten
 
-    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> str:
-        """Say that there is no rule, in the same words where there is none for who shows a key."""
-        path = target.partition("?")[0]
-        shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
-        open_ones = [rule.match.model for rule in self.rules if rule.admits(known)]
-        models = list(dict.fromkeys(model.text for model in open_ones if model))
-        served = ", ".join(models[:_LISTED])
-        more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
-        listed = f"; models that are served: {served}{more}" if models else ""
-        with_key = " with this key" if known else ""
-        several = len(read_endpoint(method, target)) > 1
-        odd = "; its path can be read in more than one way" if several else ""
-        return f"no route for {method} {shown}{with_key}{odd}{listed}"
+    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> GatewayError:
+        matches = [rule.match for rule in self.rules if rule.admits(known)]
+        return GatewayError(
+            ErrorKind.NOT_FOUND, unmatched(method, target, matches, with_key=bool(known))
+        )
 
 
 class _Ways:
