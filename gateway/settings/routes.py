@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from gateway.settings.fields import (
+    BodyGrace,
     BodyRate,
     HeaderBytes,
     IdleTime,
@@ -117,6 +118,9 @@ class RouteLimits(Section):
     )
     body_rate: BodyRate | None = Field(
         default=None, description="How many bytes a second a client's body has to come at."
+    )
+    body_grace: BodyGrace | None = Field(
+        default=None, description="How long a client's body has to gather speed."
     )
 
 
