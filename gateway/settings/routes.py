@@ -92,6 +92,9 @@ class Mirror(Section):
         description="The share of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )
+    most: Annotated[int, count("1", "10000")] = Field(
+        default=64, description="How many copies may be under way at a time."
+    )
 
 
 class RouteLimits(Section):

@@ -228,6 +228,7 @@ async def test_a_connection_is_not_kept_for_ever() -> None:
             async with asyncio.timeout(5):
                 await (await server.connection(number)).left.wait()
         assert len(server.connections) == 2
+        await endpoint.close()
 
 
 @pytest.mark.parametrize(
