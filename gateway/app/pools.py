@@ -35,7 +35,7 @@ def build_pool(
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, connect_time)
+        return HttpEndpoint(address, connect_time, declared.keep_alive)
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [server_at(url, context, server_name) for url in declared.endpoints]

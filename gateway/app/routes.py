@@ -119,7 +119,7 @@ class _Mirrors:
             gates=_gates(upstream.gate),  # of the gateway's own places it takes none away
             models=self._models,
         )
-        return Mirror(route, declared.share, at_one_server)
+        return Mirror(route, declared.share, at_one_server, most=declared.most)
 
 
 def _match(declared: MatchSettings) -> Match:

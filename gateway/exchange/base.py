@@ -126,12 +126,13 @@ class Limits:
     idle_time: float
     total_time: float
     body_rate: int = 0
+    body_grace: float = 0.0
     inflation: int = 100
     """How many times larger than it came a compressed body may become."""
 
     def deadline(self, spent: float = 0.0) -> Deadline:
         """Make the deadline of an exchange that has taken ``spent`` seconds already."""
-        return Deadline(self.idle_time, self.total_time, spent, self.body_rate)
+        return Deadline(self.idle_time, self.total_time, spent, self.body_rate, self.body_grace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from typing import Self
 
 from gateway.errors import ErrorKind, GatewayError
 
-_PATIENCE = 10.0
-"""Seconds that a client's body has to gather speed, or to make up for a pause."""
 _FOR_THE_ANSWER = 5.0
 """Seconds at least in which an answer is made of what came of parts, and the client takes it."""
 
@@ -20,15 +18,22 @@ class Deadline:
     """Gives what runs in its context ``total_time`` seconds, and each turn ``idle_time``.
 
     Of the former, ``spent`` seconds are over already. A client's body has to come at ``body_rate``
-    bytes a second on average. Knows whose turn it is. Raises GatewayError where the time runs out:
-    408 if it was the client's turn, 504 if a server's.
+    bytes a second on average; ``body_grace`` seconds of the time that it takes do not count. Knows
+    whose turn it is. Raises GatewayError where the time runs out: 408 if it was the client's turn,
+    504 if a server's.
     """
 
     def __init__(
-        self, idle_time: float, total_time: float, spent: float = 0.0, body_rate: int = 0
+        self,
+        idle_time: float,
+        total_time: float,
+        spent: float = 0.0,
+        body_rate: int = 0,
+        body_grace: float = 0.0,
     ) -> None:
         self._spent = spent
         self._body_rate = body_rate
+        self._body_grace = body_grace
         self._received = 0
         self._receiving = 0.0
         self._idle_time = idle_time
@@ -81,7 +86,7 @@ class Deadline:
         """
         self._received += size
         self._receiving += self._loop.time() - self._moved
-        late = self._receiving - _PATIENCE
+        late = self._receiving - self._body_grace
         if late > 0 and self._received < late * self._body_rate:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,

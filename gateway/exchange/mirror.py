@@ -29,9 +29,6 @@ from gateway.upstream.metadata_cache import ServerRefusalError
 MIRRORED = KINDS["infer"] | KINDS["generate"]
 """The kinds of which there are copies: they change nothing at a server."""
 
-MOST = 64
-"""Copies of a rule's requests under way at a time; what comes then is not mirrored."""
-
 _OF_THE_CLIENT = frozenset(
     (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE, ErrorKind.UNSUPPORTED_ENCODING)
 )
@@ -57,7 +54,7 @@ class Mirror:
     """Sends copies of requests by way of ``route``, and drops the answers.
 
     ``share`` of all requests, 0 to 1, is to be copied. ``dispatch`` makes an exchange of a request;
-    ``clock`` gives seconds.
+    ``clock`` gives seconds. Copies beyond ``most`` under way at a time are not sent.
     """
 
     def __init__(
@@ -66,11 +63,13 @@ class Mirror:
         share: float,
         dispatch: Dispatch,
         clock: Callable[[], float] = time.monotonic,
+        most: int = 64,
     ) -> None:
         self.route = route
         self.share = share
         self.tally = Tally(route.upstream.name, clock)
         self._dispatch = dispatch
+        self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -83,8 +82,8 @@ class Mirror:
         """Tell whether one more may be under way; where it may not, that is counted."""
         if self._closed:
             return False
-        if self.under_way >= MOST:
-            self.tally.left_out(f"{MOST} are under way")
+        if self.under_way >= self._most:
+            self.tally.left_out(f"{self._most} are under way (mirror.most)")
             return False
         return True
 

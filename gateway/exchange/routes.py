@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
 
@@ -15,6 +14,7 @@ from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.health import Readiness
 from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.exchange.mirror import MIRRORED, Mirror, Sample
+from gateway.exchange.unmatched import unmatched
 from gateway.protocol.endpoints import (
     KINDS,
     UNTOUCHED,
@@ -23,15 +23,11 @@ from gateway.protocol.endpoints import (
     EndpointKind,
     kind_word,
     parse_endpoint,
+    read_endpoint,
     with_model,
 )
 from gateway.routing.matcher import Match, first_match
 from gateway.routing.weights import Shares, number_of
-
-_SHOWN = 100
-"""Characters of a request's path that an error repeats."""
-_LISTED = 20
-"""Models that an error lists."""
 
 _AUTHORIZATION = frozenset(("authorization",))
 
@@ -163,24 +159,26 @@ class Routes:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.
 
         Raises GatewayError: 401 where no key is shown that there has to be, 404 where no rule
-        matches that is open to the key, 403 for what is denied.
+        matches that is open to the key, 403 for what is denied. A path that servers read in more
+        than one way matches where each of them leads to the same rule, and none is denied.
         """
-        asked = parse_endpoint(method, target)
-        index = self._followed(asked, method, target, headers)
+        readings = read_endpoint(method, target)
+        index = self._followed(readings, method, target, headers)
         rule = self.rules[index]
-        # There are servers that decode a path, so that what it says then is denied as well.
-        for kind in (asked.kind, parse_endpoint(method, unquote(target)).kind):
-            if kind in rule.deny:
+        for reading in readings:
+            if reading.kind in rule.deny:
+                word = kind_word(reading.kind)
                 raise GatewayError(
-                    ErrorKind.FORBIDDEN, f"what is asked for ({kind_word(kind)}) is not served here"
+                    ErrorKind.FORBIDDEN, f"what is asked for ({word}) is not served here"
                 )
+        asked = parse_endpoint(method, target)
         ways = self._ways[index]
         upstreams = ways.upstreams
         if asked.kind in _OF_ALL_RULES:
             known = self._doorkeeper.known(headers)
             upstreams = led_to(each for each in self.rules if each.lists(asked.kind, known))
-        if rule.rewrite is not None and asked.model is not None:
-            target = with_model(target, rule.rewrite.model, rule.rewrite.version)
+        if rule.rewrite is not None:
+            target = self._rewritten(rule.rewrite, method, target, headers)
             asked = parse_endpoint(method, target)
         withheld = ways.withheld
         if self._doorkeeper and self._doorkeeper.is_in_authorization(headers):
@@ -190,10 +188,16 @@ class Routes:
         return Found(choice, asked, target, upstreams, withheld, mirror, rule.compress)
 
     def _followed(
-        self, asked: Endpoint, method: str, target: str, headers: CIMultiDictProxy[str]
+        self,
+        readings: tuple[Endpoint, ...],
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
     ) -> int:
         """Give the number of the first rule that matches, if it is open to the request."""
-        index = first_match(self._matches, asked, headers)
+        index, *others = {first_match(self._matches, each, headers) for each in readings}
+        if others:
+            index = None
         if index is not None and not self.rules[index].keys:
             return index
         known = self._doorkeeper.known(headers)
@@ -201,19 +205,23 @@ class Routes:
             return index
         if self._doorkeeper and not known:
             raise self._doorkeeper.refusal(headers)
-        raise GatewayError(ErrorKind.NOT_FOUND, self._unmatched(method, target, known))
+        raise self._unmatched(method, target, known)
 
-    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> str:
-        """Say that there is no rule, in the same words where there is none for who shows a key."""
-        path = target.partition("?")[0]
-        shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
-        open_ones = [rule.match.model for rule in self.rules if rule.admits(known)]
-        models = list(dict.fromkeys(model.text for model in open_ones if model))
-        served = ", ".join(models[:_LISTED])
-        more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
-        listed = f"; models that are served: {served}{more}" if models else ""
-        with_key = " with this key" if known else ""
-        return f"no route for {method} {shown}{with_key}{listed}"
+    def _rewritten(
+        self, rewrite: Rewrite, method: str, target: str, headers: CIMultiDictProxy[str]
+    ) -> str:
+        """Put the other model into a target; raises GatewayError (404) where one is still named."""
+        rewritten = with_model(target, rewrite.model, rewrite.version)
+        models = {(each.model, each.version) for each in read_endpoint(method, rewritten)}
+        if len(models) > 1:
+            raise self._unmatched(method, target, self._doorkeeper.known(headers))
+        return rewritten
+
+    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> GatewayError:
+        matches = [rule.match for rule in self.rules if rule.admits(known)]
+        return GatewayError(
+            ErrorKind.NOT_FOUND, unmatched(method, target, matches, with_key=bool(known))
+        )
 
 
 class _Ways:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
+from urllib.parse import unquote
 
 
 class EndpointKind(Enum):
@@ -100,7 +101,7 @@ class Endpoint:
     version: str | None = None
 
 
-# Raw paths are matched: Triton does not percent-decode model names, so neither do we.
+# Raw paths are matched: Triton does not percent-decode model names, and gets them as they came.
 _OF_A_MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<rest>|/.*)", re.DOTALL
 )
@@ -108,9 +109,11 @@ _OF_A_MODEL = re.compile(
 _LOAD = re.compile(
     r"(?P<room>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
 )
-# The V1 protocol, where what is done with a model follows a colon.
+# The V1 protocol, where what is done with a model follows the last colon: names may have some too.
 _V1_OF_A_MODEL = re.compile(
-    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[^/:]+))?(?P<rest>|[/:].*)", re.DOTALL
+    r"/v1/models/(?P<model>[^/:][^/]*?)(?:/versions/(?P<version>[^/:][^/]*?))?"
+    r"(?P<rest>|/.*|:[^/:]*)",
+    re.DOTALL,
 )
 _STATISTICS = "/v2/models/stats"
 
@@ -145,10 +148,12 @@ _BY_ROOM = {
     "systemsharedmemory": EndpointKind.SHARED_MEMORY,
     "cudasharedmemory": EndpointKind.SHARED_MEMORY,
 }
-# What is treated in a way of its own is that with these methods alone; with any other it is of the
-# kind that follows, and forwarded.
+# What is treated in a way of its own, or has a path that says little, is that with these methods
+# alone; with any other it is of the kind that follows, and forwarded.
 _METHODS = {
     EndpointKind.SERVER_METADATA: (("GET",), EndpointKind.OTHER),
+    # As any name may be a model's, any path could be that of one's metadata, once it is encoded.
+    EndpointKind.MODEL_METADATA: (("GET", "HEAD"), EndpointKind.OTHER),
     EndpointKind.INFER: (("POST",), EndpointKind.OTHER),
     EndpointKind.PREDICT: (("POST",), EndpointKind.OTHER),
     EndpointKind.V1_MODEL: (("GET",), EndpointKind.OTHER),
@@ -169,7 +174,26 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
     ``target`` is the raw request target; its query does not count. Model and version are those of
     every path below ``/v2/models/M`` or ``/v1/models/M``.
     """
+    return _parse_path(method, target.partition("?")[0])
+
+
+def read_endpoint(method: str, target: str) -> tuple[Endpoint, ...]:
+    """Tell what a request line asks for, in each of the ways in which servers read a path.
+
+    Names are decoded. The first is what ``parse_endpoint`` gives, but for that. The others are of
+    servers that decode a path before they split it, and that tidy it up then. Where these read it
+    as the first does, as they do most paths, there is only one.
+    """
     path = target.partition("?")[0]
+    asked = parse_endpoint(method, target)
+    # Of a path that ends with a line feed, the expressions of Starlette's routes overlook that.
+    decoded = unquote(path).removesuffix("\n")
+    others = [other for other in (decoded, _tidied(decoded)) if other != path]
+    ways = [Endpoint(asked.kind, _decoded(asked.model), _decoded(asked.version))]
+    return tuple(dict.fromkeys(ways + [_parse_path(method, other) for other in others]))
+
+
+def _parse_path(method: str, path: str) -> Endpoint:
     model = version = None
     kind = _BY_PATH.get(path)
     if kind is None:
@@ -190,6 +214,21 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
         methods, otherwise = _METHODS[kind]
         kind = kind if method in methods else otherwise
     return Endpoint(kind, model, version)
+
+
+def _decoded(name: str | None) -> str | None:
+    return None if name is None else unquote(name)
+
+
+def _tidied(path: str) -> str:
+    """Give a path without empty parts and dots; RFC 3986, section 5.2.4, as far as it goes."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
 
 
 def kind_word(kind: EndpointKind) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator
 
 from gateway.settings.fields import (
+    BodyGrace,
     BodyRate,
     HeaderBytes,
     IdleTime,
@@ -76,8 +77,12 @@ class Limits(Places):
     )
     body_rate: BodyRate = Field(
         default=240,
-        description="How many bytes a second a client's body has to come at, on average, after its"
-        " first ten seconds; 0 for any.",
+        description="How many bytes a second a client's body has to come at, on average, after"
+        " body_grace; 0 for any.",
+    )
+    body_grace: BodyGrace = Field(
+        default=10.0,
+        description="How long a client's body has to gather speed, or to make up for a pause.",
     )
     head_time: Annotated[float, time("1ms", "1h")] = Field(
         default=60.0, description="How long the head of a request may take to come."

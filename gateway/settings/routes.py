@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from gateway.settings.fields import (
+    BodyGrace,
     BodyRate,
     HeaderBytes,
     IdleTime,
@@ -91,6 +92,9 @@ class Mirror(Section):
         description="The share of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )
+    most: Annotated[int, count("1", "10000")] = Field(
+        default=64, description="How many copies may be under way at a time."
+    )
 
 
 class RouteLimits(Section):
@@ -117,6 +121,9 @@ class RouteLimits(Section):
     )
     body_rate: BodyRate | None = Field(
         default=None, description="How many bytes a second a client's body has to come at."
+    )
+    body_grace: BodyGrace | None = Field(
+        default=None, description="How long a client's body has to gather speed."
     )
 
 

@@ -161,6 +161,10 @@ class Upstream(Section):
         default=None,
         description="How endpoints are asked whether they are well, if they are; {} is as above.",
     )
+    keep_alive: Annotated[float, time("0s", "24h")] = Field(
+        default=4.0,
+        description="How long a connection to a server is kept for its next request; 0 for none.",
+    )
     resolve: Annotated[float, time("10ms", "24h")] | None = Field(
         default=None,
         description="How often host names are looked up, if each of their addresses is to be an"

@@ -22,9 +22,6 @@ from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnec
 from gateway.upstream.idle import IdleConnections
 from gateway.upstream.reasons import is_exhausted, why_not
 
-_KEEP_ALIVE = 4.0
-"""Seconds an idle connection is kept: MLServer closes its own after 5."""
-
 _TRY_AGAIN = 1
 """Seconds after which a client may try again where there was nothing left to connect with."""
 
@@ -39,13 +36,19 @@ _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 class HttpEndpoint(UpstreamEndpoint):
-    """An endpoint at an address; ``connect_time`` is in seconds, for all that connecting takes."""
+    """An endpoint at an address.
 
-    def __init__(self, address: ServerAddress, connect_time: float) -> None:
+    ``connect_time`` is for all that connecting takes, ``keep_alive`` for a connection that waits
+    for its next request, both in seconds.
+    """
+
+    def __init__(
+        self, address: ServerAddress, connect_time: float, keep_alive: float = 4.0
+    ) -> None:
         self.url = address.url
         self._address = address
         self._connect_time = connect_time
-        self._idle = IdleConnections(_KEEP_ALIVE)
+        self._idle = IdleConnections(keep_alive)
         self._senders: set[asyncio.Task[None]] = set()
         self._written = lru_cache(maxsize=_REMEMBERED)(self._write_start)
 

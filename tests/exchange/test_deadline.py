@@ -137,23 +137,27 @@ async def test_what_is_spent_does_not_count_as_idle_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "slow"),
+    ("grace", "pieces", "slow"),
     [
-        ([(10.0, 0)], False),  # the first ten seconds are free
-        ([(11.0, 100)], False),
-        ([(11.0, 99)], True),
-        ([(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
-        ([(0.0, 5000), (61.0, 1)], True),
-        ([(5.0, 10), (5.0, 10), (1.0, 10)], True),
-        ([(1.0, 100)] * 100, False),
+        (10.0, [(10.0, 0)], False),
+        (10.0, [(11.0, 100)], False),
+        (10.0, [(11.0, 99)], True),
+        (10.0, [(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
+        (10.0, [(0.0, 5000), (61.0, 1)], True),
+        (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
+        (10.0, [(1.0, 100)] * 100, False),
+        (0.0, [(1.0, 100)] * 100, False),
+        (0.0, [(1.0, 99)], True),
+        (60.0, [(60.0, 0)], False),
+        (60.0, [(61.0, 99)], True),
     ],
 )
 def test_a_body_has_to_come_at_a_rate(
-    pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
+    grace: float, pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-    deadline = Deadline(LONG, LONG, body_rate=100)
+    deadline = Deadline(LONG, LONG, body_rate=100, body_grace=grace)
 
     def receive() -> None:
         for seconds, size in pieces:

@@ -15,11 +15,10 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.exchange import mirror as mirror_module
 from gateway.exchange.base import Limits
 from gateway.exchange.dispatch import at_one_server, exchange
 from gateway.exchange.held import HeldBytes
-from gateway.exchange.mirror import MIRRORED, MOST, Mirror
+from gateway.exchange.mirror import MIRRORED, Mirror
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.straight import Straight
 from gateway.protocol.endpoints import EndpointKind
@@ -64,12 +63,14 @@ class Scene:
         drawn: Callable[[], float] = lambda: 0.5,
         rewrite: Rewrite | None = None,
         mirrored: bool = True,
+        most: int = 64,
     ) -> None:
         self.log = Log()
         self.server = ScriptedEndpoint(self.log, *server)
         self.shadow = ScriptedEndpoint(Log(), *shadow, url=URL)
         self.held = held or HeldBytes(10**9)
-        self.mirror = Mirror(self._shadowed(self.shadow, limits), share, at_one_server, lambda: 0.0)
+        shadowed = self._shadowed(self.shadow, limits)
+        self.mirror = Mirror(shadowed, share, at_one_server, lambda: 0.0, most)
         rule = Rule(
             Match(),
             (route_to(self.server, limits=limits),),
@@ -461,16 +462,15 @@ async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[st
     await scene.over()
 
 
-async def test_so_many_are_under_way(
-    monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
-) -> None:
-    monkeypatch.setattr(mirror_module, "MOST", 2)
+async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
     hang = asyncio.Event()
-    scene = Scene([OK] * 6, [hang, hang, OK, OK, OK])
+    scene = Scene([OK] * 6, [hang, hang, OK, OK, OK], most=2)
     for _ in range(4):
         assert (await scene.ask(INFER, json_request())).status == 200
     assert scene.mirror.under_way == 2
-    assert told() == [f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way"]
+    assert told() == [
+        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way (mirror.most)"
+    ]
     hang.set()
     await scene.over()
     await scene.ask(INFER, json_request())
@@ -478,11 +478,10 @@ async def test_so_many_are_under_way(
     assert len(scene.shadow.requests) == 3
 
 
-async def test_a_place_that_is_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_place_that_is_taken_meanwhile() -> None:
     """There was room when the body began to come, and there is none when all of it is there."""
-    monkeypatch.setattr(mirror_module, "MOST", 1)
     hang, more = asyncio.Event(), asyncio.Event()
-    scene = Scene([OK] * 2, [hang, OK])
+    scene = Scene([OK] * 2, [hang, OK], most=1)
     slow = asyncio.create_task(
         scene.ask(GENERATE, b"x" * 10, more, b"x" * 10, headers={"Content-Length": "20"})
     )
@@ -494,10 +493,6 @@ async def test_a_place_that_is_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) 
     hang.set()
     await scene.over()
     assert scene.shadow.bodies == [b"quick"]
-
-
-def test_the_number_of_copies_is_bounded() -> None:
-    assert MOST == 64
 
 
 # -------------------------------------------------------------------------- what is never sent

@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.base import Route
 from gateway.exchange.dispatch import exchange
+from gateway.exchange.keys import KeyGroup
 from gateway.exchange.routes import Rewrite, Routes, Rule
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan
@@ -82,41 +83,15 @@ async def test_the_first_rule_that_matches_tells() -> None:
         assert found.target == target
 
 
-def _served(*patterns: str) -> Routes:
+async def test_what_matches_no_rule_is_told_what_is_served() -> None:
     route = route_to(ScriptedEndpoint(Log()))
-    return Routes([Rule(_model(pattern), (route,)) for pattern in patterns])
-
-
-@pytest.mark.parametrize(
-    ("patterns", "target", "message"),
-    [
-        (
-            ["resnet*", "re:bert-.+", "resnet*"],
-            "/v2/models/vgg/infer?token=secret",
-            "no route for POST /v2/models/vgg/infer; models that are served: resnet*, re:bert-.+",
-        ),
-        (
-            [f"m{i}" for i in range(23)],
-            "/v2/x",
-            "no route for POST /v2/x; models that are served: "
-            + ", ".join(f"m{i}" for i in range(20))
-            + " and 3 more",
-        ),
-        (["m"], "/" + "x" * 200, f"no route for POST /{'x' * 99}...; models that are served: m"),
-    ],
-)
-async def test_what_matches_no_rule_is_told_what_is_served(
-    patterns: list[str], target: str, message: str
-) -> None:
-    error = _refusal(_served(*patterns), "POST", target)
+    matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
+    routes = Routes([Rule(match, (route,)) for match in matches])
+    error = _refusal(routes, "GET", "/v2/models/m?token=secret")
     assert error.kind is ErrorKind.NOT_FOUND
-    assert error.message == message
-
-
-async def test_without_models_none_are_listed() -> None:
-    rule = Rule(Match(kinds=_kinds("infer")), (route_to(ScriptedEndpoint(Log())),))
-    error = _refusal(Routes([rule]), "GET", "/v2/models/m/config")
-    assert error.message == "no route for GET /v2/models/m/config"
+    assert error.message == (
+        "no route for GET /v2/models/m; models that are served: m version 2, any (health)"
+    )
 
 
 # ---------------------------------------------------------------------------------------- deny
@@ -135,13 +110,85 @@ async def test_what_is_denied_is_not_looked_for_further() -> None:
         ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
         # As a server that decodes paths reads it.
         ("POST", "/v2/%72epository/index", "repository"),
-        ("POST", "/v2/repository/models/m/%6Coad?x", "repository"),
+        ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
         ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
     ]:
         error = _refusal(routes, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
         assert error.message == f"what is asked for ({word}) is not served here"
     assert routes.find("POST", INFER, _headers()).target == INFER
+
+
+def _outcome(routes: Routes, method: str, target: str, key: str | None = None) -> str:
+    headers = _headers({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        found = routes.find(method, target, headers)
+    except GatewayError as error:
+        return str(error.kind.value.status)
+    return found.choice.take().upstream.name
+
+
+def _guarded() -> Routes:
+    """Deny, ask for a key, and be open last; or open first, for what says nothing of a model."""
+    names = ("denying", "keyed", "metadata", "named", "open")
+    to = {name: (route_to(ReadyEndpoint(), name=name),) for name in names}
+    return Routes(
+        [
+            Rule(_model("d*"), to["denying"], deny=_kinds("infer")),
+            Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
+            Rule(Match(kinds=_kinds("metadata")), to["metadata"]),
+            Rule(_model("[!k]* é"), to["named"]),
+            Rule(Match(), to["open"], deny=_kinds("repository")),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "outcome", "with_key"),
+    [
+        ("POST", "/v2/models/k/infer", "401", "keyed"),
+        ("POST", "/v2/models/%6b/infer", "401", "keyed"),
+        ("POST", "/v1/models/%6B:predict", "401", "keyed"),
+        ("GET", "/v2/models/%6B", "401", "keyed"),
+        ("POST", "/v2/models/x%20%C3%A9/infer", "named", "named"),
+        ("POST", "/v2/models/%C3%A9/infer", "open", "open"),
+        # One way leads to the model with a key, another one elsewhere.
+        ("POST", "/v2/models/k%2Finfer", "401", "404"),
+        ("GET", "/v2/models/k%2Fconfig", "401", "404"),
+        ("POST", "/v2%2Fmodels/k/infer", "401", "404"),
+        ("POST", "/v1/models/k%3Apredict", "401", "404"),
+        ("POST", "/v2/models/x/../k/infer", "401", "404"),
+        ("POST", "/v2/models/%2e/k/infer", "401", "404"),
+        ("POST", "//v2/models/k/infer", "401", "404"),
+        # All lead to one rule, and one of them to what that denies.
+        ("POST", "/v2/models/d%2Finfer", "403", "403"),
+        ("POST", "/v2/models/d/%69nfer", "403", "403"),
+        ("POST", "/v2/models/d/infer%0A", "403", "403"),
+        ("POST", "/v2/models/d/infer/", "403", "403"),
+        ("POST", "/v1/models/d%3Apredict", "403", "403"),
+        # Nothing but metadata is had by way of a rule for metadata.
+        ("GET", "/v2/models/x%2Fconfig", "401", "404"),
+        ("POST", "/v2/models/x%2Finfer", "open", "open"),
+        # What leads to one rule, and is not denied, passes as it is.
+        ("GET", "/v2/models/x/%63onfig", "open", "open"),
+        ("POST", "/v2//x/", "open", "open"),
+    ],
+)
+async def test_a_path_that_reads_in_several_ways(
+    method: str, target: str, outcome: str, with_key: str
+) -> None:
+    routes = _guarded()
+    assert _outcome(routes, method, target) == outcome
+    assert _outcome(routes, method, target, "key") == with_key
+
+
+async def test_a_refusal_of_such_a_path_says_why() -> None:
+    rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
+    error = _refusal(Routes(rules), "POST", "/v2/models/n/../m/infer")
+    assert error.message == (
+        "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
+        " models that are served: m, n*"
+    )
 
 
 @pytest.mark.parametrize(
@@ -334,6 +381,25 @@ async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, bel
     assert plan.converts is (target == INFER)
     assert straight.begin(plan, body, ScriptedClient()) is not None
     assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v2%2Fmodels/secret/infer",
+        "/v2/models/m/%2e%2e/secret/infer",
+        "/v2/models/m/../../models/secret/infer",
+        "/v2/models/m/versions/1/../2/infer",
+        "//v2/models/secret/infer",
+        "/v2/repository/models%2Fsecret/load",
+    ],
+)
+async def test_no_spelling_leads_to_any_but_the_other_model(target: str) -> None:
+    _, routes = _alias(version="3")
+    assert _refusal(routes, "POST", target).kind is ErrorKind.NOT_FOUND
+    assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
+        "/v2/models/resnet50/versions/3/infer"
+    )
 
 
 async def test_what_is_found_is_what_the_server_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from gateway.protocol.endpoints import (
     kind_word,
     model_path,
     parse_endpoint,
+    read_endpoint,
     with_model,
     without_version,
 )
@@ -70,6 +71,8 @@ OTHER = EndpointKind.OTHER
         ("POST", "/v1/models/m:predict?x=:y", Endpoint(PREDICT, "m")),
         ("POST", "/v1/models/m/versions/7:predict", Endpoint(PREDICT, "m", "7")),
         ("POST", "/v1/models/a%3Ab%20c:predict", Endpoint(PREDICT, "a%3Ab%20c")),
+        ("POST", "/v1/models/a:b:predict", Endpoint(PREDICT, "a:b")),
+        ("POST", "/v1/models/a:b/versions/1:2:predict", Endpoint(PREDICT, "a:b", "1:2")),
         ("GET", "/v1/models/m", Endpoint(V1_MODEL, "m")),
         ("GET", "/v1/models/m/versions/7", Endpoint(V1_MODEL, "m", "7")),
         ("GET", "/v1/models", Endpoint(V1_MODELS)),
@@ -133,6 +136,9 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
         ("GET", "/v2/models/m/versions/3/x/y", Endpoint(OTHER, "m", "3")),
         ("POST", "/v2/models/m/versions//infer", Endpoint(OTHER, "m")),
         ("GET", "/v2/models/m/", Endpoint(OTHER, "m")),
+        ("HEAD", "/v2/models/m", Endpoint(MODEL_METADATA, "m")),
+        ("POST", "/v2/models/m", Endpoint(OTHER, "m")),
+        ("PUT", "/v2/models/m/versions/1", Endpoint(OTHER, "m", "1")),
         ("POST", "/v2/models//infer", Endpoint(OTHER)),
         ("POST", "/prefix/v2/models/m/infer", Endpoint(OTHER)),
         ("POST", "/v2", Endpoint(OTHER)),
@@ -149,9 +155,11 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
         ("HEAD", "/v1/models/m", Endpoint(OTHER, "m")),
         ("GET", "/v1/models/m:predict", Endpoint(OTHER, "m")),
         ("POST", "/v1/models/m:explain", Endpoint(OTHER, "m")),
-        ("POST", "/v1/models/m:predict/", Endpoint(OTHER, "m")),
+        ("POST", "/v1/models/m:predict/", Endpoint(OTHER, "m:predict")),
         ("POST", "/v1/models/m/x:predict", Endpoint(OTHER, "m")),
-        ("POST", "/v1/models/a:b:predict", Endpoint(OTHER, "a")),
+        ("POST", "/v1/models/a:b:explain", Endpoint(OTHER, "a:b")),
+        ("POST", "/v1/models/a:b/explain", Endpoint(OTHER, "a:b")),
+        ("GET", "/v1/models/a:b", Endpoint(OTHER, "a")),
         ("POST", "/v1/models/m/labels/l:predict", Endpoint(OTHER, "m")),
         ("GET", "/v1/models/m/metadata", Endpoint(OTHER, "m")),
         ("POST", "/v1/models/:predict", Endpoint(OTHER)),
@@ -164,6 +172,74 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
 def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(method, target) == endpoint
     assert endpoint.kind in UNTOUCHED
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "readings"),
+    [
+        ("POST", "/v2/models/m/infer?%2F..//", [Endpoint(INFER, "m")]),
+        ("GET", "/v2", [Endpoint(METADATA)]),
+        ("GET", "/v2/", [Endpoint(METADATA)]),
+        ("OPTIONS", "*", [Endpoint(OTHER)]),
+        ("GET", "", [Endpoint(OTHER)]),
+        # What is encoded without need, or has to be, is the same to all.
+        ("POST", "/v2/models/%6d/infer", [Endpoint(INFER, "m")]),
+        ("POST", "/v2/models/a%20b/versions/%31/infer", [Endpoint(INFER, "a b", "1")]),
+        ("POST", "/v2/models/%C3%A9/infer", [Endpoint(INFER, "é")]),
+        ("POST", "/v2/models/%zz%/infer", [Endpoint(INFER, "%zz%")]),
+        ("POST", "/v1/models/%6d:predict", [Endpoint(PREDICT, "m")]),
+        ("POST", "/v2/repository/models/%6d/load", [Endpoint(LOAD, "m")]),
+        # Servers decode once.
+        ("POST", "/v2/models/%256d/infer", [Endpoint(INFER, "%6d")]),
+        ("POST", "/v2/models/m%252Finfer", [Endpoint(OTHER, "m%2Finfer")]),
+        # Where they decode tells what is asked for.
+        ("POST", "/v2/models/m%2Finfer", [Endpoint(OTHER, "m/infer"), Endpoint(INFER, "m")]),
+        (
+            "GET",
+            "/v2/models/m%2fready",
+            [Endpoint(MODEL_METADATA, "m/ready"), Endpoint(HEALTH, "m")],
+        ),
+        ("POST", "/v2/models/m/%69nfer", [Endpoint(OTHER, "m"), Endpoint(INFER, "m")]),
+        ("POST", "/v2%2Fmodels/m/infer", [Endpoint(OTHER), Endpoint(INFER, "m")]),
+        ("POST", "/%762/models/m/infer", [Endpoint(OTHER), Endpoint(INFER, "m")]),
+        ("POST", "/v2/models/m/infer%0A", [Endpoint(OTHER, "m"), Endpoint(INFER, "m")]),
+        ("POST", "/v2/models/m/infer%3Fx", [Endpoint(OTHER, "m")]),
+        (
+            "POST",
+            "/v2/models/m%2Fversions%2F1%2Finfer",
+            [Endpoint(OTHER, "m/versions/1/infer"), Endpoint(INFER, "m", "1")],
+        ),
+        ("POST", "/v1/models/m%3Apredict", [Endpoint(OTHER, "m:predict"), Endpoint(PREDICT, "m")]),
+        ("POST", "/v1/models/a%3Ab:predict", [Endpoint(PREDICT, "a:b")]),
+        ("POST", "/v1/models/m:%70redict", [Endpoint(OTHER, "m"), Endpoint(PREDICT, "m")]),
+        (
+            "GET",
+            "/v2/models/stat%73",
+            [Endpoint(MODEL_METADATA, "stats"), Endpoint(ALL_STATISTICS)],
+        ),
+        ("POST", "/v2/%72epository/index", [Endpoint(OTHER), Endpoint(INDEX)]),
+        (
+            "POST",
+            "/v2/repository/models%2Fm/load",
+            [Endpoint(REPOSITORY), Endpoint(LOAD, "m")],
+        ),
+        # And where they tidy up.
+        ("POST", "/v2/models/m/infer/", [Endpoint(OTHER, "m"), Endpoint(INFER, "m")]),
+        ("POST", "//v2/models//m/infer", [Endpoint(OTHER), Endpoint(INFER, "m")]),
+        ("POST", "/v2/models/./m/infer", [Endpoint(OTHER, "."), Endpoint(INFER, "m")]),
+        ("POST", "/../v2/models/x/../m/infer", [Endpoint(OTHER), Endpoint(INFER, "m")]),
+        (
+            "POST",
+            "/v2/models/x%2F%2e%2E%2fm/infer",
+            [Endpoint(INFER, "x/../m"), Endpoint(OTHER, "x"), Endpoint(INFER, "m")],
+        ),
+        ("GET", "/v2/health/live/", [Endpoint(OTHER), Endpoint(LIVENESS)]),
+    ],
+)
+def test_the_ways_in_which_servers_read_a_path(
+    method: str, target: str, readings: list[Endpoint]
+) -> None:
+    assert list(read_endpoint(method, target)) == readings
 
 
 def test_every_kind_has_one_word() -> None:
@@ -221,6 +297,7 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
         ),
         ("/v1/models/m", "/v1/models/n", "/v1/models/n/versions/3"),
         ("/v1/models/m:explain", "/v1/models/n:explain", "/v1/models/n/versions/3:explain"),
+        ("/v1/models/a:b:predict", "/v1/models/n:predict", "/v1/models/n/versions/3:predict"),
         *[
             (f"/v2/repository{room}/m/{verb}", *[f"/v2/repository{room}/n/{verb}"] * 2)
             for room in ("/models", "/r/models", "/models/models")

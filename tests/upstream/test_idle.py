@@ -7,7 +7,6 @@ from unittest import mock
 import pytest
 from multidict import CIMultiDict
 
-from gateway.upstream import http
 from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.connection import ServerConnection
@@ -216,22 +215,20 @@ async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
         assert len(server.connections) == 1
 
 
-async def test_a_connection_is_not_kept_for_ever(
-    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_is_not_kept_for_ever() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(answer(b""))
         await connection.wait_until_left()
 
-    monkeypatch.setattr(http, "_KEEP_ALIVE", 0.01)
     async with FaultyServer(script) as server:
-        endpoint = endpoint_at(server.url)
+        endpoint = HttpEndpoint(server_at(server.url), connect_time=5, keep_alive=0.01)
         for number in range(2):
             assert await _get(endpoint) == b""
             async with asyncio.timeout(5):
                 await (await server.connection(number)).left.wait()
         assert len(server.connections) == 2
+        await endpoint.close()
 
 
 @pytest.mark.parametrize(

@@ -446,6 +446,22 @@ async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
     assert len(server.connections) == 1
 
 
+@pytest.mark.parametrize(("keep_alive", "connections"), [("0s", 3), ("1h", 1)])
+async def test_connections_to_servers_are_kept(keep_alive: str, connections: int) -> None:
+    async with (
+        FaultyServer(always(answer())) as server,
+        gateway_before(server.url, upstream={"keep_alive": keep_alive}) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(GET)).status == 200
+        assert len(server.connections) == connections
+        (endpoint,) = gateway.pool.endpoints
+        assert isinstance(endpoint, HttpEndpoint)
+        now = asyncio.get_running_loop().time()
+        assert all(expires > now + 3590 for expires, _ in endpoint._idle._waiting)
+
+
 @pytest.mark.parametrize("size", [100_000, 5_000_000])
 async def test_an_answer_may_come_before_the_body_was_sent(size: int) -> None:
     """The server refuses the body, and does not read it."""

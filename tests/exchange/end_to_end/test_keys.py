@@ -176,7 +176,7 @@ async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send
                 assert reply.status == 404
                 assert reply.error == (
                     f"no route for POST /v2/models/{model}/generate with this key;"
-                    f" models that are served: {listed}"
+                    f" models that are served: {listed}, any (health)"
                 )
                 assert reply.head.all("WWW-Authenticate") == []
         assert len(server.requests) == 1

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.exchange.mirror import MOST
 from gateway.exchange.routes import Routes
 from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer, Received, Script, always, hang
@@ -34,6 +33,7 @@ from tests.servers.tensors import (
 )
 
 MIB = 2**20
+MOST = 64
 NOWHERE = "http://127.0.0.1:1"
 GENERATE = "/v2/models/m/generate"
 STREAM = GENERATE + "_stream"
@@ -57,10 +57,16 @@ async def model(connection: Connection) -> None:
 
 @asynccontextmanager
 async def mirrored(
-    server: str, shadow: str | None, share: str = "100%", **limits: object
+    server: str,
+    shadow: str | None,
+    share: str = "100%",
+    own: dict[str, object] | None = None,
+    **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway before a server, with a mirror or without; leaving it waits for no mirror."""
-    mirror = {} if shadow is None else {"mirror": {"upstream": "shadow", "share": share}}
+    mirror = (
+        {} if shadow is None else {"mirror": {"upstream": "shadow", "share": share, **(own or {})}}
+    )
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
@@ -337,7 +343,22 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
             for _ in range(3):
                 assert (await client.ask(large)).status == 200
         assert _under_way(gateway) == MOST
-    assert "requests failed, 1 were not sent, last: 64 are under way" in caplog.messages[0]
+    assert (
+        "requests failed, 1 were not sent, last: 64 are under way (mirror.most)"
+        in caplog.messages[0]
+    )
+
+
+async def test_the_number_of_copies_can_be_set() -> None:
+    async with (
+        FaultyServer(model) as server,
+        FaultyServer(hang) as shadow,
+        mirrored(server.url, shadow.url, own={"most": 2}) as gateway,
+    ):
+        async with gateway.client() as client:
+            for number in range(4):
+                assert (await client.ask(infer_json(json_request(number)))).status == 200
+        assert _under_way(gateway) == 2
 
 
 async def test_copies_hold_a_quarter_of_what_clients_may() -> None:

@@ -226,6 +226,24 @@ async def test_total_time_counts_what_moves_too() -> None:
         assert b"0\r\n\r\n" not in await _until_cut(client)
 
 
+@pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
+@pytest.mark.parametrize("of_the_route", [False, True])
+async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int) -> None:
+    own: dict[str, Any] = {"body_rate": "1GiB", "body_grace": grace}
+    route: dict[str, Any] = {"limits": own} if of_the_route else {}
+    limits = {} if of_the_route else own
+    async with (
+        FaultyServer(always(answer())) as server,
+        client_of(server.url, route=route, **limits) as client,
+    ):
+        await client.send(POST[:-5])
+        await asyncio.sleep(0.02)
+        await client.send(POST[-5:])
+        reply = await client.reply()
+        assert reply.status == status
+        assert (b"limits.body_rate" in reply.body) is (status == 408)
+
+
 async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> None:
     async with (
         FaultyServer(always(answer())) as server,
