@@ -98,7 +98,7 @@ class ServerConnection(Connection):
 
     def hold(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
-        self.body = BodyStream(self.transport)
+        self.body = BodyStream(self.reading)
         self.body.feed(body)
         self.body.end()
 
@@ -175,7 +175,7 @@ class ServerConnection(Connection):
     def _begin_body(
         self, head: ResponseHead, receiver: HeadReceiver, data: bytes | memoryview
     ) -> None:
-        self.body = BodyStream(self.transport)
+        self.body = BodyStream(self.reading)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:

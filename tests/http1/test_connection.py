@@ -9,8 +9,10 @@ from gateway.http1.connection import (
     HIGH_WATER,
     LARGEST_JOINED,
     LOW_WATER,
+    MOST_AHEAD,
     BodyStream,
     Connection,
+    Reading,
 )
 from tests.http1.transport import TransportDouble
 
@@ -26,7 +28,7 @@ def transport() -> TransportDouble:
 
 @pytest.fixture
 def body(transport: TransportDouble) -> BodyStream:
-    return BodyStream(transport)
+    return BodyStream(Reading(transport))
 
 
 async def _turns(count: int = 5) -> None:
@@ -237,6 +239,23 @@ async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> Non
         await body.read()
 
 
+# ---------------------------------------------------------------------------------- Reading
+
+
+def test_the_sender_goes_on_when_nobody_holds_it_back(transport: TransportDouble) -> None:
+    reading = Reading(transport)
+    reading.release("a")
+    assert transport.calls == []
+    for holder in ("a", "b", "a"):
+        reading.hold(holder)
+    assert transport.calls == ["pause"]
+    for holder in ("b", "b"):
+        reading.release(holder)
+    assert transport.calls == ["pause"]
+    reading.release("a")
+    assert transport.calls == ["pause", "resume"]
+
+
 # ---------------------------------------------------------------------------------- Connection
 
 
@@ -250,6 +269,47 @@ async def connection(transport: TransportDouble) -> Connection:
     connection = _Deaf()
     connection.connection_made(transport)
     return connection
+
+
+class _Slow(Connection):
+    """Takes so many bytes of what comes, and keeps the rest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.taken = b""
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        self.taken += data[: self._most]
+        self.keep(data[self._most :])
+
+
+async def test_much_that_is_kept_holds_the_sender_back(transport: TransportDouble) -> None:
+    most = 1000
+    data = bytes(range(256)) * (2 * MOST_AHEAD // 256)
+    connection = _Slow(most)
+    connection.connection_made(transport)
+    connection.data_received(memoryview(data))
+    while len(connection.taken) + MOST_AHEAD < len(data):
+        assert transport.calls == ["pause"]
+        connection.take_kept()
+    assert transport.calls == ["pause", "resume"]
+    connection.forget_kept()
+    taken = connection.taken
+    connection.take_kept()
+    assert connection.taken == taken == data[: len(taken)]
+    assert transport.calls == ["pause", "resume"]
+
+
+async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> None:
+    connection = _Slow(3)
+    connection.connection_made(transport)
+    connection.keep(b"ab")
+    connection.keep(memoryview(b"cde"))
+    connection.take_kept()
+    connection.keep(b"f")
+    connection.take_kept()
+    assert connection.taken == b"abcdef"
 
 
 async def test_the_transport_is_kept(connection: Connection, transport: TransportDouble) -> None:

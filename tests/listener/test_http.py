@@ -334,6 +334,26 @@ async def test_a_broken_body_in_the_pipeline() -> None:
         assert (await client.reply()).status == 400
 
 
+async def test_requests_are_read_only_a_little_ahead() -> None:
+    """However fast a client sends the next ones."""
+    count, most = 1000, 64 * 1024 + 1000 * 1024
+    ahead: list[int] = []
+
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        if len(ahead) < 30:
+            await asyncio.sleep(0.005)  # in which more could come
+        (connection,) = here.listener._connections
+        ahead.append(len(connection._ahead))
+        await _echo(client, answer)
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        client.send_now(request("POST", "/", bytes(8000)) * count)
+        for _ in range(count):
+            assert len((await client.reply()).body) > 8000
+        assert (await client.call("GET", "/last")).status == 200
+    assert max(ahead) <= most
+
+
 async def test_a_unix_socket(tmp_path: Path) -> None:
     listener = HttpListener(_echo, None)
     path = str(tmp_path / "s")
