@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.intake import INTAKE
+from gateway.http1.intake import INTAKE, LEAST_SPACE
 
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
@@ -19,6 +19,8 @@ LOW_WATER = 256 * 1024
 
 MOST_AHEAD = 64 * 1024
 """Bytes read before their turn that hold the sender back, if there are more; then a read on top."""
+
+_TURN = "others have their turn"
 
 _LITTLE = 4 * 1024
 """Bytes of a body that rather go out with the next ones, if those are at hand."""
@@ -148,10 +150,17 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
         self.data_received(INTAKE.filled(nbytes))
+        if nbytes >= LEAST_SPACE:
+            self.let_others_in()
 
     @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the other end sends."""
+
+    def let_others_in(self) -> None:
+        """Read nothing more before others had their turn: libuv would, up to 32 times in a row."""
+        self.reading.hold(_TURN)
+        self.loop.call_soon(self.reading.release, _TURN)
 
     def keep(self, data: bytes | memoryview) -> None:
         """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
@@ -162,6 +171,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self.reading.hold(self)
         else:
             self._ahead = bytes(data)  # so that little does not keep much memory
+
+    def keep_for_a_turn(self, data: bytes | memoryview) -> None:
+        """Keep what is too much at once, and take it when others have had their turn."""
+        self.keep(data)
+        self.loop.call_soon(self.take_kept)
 
     def take_kept(self) -> None:
         """Take what was kept, as if it came now."""

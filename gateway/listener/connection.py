@@ -313,6 +313,8 @@ class ClientConnection(Connection, StraightClient):
             self.keep(rest)
             if self._exchange is None:
                 self._next()
+        elif rest:
+            self.keep_for_a_turn(rest)
 
     def _next(self) -> None:
         """Wait for the next request, which may have come already."""

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from gateway.http1 import connection as connection_module
 from gateway.http1.connection import (
     HIGH_WATER,
     LARGEST_JOINED,
@@ -15,6 +16,7 @@ from gateway.http1.connection import (
     Reading,
 )
 from tests.http1.transport import TransportDouble
+from tests.servers.running_gateway import until
 
 
 class _Broken(Exception):  # noqa: N818
@@ -310,6 +312,33 @@ async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> 
     connection.keep(b"f")
     connection.take_kept()
     assert connection.taken == b"abcdef"
+
+
+async def test_a_sender_that_fills_each_read_lets_others_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, count = 1024, 32
+    log: list[str] = []
+
+    class Log(Connection):
+        def get_buffer(self, sizehint: int) -> memoryview:
+            return super().get_buffer(sizehint)[:size]
+
+        def data_received(self, data: bytes | memoryview) -> None:
+            assert len(data) == size
+            self.loop.call_soon(log.append, "others")
+            log.append("read")
+
+    monkeypatch.setattr(connection_module, "LEAST_SPACE", size)
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(bytes(size * count))
+        _, connection = await loop.create_connection(Log, sock=ours)
+        await until(lambda: len(log) == 2 * count)
+        connection.transport.abort()
+        await _turns()
+    assert log == ["read", "others"] * count
 
 
 async def test_the_transport_is_kept(connection: Connection, transport: TransportDouble) -> None:
