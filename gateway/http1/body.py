@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
@@ -13,6 +12,14 @@ _FREE_OVERHEAD = 64 * 1024
 """Bytes of sizes, extensions and trailers that a chunked body may have in any case."""
 _OVERHEAD = 16
 """Bytes of them that it may have for each byte of its own."""
+
+_STRETCH = 16 * 1024
+"""Bytes that the parser is given at once."""
+_MOST_PIECES = 2048
+"""Pieces that are taken at once, and those of a stretch more: about a millisecond's work."""
+
+_FEW = 64
+"""Bytes of empty lines behind a body that are dropped with it."""
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -24,11 +31,11 @@ class BodyDecoder(ABC):
     ended: bool = False
     """The whole body was there."""
     rest: bytes | memoryview = b""
-    """What came after the body's end."""
+    """What was not taken: what came after the body's end; before that, what is too much at once."""
 
     @abstractmethod
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the body's bytes in the data; raises MalformedError."""
+        """Give the body's bytes in the data, but for the rest; raises MalformedError."""
 
 
 class LengthDecoder(BodyDecoder):
@@ -68,39 +75,40 @@ class ChunkedDecoder(BodyDecoder):
         self._parser.feed_data(_CHUNKED_REQUEST)
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the body's bytes in the data; raises MalformedError."""
-        data = bytes(data)
+        """Give the body's bytes in the data, but for the rest; raises MalformedError.
+
+        Tiny chunks take far longer than others for as many bytes, so that there may be a rest.
+        """
+        data = memoryview(data)
         begin = 0
-        if not self.ended:
-            for end in self._where_it_may_end(data):
-                self._parse(data[begin:end])
-                begin = end
-                if self.ended:
-                    break
-        if self.ended:
-            # RFC 9112, section 2.2: an empty line before the next message is nothing.
-            self.rest = data[begin:].lstrip(b"\r\n")
+        while begin < len(data) and len(self._pieces) < _MOST_PIECES and not self.ended:
+            begin += self._take(bytes(data[begin : begin + _STRETCH]))
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
         self._overhead_left -= begin - (1 + _OVERHEAD) * len(body)
         if self._overhead_left < 0 and not self.ended:
             raise MalformedError("more bytes around the chunks than in them")
+        if self.ended:
+            begin += _empty_lines(data[begin:])
+        self.rest = data[begin:] or b""  # an empty view would keep the memory that was read into
         return body
 
-    def _where_it_may_end(self, data: bytes) -> Iterator[int]:
-        """Yield the ends of empty lines in the data, and its own end.
+    def _take(self, data: bytes) -> int:
+        """Parse data up to the body's end; give the size of that.
 
-        The body ends with one, but the parser does not tell with which, and would go on beyond it.
+        The body ends with an empty line, but the parser does not tell with which, and would go on
+        beyond it: so it is given what ends with one, or with the data.
         """
         text = self._tail + data
         before = len(self._tail)
         self._tail = text[1 - len(_EMPTY_LINE) :]
-        end = 0
-        while (found := text.find(_EMPTY_LINE, end)) >= 0:
-            end = found + len(_EMPTY_LINE)
-            yield end - before
-        if end - before < len(data):
-            yield len(data)
+        begin = end = 0
+        while begin < len(data) and not self.ended:
+            found = text.find(_EMPTY_LINE, end)
+            end = len(text) if found < 0 else found + len(_EMPTY_LINE)
+            self._parse(data[begin : end - before])
+            begin = end - before
+        return begin
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -115,6 +123,15 @@ class ChunkedDecoder(BodyDecoder):
     def on_message_complete(self) -> None:
         """Note the end of the body."""
         self.ended = True
+
+
+def _empty_lines(data: memoryview) -> int:
+    """Give the size of the empty lines at the start: before a message they are nothing.
+
+    RFC 9112, section 2.2; more than a few are left to who reads that message.
+    """
+    start = bytes(data[:_FEW])
+    return len(start) - len(start.lstrip(b"\r\n"))
 
 
 def chunk_parts(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:

@@ -11,11 +11,16 @@ from collections import deque
 from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.intake import INTAKE
+from gateway.http1.intake import INTAKE, LEAST_SPACE
 
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
+
+MOST_AHEAD = 64 * 1024
+"""Bytes read before their turn that hold the sender back, if there are more; then a read on top."""
+
+_TURN = "others have their turn"
 
 _LITTLE = 4 * 1024
 """Bytes of a body that rather go out with the next ones, if those are at hand."""
@@ -26,14 +31,34 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 """On, and 0 seconds: a connection that is closed is reset."""
 
 
-class BodyStream:
-    """What has come of a body and waits for its one reader."""
+class Reading:
+    """Whether a connection is read from: not while anybody holds the sender back."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._holders: set[object] = set()
+
+    def hold(self, holder: object) -> None:
+        """Read nothing until this holder, and all others, have released it."""
+        if not self._holders and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._holders.add(holder)
+
+    def release(self, holder: object) -> None:
+        """Read on, unless another holds the sender back."""
+        if holder in self._holders:
+            self._holders.remove(holder)
+            if not self._holders and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+
+class BodyStream:
+    """What has come of a body and waits for its one reader."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self._pieces: deque[bytes | memoryview] = deque()
         self._size = 0
-        self._paused = False
         self._discarding = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -46,10 +71,8 @@ class BodyStream:
             return
         self._pieces.append(data)
         self._size += len(data)
-        full = self._size > HIGH_WATER and not last
-        if full and not self._paused and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
+        if self._size > HIGH_WATER and not last:
+            self._reading.hold(self)
         self._wake()
 
     def end(self) -> None:
@@ -75,8 +98,8 @@ class BodyStream:
             await self._waiter
         piece = self._pieces.popleft()
         self._size -= len(piece)
-        if self._paused and self._size <= LOW_WATER:
-            self._resume()
+        if self._size <= LOW_WATER:
+            self._reading.release(self)
         return piece
 
     def discard(self) -> None:
@@ -84,13 +107,7 @@ class BodyStream:
         self._discarding = True
         self._pieces.clear()
         self._size = 0
-        self._resume()
-
-    def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._reading.release(self)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -101,6 +118,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     """A connection that writes as fast as the other end reads."""
 
     transport: asyncio.Transport
+    reading: Reading
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -108,6 +126,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
         self._begun = b""
+        self._ahead: bytes | memoryview = b""
+        """What was read and could not be taken yet."""
 
     @property
     def clogged(self) -> bool:
@@ -117,6 +137,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
+        self.reading = Reading(self.transport)
         if transport.get_extra_info("ssl_object") is not None:
             # Else a loop reads on where a reader is slow, and uvloop forgets what it then holds
             # when the other end closes.
@@ -129,10 +150,45 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
         self.data_received(INTAKE.filled(nbytes))
+        if nbytes >= LEAST_SPACE:
+            self.let_others_in()
 
     @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the other end sends."""
+
+    def let_others_in(self) -> None:
+        """Read nothing more before others had their turn: libuv would, up to 32 times in a row."""
+        self.reading.hold(_TURN)
+        self.loop.call_soon(self.reading.release, _TURN)
+
+    def keep(self, data: bytes | memoryview) -> None:
+        """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
+        if self._ahead:
+            data = b"".join((self._ahead, data))
+        if len(data) > MOST_AHEAD:
+            self._ahead = data
+            self.reading.hold(self)
+        else:
+            self._ahead = bytes(data)  # so that little does not keep much memory
+
+    def keep_for_a_turn(self, data: bytes | memoryview) -> None:
+        """Keep what is too much at once, and take it when others have had their turn."""
+        self.keep(data)
+        self.loop.call_soon(self.take_kept)
+
+    def take_kept(self) -> None:
+        """Take what was kept, as if it came now."""
+        kept, self._ahead = self._ahead, b""
+        if kept:
+            self.data_received(kept)
+        if len(self._ahead) <= MOST_AHEAD:
+            self.reading.release(self)
+
+    def forget_kept(self) -> None:
+        """Drop what was kept."""
+        self._ahead = b""
+        self.reading.release(self)
 
     def ended_by_peer(self) -> bool:
         """Tell, at the end of what the other end sends, whether it is the other end's own doing.

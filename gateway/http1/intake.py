@@ -6,7 +6,7 @@ import numpy as np
 
 _SLAB = 1000 * 1024
 """Bytes of memory taken at a time, less than what the C library would map anew each time."""
-_LEAST = 288 * 1024
+LEAST_SPACE = 288 * 1024
 """Bytes offered to a read at least: what 256 KiB and a begun record of TLS hold fits in."""
 _COPIED = 16 * 1024
 """Bytes that are copied, so that little data does not keep much memory."""
@@ -20,7 +20,7 @@ class Intake:
 
     def space(self) -> memoryview:
         """Give the memory for the next read."""
-        if len(self._slab) < _LEAST:
+        if len(self._slab) < LEAST_SPACE:
             # Unlike a bytearray, this is not cleared first.
             self._slab = np.empty(_SLAB, np.uint8).data
         return self._slab

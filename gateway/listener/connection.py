@@ -31,8 +31,6 @@ from gateway.listener.messages import (
     whole_answer,
 )
 
-_MOST_AHEAD = 64 * 1024
-"""Bytes that a client may send of its next requests before it has its answer."""
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
 
@@ -111,7 +109,6 @@ class ClientConnection(Connection, StraightClient):
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._exchange: asyncio.Task[None] | StraightExchange | None = None
-        self._ahead = b""
         self._broken = False
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
@@ -137,6 +134,7 @@ class ClientConnection(Connection, StraightClient):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange under way: its client is gone."""
         super().connection_lost(exc)
+        self.forget_kept()
         if self._linger is not None:
             self._linger.cancel()
         if self._exchange is not None:
@@ -149,14 +147,14 @@ class ClientConnection(Connection, StraightClient):
         """Take what the client sends."""
         if self._closing or self._broken:
             return
-        if self._body is not None and not self._body.ended:
+        if self._ahead:
+            self.keep(data)
+        elif self._body is not None and not self._body.ended:
             self._take_body(self._body, data)
         elif self._body is None and self._exchange is None:
             self._take_head(data)
         else:
-            self._ahead += data
-            if len(self._ahead) > _MOST_AHEAD:
-                self.transport.pause_reading()
+            self.keep(data)  # the next request, which waits for this one's answer
 
     def answered(self, answer: HttpAnswer) -> None:
         """Go on to the next request, or close."""
@@ -192,7 +190,7 @@ class ClientConnection(Connection, StraightClient):
         assert self._head is not None
         assert isinstance(self._exchange, StraightExchange)
         straight = self._exchange
-        body = self._body = BodyStream(self.transport)
+        body = self._body = BodyStream(self.reading)
         body.end()
         self._begin_task(self._head, body, rest).add_done_callback(lambda _: over())
         # Not sooner: for the listener there is always one of the two under way.
@@ -236,10 +234,10 @@ class ClientConnection(Connection, StraightClient):
         # With bytes unread, a plain close would be a reset, and the answer might be lost.
         try:
             self.transport.write_eof()
-            self.transport.resume_reading()
         except OSError:
             self.transport.abort()  # the client is gone
             return
+        self.forget_kept()
         if self._body is not None:
             self._body.discard()
         if not draining:
@@ -270,7 +268,7 @@ class ClientConnection(Connection, StraightClient):
             self._exchange = self._owner.begin_straight(self, head, data)
             if self._exchange is not None:
                 return
-        body = self._body = BodyStream(self.transport)
+        body = self._body = BodyStream(self.reading)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         self._begin_task(head, body)
         self._take_body(body, data)
@@ -309,12 +307,14 @@ class ClientConnection(Connection, StraightClient):
             return
         if piece:
             body.feed(piece, last=decoder.ended)
-        if not decoder.ended:
-            return
-        body.end()
-        self._ahead = bytes(decoder.rest)
-        if self._exchange is None:
-            self._next()
+        rest, decoder.rest = decoder.rest, b""
+        if decoder.ended:
+            body.end()
+            self.keep(rest)
+            if self._exchange is None:
+                self._next()
+        elif rest:
+            self.keep_for_a_turn(rest)
 
     def _next(self) -> None:
         """Wait for the next request, which may have come already."""
@@ -324,9 +324,7 @@ class ClientConnection(Connection, StraightClient):
             self._linger = None
         self._quiet_since = self.loop.time()
         if self._ahead:
-            ahead, self._ahead = self._ahead, b""
-            self.transport.resume_reading()
-            self._take_head(ahead)
+            self.take_kept()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what is no request, and close."""

@@ -95,6 +95,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake()
         else:
             self._read()
+            if nbytes == len(_RECEIVED) and self._connection is not None:
+                self._connection.let_others_in()
 
     def eof_received(self) -> None:
         """Take the end of what the client sends; the socket's transport then closes itself."""

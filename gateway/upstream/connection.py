@@ -98,7 +98,7 @@ class ServerConnection(Connection):
 
     def hold(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
-        self.body = BodyStream(self.transport)
+        self.body = BodyStream(self.reading)
         self.body.feed(body)
         self.body.end()
 
@@ -114,6 +114,7 @@ class ServerConnection(Connection):
 
     def drop(self) -> None:
         """Close at once; nobody waits any more."""
+        self.forget_kept()
         self._keep = False
         self._receiver = None
         self.transport.abort()
@@ -121,6 +122,9 @@ class ServerConnection(Connection):
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the server sends."""
         self._silent = False
+        if self._ahead:
+            self.keep(data)
+            return
         try:
             if self.body is None:
                 self._take_head(data)
@@ -141,6 +145,8 @@ class ServerConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let whoever waits for the answer know."""
         super().connection_lost(exc)
+        while self._ahead:
+            self.take_kept()
         # By TLS 1.3 the server looks at the gateway's certificate once the connection is made.
         if refused := why_refused(exc):
             message = f"cannot connect to {self._url}: {refused}"
@@ -175,7 +181,7 @@ class ServerConnection(Connection):
     def _begin_body(
         self, head: ResponseHead, receiver: HeadReceiver, data: bytes | memoryview
     ) -> None:
-        self.body = BodyStream(self.transport)
+        self.body = BodyStream(self.reading)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:
@@ -194,6 +200,8 @@ class ServerConnection(Connection):
         if decoder.ended:
             self._end_body(self.body)
             self._keep = self._keep and not decoder.rest
+        elif decoder.rest:
+            self.keep_for_a_turn(decoder.rest)
 
     def _end_body(self, body: BodyStream) -> None:
         body.end()

@@ -42,6 +42,8 @@ def _decode(decoder: BodyDecoder, pieces: list[bytes]) -> Decoded:
     unread = list(pieces)
     while unread and not decoder.ended:
         body += decoder.feed(unread.pop(0))
+        if decoder.rest and not decoder.ended:
+            unread.insert(0, bytes(decoder.rest))
     rest = bytes(decoder.rest) + b"".join(unread)
     return Decoded(body, decoder.ended, rest)
 
@@ -329,6 +331,36 @@ def test_an_empty_line_behind_the_last_chunk_is_nothing(behind: bytes) -> None:
     assert decoder.feed(chunk(b"abc") + LAST_CHUNK + behind) == b"abc"
     assert decoder.ended
     assert not decoder.rest
+
+
+@pytest.mark.parametrize("data", [b"x", b"\r\n", b"0123456789abcdef"])
+def test_tiny_chunks_are_taken_a_few_at_a_time(data: bytes) -> None:
+    count, most = 50_000, 5_000
+    decoder = ChunkedDecoder()
+    rest: bytes | memoryview = chunk(data) * count + LAST_CHUNK + b"GET"
+    bodies = []
+    while not decoder.ended:
+        bodies.append(bytes(decoder.feed(rest)))
+        rest = decoder.rest
+    assert b"".join(bodies) == data * count
+    assert max(map(len, bodies)) <= most * len(data)
+    assert decoder.rest == b"GET"
+
+
+@pytest.mark.parametrize("size", [1000, 64 * 1024, 1000 * 1024])
+def test_other_chunks_are_taken_at_once(size: int) -> None:
+    decoder = ChunkedDecoder()
+    count = 1000 * 1024 // size
+    assert len(decoder.feed(chunk(bytes(size)) * count)) == size * count
+    assert not decoder.rest
+
+
+def test_requests_behind_the_last_chunk_are_not_copied() -> None:
+    decoder = ChunkedDecoder()
+    data = chunk(b"abc") + LAST_CHUNK + bytes(100_000)
+    assert decoder.feed(data) == b"abc"
+    assert isinstance(decoder.rest, memoryview)
+    assert decoder.rest.obj is data
 
 
 # ---------------------------------------------------------------------------------- writing

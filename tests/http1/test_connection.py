@@ -5,14 +5,18 @@ import socket
 
 import pytest
 
+from gateway.http1 import connection as connection_module
 from gateway.http1.connection import (
     HIGH_WATER,
     LARGEST_JOINED,
     LOW_WATER,
+    MOST_AHEAD,
     BodyStream,
     Connection,
+    Reading,
 )
 from tests.http1.transport import TransportDouble
+from tests.servers.running_gateway import until
 
 
 class _Broken(Exception):  # noqa: N818
@@ -26,7 +30,7 @@ def transport() -> TransportDouble:
 
 @pytest.fixture
 def body(transport: TransportDouble) -> BodyStream:
-    return BodyStream(transport)
+    return BodyStream(Reading(transport))
 
 
 async def _turns(count: int = 5) -> None:
@@ -237,6 +241,23 @@ async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> Non
         await body.read()
 
 
+# ---------------------------------------------------------------------------------- Reading
+
+
+def test_the_sender_goes_on_when_nobody_holds_it_back(transport: TransportDouble) -> None:
+    reading = Reading(transport)
+    reading.release("a")
+    assert transport.calls == []
+    for holder in ("a", "b", "a"):
+        reading.hold(holder)
+    assert transport.calls == ["pause"]
+    for holder in ("b", "b"):
+        reading.release(holder)
+    assert transport.calls == ["pause"]
+    reading.release("a")
+    assert transport.calls == ["pause", "resume"]
+
+
 # ---------------------------------------------------------------------------------- Connection
 
 
@@ -250,6 +271,74 @@ async def connection(transport: TransportDouble) -> Connection:
     connection = _Deaf()
     connection.connection_made(transport)
     return connection
+
+
+class _Slow(Connection):
+    """Takes so many bytes of what comes, and keeps the rest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.taken = b""
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        self.taken += data[: self._most]
+        self.keep(data[self._most :])
+
+
+async def test_much_that_is_kept_holds_the_sender_back(transport: TransportDouble) -> None:
+    most = 1000
+    data = bytes(range(256)) * (2 * MOST_AHEAD // 256)
+    connection = _Slow(most)
+    connection.connection_made(transport)
+    connection.data_received(memoryview(data))
+    while len(connection.taken) + MOST_AHEAD < len(data):
+        assert transport.calls == ["pause"]
+        connection.take_kept()
+    assert transport.calls == ["pause", "resume"]
+    connection.forget_kept()
+    taken = connection.taken
+    connection.take_kept()
+    assert connection.taken == taken == data[: len(taken)]
+    assert transport.calls == ["pause", "resume"]
+
+
+async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> None:
+    connection = _Slow(3)
+    connection.connection_made(transport)
+    connection.keep(b"ab")
+    connection.keep(memoryview(b"cde"))
+    connection.take_kept()
+    connection.keep(b"f")
+    connection.take_kept()
+    assert connection.taken == b"abcdef"
+
+
+async def test_a_sender_that_fills_each_read_lets_others_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, count = 1024, 32
+    log: list[str] = []
+
+    class Log(Connection):
+        def get_buffer(self, sizehint: int) -> memoryview:
+            return super().get_buffer(sizehint)[:size]
+
+        def data_received(self, data: bytes | memoryview) -> None:
+            assert len(data) == size
+            self.loop.call_soon(log.append, "others")
+            log.append("read")
+
+    monkeypatch.setattr(connection_module, "LEAST_SPACE", size)
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(bytes(size * count))
+        _, connection = await loop.create_connection(Log, sock=ours)
+        await until(lambda: len(log) == 2 * count)
+        connection.transport.abort()
+        await _turns()
+    assert log == ["read", "others"] * count
 
 
 async def test_the_transport_is_kept(connection: Connection, transport: TransportDouble) -> None:

@@ -334,6 +334,86 @@ async def test_a_broken_body_in_the_pipeline() -> None:
         assert (await client.reply()).status == 400
 
 
+async def test_requests_are_read_only_a_little_ahead() -> None:
+    """However fast a client sends the next ones."""
+    count, most = 1000, 64 * 1024 + 1000 * 1024
+    ahead: list[int] = []
+
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        if len(ahead) < 30:
+            await asyncio.sleep(0.005)  # in which more could come
+        (connection,) = here.listener._connections
+        ahead.append(len(connection._ahead))
+        await _echo(client, answer)
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        client.send_now(request("POST", "/", bytes(8000)) * count)
+        for _ in range(count):
+            assert len((await client.reply()).body) > 8000
+        assert (await client.call("GET", "/last")).status == 200
+    assert max(ahead) <= most
+
+
+TINY = b"1\r\nx\r\n"
+CHUNKS = 100_000
+CHUNKED_HEAD = message("POST / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+
+
+async def test_tiny_chunks_let_others_in() -> None:
+    pieces: list[int] = []
+
+    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+        while piece := await client.read():
+            pieces.append(len(piece))
+        await _answer(answer, b"")
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(CHUNKED_HEAD)
+        await until(lambda: here.listener._busy)
+        (connection,) = here.listener._connections
+        # As large as reads may be.
+        connection.data_received(memoryview(TINY * CHUNKS))
+        assert not connection.transport.is_reading()
+        connection.data_received(TINY + b"0\r\n\r\n" + request("GET", "/next"))  # on its way then
+        for _ in range(2):
+            assert (await client.reply()).status == 200
+        assert (await client.call("GET", "/last")).status == 200
+    assert sum(pieces) == CHUNKS + 1
+    # Each is from a turn of its own.
+    assert max(pieces) < 5000
+
+
+async def test_tiny_chunks_that_nobody_reads() -> None:
+    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+        await sent.wait()
+        raise bad_request("not looked at")
+
+    sent = asyncio.Event()
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(CHUNKED_HEAD)
+        await until(lambda: here.listener._busy)
+        (connection,) = here.listener._connections
+        connection.data_received(memoryview(TINY * CHUNKS + b"0\r\n\r\n"))
+        sent.set()
+        assert (await client.reply()).status == 400
+        assert (await client.call("GET", "/next")).status == 400
+
+
+async def test_a_client_that_leaves_behind_tiny_chunks() -> None:
+    async def exchange(client: ClientRequest, _: ClientAnswer) -> None:
+        await _body(client)
+
+    async with _listening(exchange) as here, connect(here.url) as client:
+        await client.send(CHUNKED_HEAD)
+        await until(lambda: here.listener._busy)
+        (connection,) = here.listener._connections
+        connection.data_received(memoryview(TINY * CHUNKS))
+        client.reset()
+        connection.transport.abort()
+        await until(lambda: not here.listener._busy)
+        assert not connection._ahead
+
+
 async def test_a_unix_socket(tmp_path: Path) -> None:
     listener = HttpListener(_echo, None)
     path = str(tmp_path / "s")

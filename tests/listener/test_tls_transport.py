@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from gateway.listener import tls_transport
+from gateway.listener.tls_transport import TlsTransport
 from tests.servers.certificates import (
     authority,
     ca_file,
@@ -405,6 +406,32 @@ async def test_a_real_client(tls: dict[str, str]) -> None:
     async with FaultyServer(_echo) as server, _serving(server, tls) as gateway:
         bodies = await asyncio.to_thread(ask, *_address(gateway.url))
     assert bodies == [LARGE[:size] for size in (0, 10, 300_000)]
+
+
+async def test_a_client_that_fills_each_read_lets_others_in(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1024
+    log: list[str] = []
+    update = TlsTransport.buffer_updated
+
+    def updated(transport: TlsTransport, nbytes: int) -> None:
+        if nbytes == size and transport not in transport._shaking:
+            log.append("read")
+            asyncio.get_running_loop().call_soon(log.append, "others")
+        update(transport, nbytes)
+
+    monkeypatch.setattr(tls_transport, "_RECEIVED", memoryview(bytearray(size)))
+    monkeypatch.setattr(TlsTransport, "buffer_updated", updated)
+    async with (
+        FaultyServer(_echo) as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as client,
+    ):
+        body = LARGE[: 100 * size]
+        assert (await client.call("POST", "/v2/x", body)).body == body
+    assert len(log) > 100
+    assert log == ["read", "others"] * (len(log) // 2)
 
 
 async def test_an_early_answer_reaches_a_client_that_still_sends(tls: dict[str, str]) -> None:

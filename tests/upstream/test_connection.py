@@ -361,6 +361,56 @@ async def test_a_broken_chunk(at_once: bool) -> None:
     assert not connection.reusable
 
 
+TINY = chunk(b"x") * 100_000
+
+
+async def test_tiny_chunks_let_others_in() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(CHUNKED + TINY)
+    connection.data_received(chunk(b"y") + chunked())  # on its way when reading was paused
+    assert (await head).status == 200
+    assert transport.calls == ["pause"]
+    assert not connection.reusable
+    assert connection.body is not None
+    pieces: list[bytes | memoryview] = []
+    while piece := await connection.body.read():
+        pieces.append(piece)
+    assert b"".join(pieces) == b"x" * 100_000 + b"y"
+    # Each is from a turn of its own.
+    assert max(map(len, pieces)) < 5000
+    assert connection.reusable
+    assert transport.calls == ["pause", "resume"]
+
+
+async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
+    connection, _ = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY + chunked())
+    connection.connection_lost(None)
+    assert await _read(connection) == b"x" * 100_000
+
+
+async def test_broken_tiny_chunks_of_a_server_that_closes() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY + b"what?\r\n")
+    connection.connection_lost(None)
+    assert "answered what is not HTTP" in await _message(connection)
+    assert "abort" in transport.calls
+
+
+async def test_tiny_chunks_that_nobody_waits_for() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY)
+    connection.drop()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert transport.calls == ["pause", "resume", "abort"]
+    assert not connection._ahead
+
+
 async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
     connection, _ = _connected()
     head = connection.expect("POST")

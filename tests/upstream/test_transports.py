@@ -396,3 +396,12 @@ async def test_an_answer_half_read_drops_the_connection(
         response.close()
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
+
+
+async def test_tiny_chunks(serve: Serve, endpoint_at: EndpointAt) -> None:
+    """They are there to the last, though the server closes behind them."""
+    count = 100_000
+    head = {"Transfer-Encoding": "chunked"}
+    body = chunk(b"x") * count + chunked()
+    async with serve(answering(message("HTTP/1.1 200 OK", head, body))) as server:
+        assert await _call(endpoint_at(server.url)) == b"x" * count
