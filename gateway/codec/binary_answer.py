@@ -1,4 +1,4 @@
-"""A JSON answer, of which the client wants some outputs, or all of them, in binary form."""
+"""A JSON answer, of which the client wants some outputs in another form: binary, or base64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import simdjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.elements_to_json import tensor_to_json
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
+from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import DATATYPES
@@ -20,6 +22,9 @@ from gateway.protocol.inference_header import AnswerForm, Fields, says_base64
 from gateway.protocol.messages import ANSWER
 
 Chunks = list[bytes | memoryview]
+
+_AS_IT_COMES = JsonPolicies()
+_BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
 
 # What simdjson raises for text that it does not take.
 _REFUSALS = (ValueError, TypeError, RuntimeError)
@@ -56,14 +61,23 @@ class AnswerParts:
 class BinaryAnswer(JsonTensors):
     """Converts a JSON answer as it arrives, and holds it in the client's form.
 
-    The data of outputs that the client wants as JSON stay as the server wrote them. In others, null
-    becomes NaN, and base64 what it encodes where the output's content type says that it is base64.
-    ``header_cap`` and ``spool_cap`` are in bytes: of the JSON around the data, and of the data.
+    The data of outputs that the client wants as JSON stay as the server wrote them, but for BYTES
+    that shall be base64 and do not say that they are: those are encoded, and say so. In others,
+    null becomes NaN, and base64 what it encodes where the output's content type says that it is
+    base64. ``header_cap`` and ``spool_cap`` are in bytes: of the JSON around the data, and of the
+    data.
     """
 
-    def __init__(self, form: AnswerForm, header_cap: int, spool_cap: int) -> None:
+    def __init__(
+        self,
+        form: AnswerForm,
+        header_cap: int,
+        spool_cap: int,
+        policies: JsonPolicies = _AS_IT_COMES,
+    ) -> None:
         super().__init__(ANSWER, header_cap, DEEPEST_ANSWER)
         self._form = form
+        self._policies = policies
         self._spool_cap = spool_cap
         self._outputs: tuple[OutputTensor, ...] = ()
 
@@ -74,9 +88,12 @@ class BinaryAnswer(JsonTensors):
         """
         super().feed(text, last)
         if self.held > self._spool_cap:
+            becomes, instead = "binary", "ask for all outputs as JSON"
+            if self._form.all_json:
+                becomes, instead = "base64", "ask for all outputs in binary form"
             raise bad_answer(
-                f"an answer that becomes binary is held, and is larger than {self._spool_cap} "
-                "bytes (limits.spool_bytes); ask for all outputs as JSON"
+                f"an answer that becomes {becomes} is held, and is larger than {self._spool_cap} "
+                f"bytes (limits.spool_bytes); {instead}"
             )
 
     def finish(self) -> tuple[bytes, Chunks]:
@@ -104,8 +121,10 @@ class BinaryAnswer(JsonTensors):
         tensors: dict[int, Chunks] = {}
         for array in self._arrays:
             index = array.index
-            if isinstance(array.elements, _KeptText):
+            if isinstance(array.elements, _KeptText | _EncodedText):
                 texts[index] = [array.elements.text]
+                if isinstance(array.elements, _EncodedText):
+                    mark_base64(header.fields["outputs"][index])
             else:
                 tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
         return AnswerParts(header.fields, self._outputs, texts, tensors)
@@ -114,11 +133,20 @@ class BinaryAnswer(JsonTensors):
         if "name" not in fields:
             return None
         if not self._form.wants_binary(str(fields["name"])):
-            return _KeptText(label)
+            return self._text_elements(label, fields)
         datatype = fields.get("datatype")
         if isinstance(datatype, str) and datatype in DATATYPES:
             return TensorFromJson(label, DATATYPES[datatype], ANSWER)
         return None
+
+    def _text_elements(self, label: str, fields: Fields) -> Elements | None:
+        if not self._policies.wants_base64(str(fields["name"])):
+            return _KeptText(label)
+        # The content type may come behind the data, which are seen in all of the fields.
+        ended = isinstance(fields.get("data"), list)  # the stand-in, which all of them have
+        if not ended and not fields.keys() >= {"datatype", "parameters"}:
+            return None
+        return _EncodedText(label) if becomes_base64(fields) else _KeptText(label)
 
     def _parse(self, text: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
         fields = parse_answer(text)
@@ -168,6 +196,44 @@ class _KeptText:
                 json.loads(text, parse_int=str, parse_float=str)
                 return
         raise bad_answer(f"{self._label} of the server's answer has data that are no JSON array")
+
+
+class _EncodedText:
+    """The strings of an array, written as base64; ``label`` names its output."""
+
+    def __init__(self, label: str) -> None:
+        self.size = 0
+        self._strings = TensorFromJson(label, DATATYPES["BYTES"], ANSWER)
+        self._writer = tensor_to_json(label, DATATYPES["BYTES"], _BASE64)
+        self._chunks: list[bytes] = []
+
+    @property
+    def text(self) -> bytes:
+        """Give the text between the brackets of an array that is there as a whole."""
+        return b"".join(self._chunks)
+
+    def feed(self, item: Run | StringPart) -> None:
+        """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
+        strings = self._strings
+        before = strings.size
+        strings.feed(item)
+        self.size += strings.size - before
+        if isinstance(item, StringPart):
+            return  # its length is not known yet
+        texts = list(map(self._writer.feed, strings.chunks))
+        self.size += sum(map(len, texts)) - strings.size
+        strings.chunks, strings.size = [], 0
+        self._chunks += texts
+
+
+def becomes_base64(entry: Fields) -> bool:
+    """Tell whether an output that is wanted as base64 has data that are text by now."""
+    return entry.get("datatype") == "BYTES" and not says_base64(entry)
+
+
+def mark_base64(entry: Fields) -> None:
+    """Have an output say that its data are base64."""
+    entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
 
 
 def _in_binary(entry: Fields, size: int) -> Fields:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from gateway.codec.binary_answer import AnswerParts, BinaryAnswer, Chunks
+from gateway.codec.binary_answer import (
+    AnswerParts,
+    BinaryAnswer,
+    Chunks,
+    becomes_base64,
+    mark_base64,
+)
 from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
 from gateway.codec.json_writer import (
     JsonWriter,
@@ -44,6 +52,11 @@ class JsonAnswer(JsonWriter):
 
     def _rewritten(self, fields: Fields) -> Fields:
         _mark_base64(fields, self._reader.tensors, self._policies)
+        for entry in fields.get("outputs", ()):
+            # It came as JSON although it was asked for in binary form.
+            if has_text_for_base64(entry, self._policies):
+                mark_base64(entry)
+                entry["data"] = _encoded(entry.pop("data"))
         return fields
 
 
@@ -68,7 +81,7 @@ class MixedAnswer:
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
-        self._json = BinaryAnswer(form, header_cap, spool_cap)
+        self._json = BinaryAnswer(form, header_cap, spool_cap, policies)
         self._behind: bytes | memoryview = b""
         self._parts: AnswerParts | None = None
         self._reader: TensorReader | None = None
@@ -162,7 +175,7 @@ class MixedAnswer:
 
 def output_converter(output: Tensor, policies: JsonPolicies) -> TensorToJson:
     """Make the converter of one output to JSON."""
-    if output.name in policies.as_base64:
+    if policies.wants_base64(output.name):
         policies = replace(policies, bytes_as=BytesAs.BASE64)
     return tensor_to_json(ANSWER.label(output.name), output.datatype, policies)
 
@@ -174,4 +187,20 @@ def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolici
     for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
         is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
         if is_text and output.name in policies.as_base64:
-            entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
+            mark_base64(entry)
+
+
+def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
+    """Tell whether an output has BYTES in JSON that have to become base64."""
+    return (
+        isinstance(entry.get("data"), list)
+        and policies.wants_base64(str(entry.get("name")))
+        and becomes_base64(entry)
+    )
+
+
+def _encoded(data: Any) -> Any:
+    """Encode the strings of an array, of whatever nesting."""
+    if isinstance(data, list):
+        return [_encoded(item) for item in data]
+    return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from binascii import b2a_base64
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from gateway.codec.elements_to_json import (
     Base64Text,
@@ -234,7 +236,13 @@ class Texts(ABC):
         return lead
 
     def _plain(self, element: bytes) -> bytes:
-        return self._last().feed(element, last=True)
+        """Write a whole element; most are small, and there may be very many of them."""
+        if self._as_base64:
+            return b2a_base64(element, newline=False)
+        try:
+            return orjson.dumps(element.decode())[1:-1]
+        except UnicodeDecodeError:
+            return self._last().feed(element, last=True)
 
     def _last(self) -> ElementText:
         """Make the writer of the element that was counted last."""

@@ -30,3 +30,12 @@ class JsonPolicies:
     nonfinite: Nonfinite = Nonfinite.LITERAL
     bytes_as: BytesAs = BytesAs.UTF8
     as_base64: frozenset[str] = frozenset()
+
+    @property
+    def some_base64(self) -> bool:
+        """Tell whether BYTES of any output become base64."""
+        return self.bytes_as is BytesAs.BASE64 or bool(self.as_base64)
+
+    def wants_base64(self, output: str) -> bool:
+        """Tell whether this output's BYTES become base64."""
+        return self.bytes_as is BytesAs.BASE64 or output in self.as_base64

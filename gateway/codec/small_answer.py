@@ -69,6 +69,8 @@ def _plan(header: bytes) -> _Plan | None:
     size = 0
     for output in outputs:
         if output.binary_size is None:
+            if output.datatype.family is Family.TEXT:
+                return None  # which may have to become base64
             continue
         if not _is_plain(output):
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+from gateway.codec.infer_answer import has_text_for_base64
+from gateway.codec.policies import JsonPolicies
 from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
@@ -37,7 +39,7 @@ async def relay_in_form(
     if header_size <= route.limits.header_bytes:
         held = await _first(chunks, header_size)
         chunks = _with_first(held, chunks)
-        if _is_in_form(b"".join(held)[:header_size], form):
+        if _is_in_form(b"".join(held)[:header_size], form, route.policies):
             await answer.start(200, response.reason, end_to_end(response.headers))
             async for chunk in chunks:
                 await write(answer, chunk, deadline)
@@ -62,9 +64,12 @@ async def _with_first(held: Sequence[bytes | memoryview], chunks: _Chunks) -> _C
         yield chunk
 
 
-def _is_in_form(header: bytes, form: AnswerForm) -> bool:
+def _is_in_form(header: bytes, form: AnswerForm, policies: JsonPolicies) -> bool:
     """Tell whether an answer is as the client wants it; what makes no sense is looked at closer."""
     try:
-        return is_in_form(parse_answer(header), form)
+        fields = parse_answer(header)
     except GatewayError:
         return False
+    return is_in_form(fields, form) and not any(
+        has_text_for_base64(entry, policies) for entry in fields.get("outputs", ())
+    )

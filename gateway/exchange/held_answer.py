@@ -25,8 +25,12 @@ async def relay_in_binary(
     route: Route,
     deadline: Deadline,
 ) -> None:
-    """Pass on an answer that is all JSON, with the outputs wanted in binary form behind it."""
-    codec = BinaryAnswer(form, route.limits.header_bytes, route.limits.spool_bytes)
+    """Pass on an answer that is all JSON, with the outputs wanted in binary form behind it.
+
+    BYTES that are wanted as base64 become that.
+    """
+    limits = route.limits
+    codec = BinaryAnswer(form, limits.header_bytes, limits.spool_bytes, route.policies)
     with route.held.holding() as holding:
         async for chunk in chunks:
             for start in range(0, len(chunk), CHUNK):

@@ -10,7 +10,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH, with_body
 from gateway.exchange.infer_answer import relay_answer
 from gateway.exchange.infer_request import Converted, convert
-from gateway.exchange.json_upstream import json_body, relay_json_answer
+from gateway.exchange.json_upstream import json_body, passes_as_it_is, relay_json_answer
 from gateway.exchange.shields import check_infer
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.endpoints import Endpoint
@@ -81,7 +81,7 @@ def _json_request(request: ClientRequest, converted: Converted, route: Route) ->
         return JsonRequest(converted.header_size, route.policies, written_as, as_base64)
 
     headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not converted.answer.all_json:
+    if not passes_as_it_is(converted.answer, route):
         # The answer has to be read here.
         headers.popall("Accept-Encoding", None)
     body = json_body(converted.body, converted.size, writer, route.turns)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.elements_to_json import LentText
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
@@ -46,8 +47,7 @@ async def relay_answer(
 
     An answer passes untouched where it surely is, or is seen to be, in that form already.
     """
-    if form.as_base64:
-        route = replace(route, policies=replace(route.policies, as_base64=form.as_base64))
+    route = with_wishes(route, form)
     as_asked = route.upstream.dialect.answers_as_asked
     with naming_endpoint(url):
         if response.status != 200 or (form.all_binary and as_asked):
@@ -56,6 +56,13 @@ async def relay_answer(
             await _relay_binary(response, answer, form, route, url, deadline)
         else:
             await _relay_doubted(response, answer, form, route, url, deadline)
+
+
+def with_wishes(route: Route, form: AnswerForm) -> Route:
+    """Have the policies know which outputs a request wants as base64."""
+    if not form.as_base64:
+        return route
+    return replace(route, policies=replace(route.policies, as_base64=form.as_base64))
 
 
 async def _relay_binary(
@@ -91,7 +98,8 @@ async def _relay_doubted(
     """Pass on an answer whose outputs may be JSON although they were asked for in binary form."""
     # Data may stand in the header: they count as what is held.
     header_size = answer_header_size(response, None)
-    if form.all_json and (header_size or 0) <= route.limits.header_bytes:
+    text_is_fine = header_size is not None or not route.policies.some_base64
+    if form.all_json and text_is_fine and (header_size or 0) <= route.limits.header_bytes:
         await _relay_binary(response, answer, form, route, url, deadline)
         return
     chunks = response_chunks(response, url, deadline)
@@ -231,8 +239,11 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
     """Give an answer without tensors behind it the data that the client wants as JSON.
 
     Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
-    OpenVINO Model Server without any size.
+    OpenVINO Model Server without any size. What servers give as text although it was asked for in
+    binary form may have to become base64.
     """
+    if route.policies.some_base64 and not route.upstream.dialect.answers_as_asked:
+        return _with_base64(document, form, route)
     if b'"binary_data_size"' not in document and not _EMPTY.search(document):
         return document
     try:
@@ -246,3 +257,13 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
         return mixed.finish()[0]
     except GatewayError:
         return document  # not what we know: the client shall see what the server said
+
+
+def _with_base64(document: bytes, form: AnswerForm, route: Route) -> bytes:
+    caps = route.limits.header_bytes, route.limits.spool_bytes
+    codec = BinaryAnswer(form, *caps, route.policies)
+    try:
+        codec.feed(document, last=True)
+        return codec.finish()[0]
+    except GatewayError:
+        return document

@@ -9,7 +9,7 @@ from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward_answer
 from gateway.exchange.held_answer import relay_in_binary
-from gateway.exchange.infer_answer import naming_endpoint
+from gateway.exchange.infer_answer import naming_endpoint, with_wishes
 from gateway.exchange.pump import response_chunks
 from gateway.exchange.turns import Turns
 from gateway.protocol.inference_header import AnswerForm
@@ -72,6 +72,11 @@ async def _written(
     codec.finish()
 
 
+def passes_as_it_is(form: AnswerForm, route: Route) -> bool:
+    """Tell whether a client gets the JSON that the server writes."""
+    return form.all_json and not with_wishes(route, form).policies.some_base64
+
+
 async def relay_json_answer(
     response: UpstreamResponse,
     answer: ClientAnswer,
@@ -81,7 +86,8 @@ async def relay_json_answer(
     deadline: Deadline,
 ) -> None:
     """Pass a JSON answer on in the client's form; errors of the server's own pass as they are."""
-    if response.status != 200 or form.all_json:
+    route = with_wishes(route, form)
+    if response.status != 200 or passes_as_it_is(form, route):
         await forward_answer(response, answer, url, deadline)
         return
     with naming_endpoint(url):

@@ -41,6 +41,7 @@ class PredictAnswer(ClientAnswer):
         self._holding = holding
         self._codec: PredictAnswerCodec | None = None
         self._waiting = bytearray()
+        self._worked = 0
         self._status = 0
         self._reason = ""
         self._headers = CIMultiDict[str]()
@@ -70,9 +71,10 @@ class PredictAnswer(ClientAnswer):
             del self._waiting[cap:]
             return
         for start in range(0, len(data), _PIECE):
-            text = self._codec.feed(data[start : start + _PIECE])
+            piece = data[start : start + _PIECE]
+            text = self._codec.feed(piece)
             self._holding.is_now(self._codec.held)
-            await self._tell(text)
+            await self._tell(text, len(piece))
 
     async def finish(self) -> None:
         """Give the client what is left."""
@@ -87,7 +89,7 @@ class PredictAnswer(ClientAnswer):
             codec = self._codec = self._codec_of(len(document))
             await self.write(document)
         for text in codec.finish():
-            await self._tell(text)
+            await self._tell(text, len(text))
         if not self._answer.started:
             await self._send(bytes(self._waiting))
             return
@@ -102,8 +104,12 @@ class PredictAnswer(ClientAnswer):
         cap = self._route.limits.spool_bytes
         return PredictAnswerCodec(header_size, self._predicted, self._route.policies, cap)
 
-    async def _tell(self, text: bytes) -> None:
-        """Write text, once there is more than goes out as a whole; others get their turn."""
+    async def _tell(self, text: bytes, work: int) -> None:
+        """Write text, once there is more than goes out as a whole.
+
+        It was made of ``work`` bytes, by which others get their turn: rows that are held give no
+        text for a long time, and what the server has sent by then is there without a pause.
+        """
         self._waiting += text
         if len(self._waiting) > CHUNK:
             if not self._answer.started:
@@ -111,6 +117,9 @@ class PredictAnswer(ClientAnswer):
             text = bytes(self._waiting)
             self._waiting.clear()
             await write(self._answer, text, self._deadline)
+        self._worked += work
+        if self._worked >= _PIECE:
+            self._worked = 0
             await self._route.turns.next()
 
     async def _send(self, body: bytes) -> None:

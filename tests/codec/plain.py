@@ -329,6 +329,8 @@ def convert_answer(
         if "binary_data_size" not in parameters:
             if "data" in output and output["name"] in binary:
                 tail += _packed(output)
+            elif "data" in output and (bytes_as == "base64" or output["name"] in as_base64):
+                _encode(output)
             continue
         size = parameters["binary_data_size"]
         check(len(rest) >= size, "short", 502)
@@ -348,6 +350,15 @@ def convert_answer(
             del output["parameters"]
     check(not rest, "surplus", 502)
     return fields, tail
+
+
+def _encode(output: Fields) -> None:
+    """Make base64 of BYTES in JSON that do not say that they are, and have them say so."""
+    parameters = output.get("parameters") or {}
+    if output["datatype"] == "BYTES" and parameters.get("content_type") != "base64":
+        output["parameters"] = {**parameters, "content_type": "base64"}
+        texts = [each.encode() for each in _flat(output.pop("data"))]
+        output["data"] = [base64.b64encode(text).decode() for text in texts]
 
 
 def unpack(datatype: str, data: bytes) -> list[Any]:

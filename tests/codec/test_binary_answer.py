@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.codec import array_scanner
 from gateway.codec.binary_answer import BinaryAnswer
+from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.inference_header import AnswerForm
 from tests.codec import bodies
@@ -305,6 +306,55 @@ def test_base64_that_the_client_wants_as_json_stays() -> None:
     body = answer(entry, output("INT8", [1], "z"))
     found = fine(body, AnswerForm(False, {"z": True}))
     assert found.outputs[0] == entry
+
+
+def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
+    """Give the outputs of an answer that is wanted as JSON, however it is split."""
+    found = []
+    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1)):
+        codec = BinaryAnswer(AnswerForm(False, {}), 1 << 20, 1 << 24, policies)
+        with mock.patch.object(array_scanner, "WINDOW", 64):  # to have long strings
+            for piece in pieces:
+                codec.feed(piece)
+                assert codec.held <= 2 * len(body)
+            codec.feed(b"", last=True)
+            header, tensors = codec.finish()
+        assert tensors == []
+        found.append(json.loads(header)["outputs"])
+    assert found == [found[0]] * 3
+    return found[0]
+
+
+@pytest.mark.parametrize("parameters", [None, {"content_type": "str", "a": 1}])
+@pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
+@pytest.mark.parametrize("texts", [[], ["abcd"], ["", 'é"', "x" * 301, "", "abc"]])
+def test_text_that_is_wanted_as_base64(
+    texts: list[str], behind: bool, parameters: dict[str, Any] | None
+) -> None:
+    more: dict[str, Any] = {"parameters": parameters}
+    entry = output("BYTES", texts) | more if behind else output("BYTES", texts, **more)
+    body = answer(entry, output("BYTES", texts, "z"), output("INT8", [1], "n"))
+    y, z, n = as_json_in_base64(body, JsonPolicies(as_base64=frozenset("yn")))
+    assert list(map(base64.b64decode, y["data"])) == [text.encode() for text in texts]
+    assert y["parameters"] == {**(parameters or {}), "content_type": "base64"}
+    assert (z, n) == (output("BYTES", texts, "z"), output("INT8", [1], "n"))
+    _, z, _ = as_json_in_base64(body, JsonPolicies(bytes_as=BytesAs.BASE64))
+    assert list(map(base64.b64decode, z["data"])) == [text.encode() for text in texts]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
+def test_what_says_that_it_is_base64_stays(behind: bool) -> None:
+    more: dict[str, Any] = {"parameters": IN_BASE64}
+    entry = output("BYTES", ["YQ=="]) | more if behind else output("BYTES", ["YQ=="], **more)
+    assert as_json_in_base64(answer(entry), JsonPolicies(as_base64=frozenset("y"))) == [entry]
+
+
+def test_base64_that_is_larger_than_the_cap() -> None:
+    codec = BinaryAnswer(AnswerForm(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y")))
+    with pytest.raises(
+        GatewayError, match=r"becomes base64 .* \(limits.spool_bytes\); ask for all"
+    ):
+        codec.feed(answer(output("BYTES", ["abcd"] * 999)), last=True)
 
 
 @pytest.mark.parametrize("text", ["a", "YQ=", "Y!==", "YQ==YQ==", "Y" * 90_001])

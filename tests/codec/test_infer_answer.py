@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer, answer_reader
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.inference_header import AnswerForm
 from tests.codec import bodies
@@ -87,6 +88,7 @@ def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
 
 
+IN_BASE64 = {"parameters": {"content_type": "base64"}}
 NAMES = st.sampled_from(["y", "z", 'q"', "é"])
 POLICIES = st.builds(
     JsonPolicies,
@@ -239,12 +241,22 @@ def test_an_output_that_a_request_wants_as_base64(bytes_as: BytesAs) -> None:
         assert as_mixed(pieces, size, AnswerForm(False, {}), policies) == (text, b"")
 
 
-def test_what_the_server_sent_as_json_is_not_said_to_be_base64() -> None:
-    sent = {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    body, size = answer_body([bodies.Output("y", sent, b""), output("n", "INT8", [1], b"\7")])
-    text = as_json([body], size, JsonPolicies(as_base64=frozenset("y")))
-    assert isinstance(text, bytes)
-    assert json.loads(text)["outputs"][0] == sent
+@pytest.mark.parametrize(
+    "policies", [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_as=BytesAs.BASE64)]
+)
+def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies) -> None:
+    text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
+    told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
+    sent = [bodies.Output(str(each["name"]), each, b"") for each in (text, told)]
+    body, size = answer_body([*sent, output("n", "INT8", [1], b"\7")])
+    written = as_json([body], size, policies)
+    assert isinstance(written, bytes)
+    y, z, n = json.loads(written)["outputs"]
+    assert y == {**text, "data": [["YWJjZA=="], ["w6k="]]} | IN_BASE64
+    assert z == told
+    assert "parameters" not in n
+    # The short way leaves such an answer to the long one.
+    assert convert_small_answer(body, size) is None
 
 
 def test_values_that_are_not_finite() -> None:

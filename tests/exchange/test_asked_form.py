@@ -1,6 +1,7 @@
 """Servers that may answer in another form than was asked for; clients get what they wanted."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
 from tests.servers.doubles import (
@@ -77,11 +79,12 @@ class _Scene(Scene):
         dialect: Dialect = KSERVE,
         target: str = INFER,
         headers: dict[str, str] | None = None,
+        policies: JsonPolicies | None = None,
         **limits: int,
     ) -> None:
-        made = replace(LIMITS, **limits)
+        others: dict[str, Any] = {"limits": replace(LIMITS, **limits), "policies": policies}
         super().__init__(
-            *turns, body=body, headers=headers, target=target, dialect=dialect, limits=made
+            *turns, body=body, headers=headers, target=target, dialect=dialect, **others
         )
 
     async def fault(self) -> str:
@@ -244,6 +247,46 @@ async def test_json_that_has_all_its_data_passes_as_it_is(dialect: Dialect) -> N
     header = json.dumps({"outputs": [{**EMPTY, "data": []}]}, indent=1).encode()
     answer = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
     assert answer.body == header
+
+
+# ---------------------------------------------------------------------------------- base64
+
+TEXT = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
+
+
+def _wanted(*, as_base64: bool, **own: bool) -> bytes:
+    fields = json.loads(_request(**own))
+    for entry in fields.get("outputs", []):
+        if entry["name"] == "T" and as_base64:
+            entry["parameters"]["content_type"] = "base64"
+    return json.dumps(fields).encode()
+
+
+@DOUBTED
+@pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("came", ["", "R"])
+@pytest.mark.parametrize("wanted", ["", "R"])
+async def test_text_that_was_to_be_base64(
+    dialect: Dialect, wanted: str, came: str, large: bool, by_route: bool
+) -> None:
+    """A client that decodes plain text as base64 may get other bytes, and does not see it."""
+    text = {**TEXT, "data": ["abcd" * 5000]} if large else TEXT
+    header = json.dumps({"outputs": [text, _entry("R", binary=bool(came))]}).encode()
+    policies = JsonPolicies(bytes_as=BytesAs.BASE64) if by_route else None
+    scene = _Scene(
+        _response(header, RIGHT.tobytes() if came else b""),
+        body=[_wanted(as_base64=not by_route, T=False, R=bool(wanted))],
+        dialect=dialect,
+        policies=policies,
+        spool_bytes=100_000,
+    )
+    answer = await scene.run()
+    expected = base64.b64encode(str(text["data"][0]).encode()).decode()
+    assert _forms(answer) == {"T": [expected], "R": RIGHT.tobytes() if wanted else RIGHT.tolist()}
+    size = answer.headers.get(LENGTH)
+    fields = json.loads(answer.body[: int(size)] if size else answer.body)
+    assert fields["outputs"][0]["parameters"] == {"content_type": "base64"}
 
 
 # ---------------------------------------------------------------------------------- faults

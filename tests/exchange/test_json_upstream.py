@@ -91,6 +91,30 @@ async def test_a_json_request_is_checked_and_written_anew() -> None:
     ]
 
 
+@pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
+async def test_text_that_was_to_be_base64(by_route: bool) -> None:
+    """MLServer passes over the content type that is asked for, unless the model's code looks."""
+    is_base64 = {"content_type": "base64"}
+    text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
+    told = {**text, "name": "U", "parameters": is_base64, "data": ["YWJjZA=="]}
+    fields = json.loads(json_request(1))
+    if not by_route:
+        fields["outputs"] = [{"name": name, "parameters": is_base64} for name in "TU"]
+    policies = JsonPolicies(bytes_as=BytesAs.BASE64) if by_route else None
+    scene = _Scene(
+        _answer(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
+        body=[json.dumps(fields).encode()],
+        headers={"Accept-Encoding": "gzip"},
+        policies=policies,
+    )
+    answer = await scene.run()
+    t, u, numbers = json.loads(answer.body)["outputs"]
+    assert t["data"] == u["data"] == ["YWJjZA=="]
+    assert t["parameters"] == u["parameters"] == is_base64
+    assert numbers == OUTPUT
+    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # it is read here
+
+
 async def test_numbers_keep_their_values() -> None:
     data = {
         "FP32": [0.1, 1e-45, 3.4028235e38, -0.0],

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gateway.protocol.dialects import KSERVE
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 from tests.servers.doubles import (
+    LIMITS,
     Log,
     ScriptedAnswer,
     ScriptedEndpoint,
@@ -286,6 +288,26 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
         await scene.run()
         task.cancel()
         assert turns > len(text) / 65536
+
+
+async def test_rows_that_are_held_let_others_have_their_turn() -> None:
+    header = answer_header(400_000, 400_000)
+    answer = ScriptedResponse(200, {LENGTH: str(len(header))}, [header + bytes(800_000)])
+    limits = replace(LIMITS, spool_bytes=1_000_000)
+    scene = _scene(METADATA, NO_CONFIG, answer, limits=limits)
+
+    async def others() -> None:
+        while True:
+            scene.log.append("others")
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    told = await scene.run()
+    task.cancel()
+    assert told.body.count(b"OUT1") == 100_000
+    came = scene.log.index(f"server sends {len(header) + 800_000}")
+    held = scene.log[came : scene.log.index("client gets 200")]
+    assert held.count("others") >= 800_000 // 32_768
 
 
 async def test_a_client_that_leaves_at_any_moment() -> None:

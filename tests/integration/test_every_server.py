@@ -203,6 +203,19 @@ def test_base64(through: Client, any_server: InferenceServer, data: bytes, back:
         check_echo(read_outputs(answer), tensor("INPUT0", "BYTES", [data], binary=True))
 
 
+def test_base64_of_text_among_several_outputs(through: Client) -> None:
+    """Of text that is valid base64 itself, a client would not see that it came as it was."""
+    fields = [
+        {"name": f"IN_{datatype}", "datatype": datatype, "shape": [1], "data": data}
+        for datatype, data in {"FP32": [1], "INT64": [1], "BYTES": ["abcd"], "BOOL": [True]}.items()
+    ]
+    listed = [{"name": name} for name in ("OUT_BYTES", "OUT_FP32", "OUT_BOOL")]
+    listed[0]["parameters"] = {"content_type": "base64"}  # type: ignore[assignment]
+    answer = through.infer("mixed", json.dumps({"inputs": fields, "outputs": listed}).encode())
+    (entry,) = (each for each in answer.fields["outputs"] if each["name"] == "OUT_BYTES")
+    assert (entry["data"], entry["parameters"]["content_type"]) == (["YWJjZA=="], "base64")
+
+
 def test_bytes_that_are_no_text(through: Client, any_server: InferenceServer) -> None:
     sent = tensor("INPUT0", "BYTES", [b"a", NO_TEXT], binary=True)
     answer = send(through, Request("identity_bytes", (sent,), binary_data_output=True))

@@ -109,6 +109,26 @@ async def test_the_route_s_own_base64_is_as_it_was() -> None:
         assert output["parameters"] == BASE64
 
 
+async def test_text_that_a_server_gives_although_it_was_asked_for_bytes(
+    went_straight: list[str],
+) -> None:
+    async def script(connection: Connection) -> None:
+        output = {"name": "OUT", "datatype": "BYTES", "shape": [1], "data": ["abcd"]}
+        while True:
+            await connection.request()
+            await connection.send(answer(json.dumps({"outputs": [output]}).encode()))
+
+    upstream, route = {"dialect": "kserve"}, {"bytes": "base64"}
+    async with (
+        FaultyServer(script) as server,
+        client_of(server.url, upstream=upstream, route=route) as client,
+    ):
+        for _ in range(2):  # the second one on a connection that is kept
+            output = await output_of(client, request("POST", INFER, body([1.5], "FP32")))
+            assert (output["data"], output["parameters"]) == (["YWJjZA=="], BASE64)
+        assert went_straight == [INFER]
+
+
 async def test_an_output_in_binary_form_is_bytes() -> None:
     async with FaultyServer(echoing) as server, client_of(server.url) as client:
         reply = await client.call("POST", INFER, body(["/9g="], **BASE64, binary_data=True))
