@@ -10,7 +10,7 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.dialect import typed
 from gateway.exchange.headers import end_to_end
-from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
+from gateway.exchange.pump import CHUNK, ClientBody, joined, response_chunks, write
 from gateway.protocol.model_name import ModelName
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
 
@@ -28,22 +28,27 @@ async def forward(
     ``model`` is the one that it names.
     """
     body = ClientBody(request, route.limits.request_bytes, deadline)
+    dialect = route.upstream.speech.dialect
+    few_chunks = dialect is None or dialect.few_chunks
     headers = await typed(request, route.upstream, deadline)
     asked = UpstreamRequest(
         request.method,
         target or request.target,
         headers,
-        await forwarded_body(request, body, route.limits.json_depth),
+        await forwarded_body(request, body, route.limits.json_depth, few_chunks=few_chunks),
     )
     async with Attempts(route, asked, deadline, model=model) as attempt:
         await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 
-async def forwarded_body(request: ClientRequest, body: ClientBody, depth_cap: int) -> Body:
+async def forwarded_body(
+    request: ClientRequest, body: ClientBody, depth_cap: int, *, few_chunks: bool
+) -> Body:
     """Give the body to send: none where the client sent none, a small one as a whole.
 
-    What is at hand as a whole can be sent again. Raises GatewayError (400), before the server has
-    it, for JSON that nests deeper than the cap.
+    What is at hand as a whole can be sent again. A body that does not say its size is given as it
+    comes, or in ``few_chunks``. Raises GatewayError (400), before the server has it, for JSON that
+    nests deeper than the cap.
     """
     if body.size == 0:
         # A Content-Length of 0 is passed on with an empty body, its absence with none.
@@ -52,7 +57,8 @@ async def forwarded_body(request: ClientRequest, body: ClientBody, depth_cap: in
         whole = await body.whole()
         NestingWalk(depth_cap).feed(whole)
         return (whole,)
-    return _as_deep_as_allowed(body, depth_cap)
+    pieces = _as_deep_as_allowed(body, depth_cap)
+    return joined(pieces) if few_chunks and body.size is None else pieces
 
 
 async def _as_deep_as_allowed(

@@ -78,6 +78,21 @@ class ClientBody:
             )
 
 
+async def joined(pieces: AsyncIterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    """Yield a body in pieces of a chunk at least, but for the last."""
+    held = bytearray()
+    async for piece in pieces:
+        if not held and len(piece) >= CHUNK:
+            yield piece
+            continue
+        held += piece
+        if len(held) >= CHUNK:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
 async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
     """Give the whole body of a server's answer."""
     deadline.wait_for_server(url)

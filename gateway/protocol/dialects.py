@@ -47,6 +47,8 @@ class Dialect:
     """How it serves the trace extension, if it does."""
     triton_extensions: bool = False
     """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
+    few_chunks: bool = False
+    """Whether a chunked body of very many chunks ends it."""
     speaks_v1: bool = False
     """Whether clients of V1 are served too, under the paths that KServe has for them."""
     lists_models: bool = True
@@ -63,6 +65,7 @@ TRITON = Dialect(
     batches=True,
     trace=TraceForm("/trace/setting", per_version=False),
     triton_extensions=True,
+    few_chunks=True,
     longest_part=8189,
 )
 # Takes binary tensors without saying so in `GET /v2`; its models may answer in JSON all the same.
@@ -95,6 +98,7 @@ def common(dialects: Sequence[Dialect]) -> Dialect:
         batches=any(each.batches for each in dialects),
         wants_json_type=any(each.wants_json_type for each in dialects),
         triton_extensions=any(each.triton_extensions for each in dialects),
+        few_chunks=any(each.few_chunks for each in dialects),
         speaks_v1=all(each.speaks_v1 for each in dialects),
         lists_models=all(each.lists_models for each in dialects),
         longest_part=min(longest, default=None),

@@ -6,6 +6,8 @@ import pytest
 from gateway.errors import GatewayError, bad_answer
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward
+from gateway.exchange.pump import CHUNK
+from gateway.protocol.dialects import KSERVE, TRITON, Dialect
 from tests.servers.doubles import (
     Log,
     ScriptedAnswer,
@@ -15,6 +17,8 @@ from tests.servers.doubles import (
     Step,
     route_to,
 )
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 class _Scene:
@@ -28,12 +32,13 @@ class _Scene:
         body: Sequence[Step] = (),
         fault: BaseException | None = None,
         ready: asyncio.Event | None = None,
+        dialect: Dialect = TRITON,
     ) -> None:
         self.log = Log()
         self.request = ScriptedRequest(self.log, method, "/v2/x?y", headers, body)
         self.answer = ScriptedAnswer(self.log, fault, ready)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
-        self.route = route_to(self.endpoint)
+        self.route = route_to(self.endpoint, dialect=dialect)
 
     async def run(self, target: str | None = None) -> None:
         with Deadline(9, 9) as turns:
@@ -81,6 +86,35 @@ async def test_chunk_by_chunk() -> None:
     ]
     assert scene.endpoint.bodies == [b"".join(body)]
     assert scene.answer.body == b"abc"
+
+
+@pytest.mark.parametrize("steps", [[b"x"] * 200_000, [b"x", b"y" * 199_999], [b"z" * 200_000]])
+async def test_small_chunks_are_joined_for_a_server_that_dies_of_many(steps: list[Step]) -> None:
+    """Triton keeps a place on its stack for each chunk of a body."""
+    scene = _Scene(ScriptedResponse(), headers=CHUNKED, body=steps)
+    await scene.run()
+    sizes = [int(entry.split()[-1]) for entry in scene.log if entry.startswith("server gets")]
+    assert len(sizes) <= 1 + 200_000 // CHUNK
+    assert all(size >= CHUNK for size in sizes[:-1])
+    assert scene.endpoint.bodies == [b"".join(step for step in steps if isinstance(step, bytes))]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "headers"), [(KSERVE, CHUNKED), (TRITON, {})], ids=["chunked", "sized"]
+)
+async def test_others_go_on_as_they_come(dialect: Dialect, headers: dict[str, str]) -> None:
+    body = [b"a" * 10, b"b" * 70_000]
+    scene = _Scene(ScriptedResponse(), headers=headers, body=body, dialect=dialect)
+    await scene.run()
+    assert scene.log.index("server gets 10") < scene.log.index("client sends 70000")
+    assert scene.endpoint.bodies == [b"".join(body)]
+
+
+async def test_joined_chunks_that_nest_too_deep_do_not_reach_the_server() -> None:
+    scene = _Scene(ScriptedResponse(), headers=CHUNKED, body=[b"["] * 65)
+    with pytest.raises(GatewayError, match="nested deeper than 64"):
+        await scene.run()
+    assert scene.log.count_of("server gets") == 0
 
 
 async def test_a_small_body_is_sent_as_a_whole() -> None:

@@ -386,7 +386,11 @@ async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> No
             while piece := await read_chunk(connection.reader):
                 received += piece
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    upstream = {"dialect": "kserve"}  # which gets chunks as they come
+    async with (
+        FaultyServer(script) as server,
+        client_of(server.url, upstream=upstream) as client,
+    ):
         await client.send(_chunks(size + b"\r\n" + INNER), INNER)
         await until(lambda: received == 2 * INNER)
         client.reset()
