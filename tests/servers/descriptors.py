@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Have the system refuse each file and socket that is opened; those that are open stay."""
+    """Have the system refuse each file and socket that is opened; those that are open stay.
+
+    poll(2) takes no more of them than the limit is: with one of 0, other threads' would fail.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    next_one = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
     try:
         yield
     finally:

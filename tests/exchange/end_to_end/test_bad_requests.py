@@ -230,6 +230,7 @@ TWO_INPUTS = json.dumps(
 BAD_RAW = {
     "two inputs": (TWO_INPUTS, bytes(8), "takes 2 inputs"),
     "no inputs": (b'{"inputs":[]}', bytes(8), "does not say what model 'm' takes"),
+    "nothing of inputs": (b"{}", bytes(8), "does not say what model 'm' takes"),
     "two variable dimensions": (metadata(-1, -1), bytes(8), "at most 1 variable"),
     "bytes that do not divide": (metadata(-1, 4), bytes(17), "multiple of 16"),
     "too few bytes": (metadata(2, 2), bytes(15), "takes 16 bytes, got 15"),
@@ -255,7 +256,6 @@ async def test_a_bad_raw_request_is_a_400(
 BAD_METADATA = {
     "no JSON": b"no",
     "no object": b"[]",
-    "no inputs": b"{}",
     "inputs no array": b'{"inputs":7}',
     "input no object": b'{"inputs":[7]}',
     "unknown datatype": metadata(-1, datatype="FP31"),
