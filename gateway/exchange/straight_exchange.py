@@ -141,10 +141,11 @@ class StraightExchange(Receiver, Watched):
 
     def failed(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
+        outcome, why = told_by(error)
         if self._again.after_failure(error, self._loan.endpoint):
-            self._go_on_elsewhere(str(error))
+            self._go_on_elsewhere(outcome, why)
         else:
-            self._end(Outcome.FAILED, str(error))
+            self._end(outcome, why)
             self._answer_failure(error)
 
     def _is_unwanted(self, status: int) -> bool:
@@ -152,12 +153,12 @@ class StraightExchange(Receiver, Watched):
         statuses = self._route.retry.statuses
         if not statuses or not self._again.after_answer(status, self._loan.endpoint):
             return False
-        self._go_on_elsewhere(f"it answered {status}")
+        self._go_on_elsewhere(Outcome.FAILED, f"it answered {status}")
         return True
 
-    def _go_on_elsewhere(self, why: str) -> None:
+    def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Have a task ask another endpoint: it is one exchange, with its places and its time."""
-        spent = self._let_go(Outcome.FAILED, why)
+        spent = self._let_go(outcome, why)
         over = partial(leave, self._route.gates)
         self._client.go_on(partial(self._ask_another, spent), over)
 

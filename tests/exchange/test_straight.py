@@ -775,6 +775,27 @@ async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
+    ("error", "failures"),
+    [
+        (bad_answer("it fell over"), 1),
+        (GatewayError(ErrorKind.EXHAUSTED, "too many open files"), 0),
+        (ZeroDivisionError(), 0),
+    ],
+)
+async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: int) -> None:
+    endpoint = ReadyEndpoint()
+    route = route_to(endpoint, ReadyEndpoint(url="http://other"))
+    straight = Straight(only(route))
+    plan = straight.plan("GET", "/v2/x", _headers({}), 0)
+    assert plan is not None
+    assert straight.begin(plan, b"", ScriptedClient()) is not None
+    (asked,) = endpoint.asked
+    asked.receiver.failed(error)
+    assert route.upstream.pool.members[0].health.failures == failures
+    straight.close()
+
+
+@pytest.mark.parametrize(
     ("idle_time", "total_time", "what"),
     [
         (2, 8, "nothing moved for 2 s (limits.idle_time)"),
