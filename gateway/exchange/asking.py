@@ -19,7 +19,7 @@ from gateway.exchange.headers import check_lengths, end_to_end
 from gateway.exchange.held import Holding
 from gateway.exchange.pump import response_chunks, write
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
-from gateway.upstream.pool import Loan
+from gateway.upstream.loan import Loan
 
 LARGEST_REPLY = 4 * 1024 * 1024
 """Bytes that are held of one server's answer."""

@@ -15,7 +15,7 @@ from gateway.exchange.headers import check_lengths
 from gateway.protocol.model_name import ModelName
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.pool import Loan, Outcome
+from gateway.upstream.loan import Loan, Outcome
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.model_name import named_by
 from gateway.protocol.tensors import ModelMetadata
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.loan import Outcome
 from gateway.upstream.metadata_cache import ServerRefusalError
-from gateway.upstream.pool import Outcome
 
 _FIRST_FAILURE = 500
 _NOT_IMPLEMENTED = 501

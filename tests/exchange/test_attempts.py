@@ -15,7 +15,7 @@ from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import Body, UpstreamEndpoint, UpstreamRequest
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Outcome
+from gateway.upstream.loan import Outcome
 from tests.servers.addresses import free_address
 from tests.servers.certificates import authority, server_context
 from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse, ready, route_to

@@ -21,7 +21,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.routing.matcher import Match
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Outcome
+from gateway.upstream.loan import Outcome
 from tests.servers.doubles import (
     LIMITS,
     Log,

@@ -13,7 +13,8 @@ from gateway.routing.health import ProbePolicy
 from gateway.upstream import dialect as of_dialect
 from gateway.upstream.dialect import Interpreter, declared_speech
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Outcome, Pool
+from gateway.upstream.loan import Outcome
+from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
 from tests.servers.faulty_server import Connection, FaultyServer, answering, hang
 from tests.servers.http_text import answer

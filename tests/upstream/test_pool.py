@@ -10,8 +10,9 @@ from gateway.protocol.model_name import ModelName
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health, Probed, ProbePolicy
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.keeper import Keeper
+from gateway.upstream.loan import Outcome
 from gateway.upstream.member import MemberState
-from gateway.upstream.pool import Outcome, Pool
+from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
 from gateway.upstream.ready_models import EVERY_MODEL
 from tests.servers.doubles import Log, ScriptedEndpoint, ready

@@ -9,8 +9,9 @@ import pytest
 from gateway.routing.health import ProbePolicy
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.keeper import Keeper
+from gateway.upstream.loan import Loan, Outcome
 from gateway.upstream.member import Member
-from gateway.upstream.pool import Loan, Outcome, Pool
+from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
 from tests.servers.addresses import HOST, free_port
 from tests.servers.descriptors import no_descriptors

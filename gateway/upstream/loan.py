@@ -1,0 +1,98 @@
+"""Endpoints lent to exchanges, and what those tell of them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import TracebackType
+from typing import Protocol
+
+from gateway.errors import GatewayError
+from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.discovery import may_have
+from gateway.upstream.member import Member
+
+
+class Outcome(Enum):
+    """What an exchange tells of its endpoint."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Accounts(Protocol):
+    """Who lends endpoints, and keeps account of them."""
+
+    turn: int
+    has_one: bool
+
+    @property
+    def differs(self) -> bool:
+        """Tell whether its endpoints may have different models."""
+
+    def try_out(self, member: Member) -> None:
+        """Note that an exchange goes to an endpoint that was ejected."""
+
+    def note(self, member: Member, outcome: Outcome, why: str) -> None:
+        """Note how an exchange went."""
+
+    def judge(self, status: int) -> tuple[Outcome, str]:
+        """Tell what the status of an answer says of its endpoint, and why that failed."""
+
+
+class Loan:
+    """An endpoint lent, while its context is open, or until it is given back."""
+
+    def __init__(self, pool: Accounts, member: Member, is_trial: bool = True) -> None:
+        self._pool = pool
+        self._member = member
+        self._is_trial = is_trial
+        self.endpoint = member.endpoint
+
+    def take(self) -> UpstreamEndpoint:
+        """Count the exchange, and give the endpoint."""
+        pool, member = self._pool, self._member
+        member.outstanding += 1
+        pool.turn += 1
+        if self._is_trial and member.health.ejections:
+            pool.try_out(member)
+        return self.endpoint
+
+    async def may_have(self, model: str) -> bool:
+        """Tell whether the endpoint has a model now: it is asked, if endpoints may differ."""
+        return not self._pool.differs or await may_have(self.endpoint, model)
+
+    def give_back(self, outcome: Outcome, why: str = "") -> None:
+        """Count the exchange no more; ``why`` tells of a failure."""
+        self._member.outstanding -= 1
+        if outcome is Outcome.FAILED or not self._pool.has_one:
+            self._pool.note(self._member, outcome, why)
+
+    def judge(self, status: int) -> tuple[Outcome, str]:
+        """Tell what the status of an answer says of the endpoint, and why that failed."""
+        return self._pool.judge(status)
+
+    def end(self, error: BaseException | None) -> None:
+        """Give it back; the error, or that there was none, tells how it did."""
+        self.give_back(*told_by(error))
+
+    def __enter__(self) -> UpstreamEndpoint:
+        """Take the endpoint."""
+        return self.take()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give it back."""
+        self.end(error)
+
+
+def told_by(error: BaseException | None) -> tuple[Outcome, str]:
+    """Tell what an error, or that there was none, says of the endpoint, and why that failed."""
+    if error is None:
+        return Outcome.ANSWERED, ""
+    of_server = isinstance(error, GatewayError) and error.kind.value.of_server
+    return (Outcome.FAILED if of_server else Outcome.UNKNOWN), str(error)
