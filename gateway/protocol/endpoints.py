@@ -177,6 +177,7 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
     return _parse_path(method, target.partition("?")[0])
 
 
+@lru_cache(maxsize=256)
 def read_endpoint(method: str, target: str) -> tuple[Endpoint, ...]:
     """Tell what a request line asks for, in each of the ways in which servers read a path.
 
