@@ -43,6 +43,10 @@ class ErrorKind(Enum):
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)
 
 
+TRY_AGAIN = 1
+"""Seconds after which a client may try again that met with a lack of the gateway's own."""
+
+
 class GatewayError(Exception):
     """An error that the client is told of, as ``{"error": message}``.
 

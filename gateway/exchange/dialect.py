@@ -12,6 +12,8 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH
 from gateway.protocol.endpoints import KINDS, Endpoint, without_version
 
+_OF_FORMS = "application/x-www-form-urlencoded"
+
 
 async def understand(
     request: ClientRequest, asked: Endpoint, upstream: Upstream, deadline: Deadline
@@ -41,9 +43,6 @@ async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None
             deadline.wait_for_server(upstream.pool.endpoint().endpoint.url)
             await upstream.speech.known()
             deadline.wait_for_client()
-
-
-_OF_FORMS = "application/x-www-form-urlencoded"
 
 
 def _says_type(request: ClientRequest) -> bool:

@@ -7,11 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError
 from gateway.exchange.deadline import Deadline
-
-_TRY_AGAIN = 1
-"""Seconds after which a client that was turned away may try again."""
 
 
 class Gate:
@@ -127,4 +124,4 @@ def leave(gates: Sequence[Gate]) -> None:
 
 def overloaded(message: str) -> GatewayError:
     """Make the error of a request that comes when too much is under way."""
-    return GatewayError(ErrorKind.OVERLOADED, message, retry_after=_TRY_AGAIN)
+    return GatewayError(ErrorKind.OVERLOADED, message, retry_after=TRY_AGAIN)

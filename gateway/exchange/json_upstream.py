@@ -86,10 +86,10 @@ async def relay_json_answer(
     deadline: Deadline,
 ) -> None:
     """Pass a JSON answer on in the client's form; errors of the server's own pass as they are."""
-    route = with_wishes(route, form)
     if response.status != 200 or passes_as_it_is(form, route):
         await forward_answer(response, answer, url, deadline)
         return
+    route = with_wishes(route, form)
     with naming_endpoint(url):
         chunks = response_chunks(response, url, deadline)
         await relay_in_binary(response, chunks, answer, form, route, deadline)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError
 from gateway.http1.head import ResponseHead, write_start
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.base import (
@@ -21,9 +21,6 @@ from gateway.upstream.base import (
 from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnection
 from gateway.upstream.idle import IdleConnections
 from gateway.upstream.reasons import is_exhausted, why_not
-
-_TRY_AGAIN = 1
-"""Seconds after which a client may try again where there was nothing left to connect with."""
 
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
@@ -130,7 +127,7 @@ class HttpEndpoint(UpstreamEndpoint):
             return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
         # It says nothing of the server. Another one may have a connection at hand.
         message = f"the gateway has no means to connect to {self.url}: {reason}"
-        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=_TRY_AGAIN)
+        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=TRY_AGAIN)
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest
