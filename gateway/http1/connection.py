@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.intake import INTAKE, LEAST_SPACE
+from gateway.http1.intake import INTAKE
 
 HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
@@ -149,8 +149,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
-        self.data_received(INTAKE.filled(nbytes))
-        if nbytes >= LEAST_SPACE:
+        data = INTAKE.filled(nbytes)
+        more_follows = INTAKE.used_up
+        self.data_received(data)
+        if more_follows:
             self.let_others_in()
 
     @abstractmethod
@@ -158,7 +160,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Take what the other end sends."""
 
     def let_others_in(self) -> None:
-        """Read nothing more before others had their turn: libuv would, up to 32 times in a row."""
+        """Read nothing more before others had their turn.
+
+        libuv would, up to 32 times in a row, where a read fills what it is offered.
+        """
         self.reading.hold(_TURN)
         self.loop.call_soon(self.reading.release, _TURN)
 

@@ -25,6 +25,11 @@ class Intake:
             self._slab = np.empty(_SLAB, np.uint8).data
         return self._slab
 
+    @property
+    def used_up(self) -> bool:
+        """Tell whether the last read took all that was offered: there may be more to read."""
+        return not self._slab
+
     def filled(self, size: int) -> bytes | memoryview:
         """Give the first ``size`` bytes of it, which were read."""
         if size <= _COPIED:

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from gateway.http1 import connection as connection_module
+from gateway.http1 import intake as intake_module
 from gateway.http1.connection import (
     HIGH_WATER,
     LARGEST_JOINED,
@@ -317,19 +318,18 @@ async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> 
 async def test_a_sender_that_fills_each_read_lets_others_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size, count = 1024, 32
+    size, count = 20 * 1024, 5
     log: list[str] = []
 
     class Log(Connection):
-        def get_buffer(self, sizehint: int) -> memoryview:
-            return super().get_buffer(sizehint)[:size]
-
         def data_received(self, data: bytes | memoryview) -> None:
             assert len(data) == size
             self.loop.call_soon(log.append, "others")
             log.append("read")
 
-    monkeypatch.setattr(connection_module, "LEAST_SPACE", size)
+    monkeypatch.setattr(intake_module, "_SLAB", size)
+    monkeypatch.setattr(intake_module, "LEAST_SPACE", size)
+    monkeypatch.setattr(connection_module, "INTAKE", intake_module.Intake())
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with theirs:

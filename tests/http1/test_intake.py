@@ -38,3 +38,13 @@ def test_much_is_not() -> None:
     data = fill(intake, bytes(LARGE))
     assert isinstance(data, memoryview)
     assert len(data) == LARGE
+
+
+def test_it_tells_whether_a_read_took_all_that_was_offered() -> None:
+    intake = Intake()
+    fill(intake, bytes(LARGE))
+    assert not intake.used_up
+    fill(intake, bytes(len(intake.space())))
+    assert intake.used_up
+    assert intake.space()
+    assert not intake.used_up
