@@ -41,6 +41,8 @@ class Run:
 
     def balanced(self) -> bytes:
         """Give the run as a JSON array, with the brackets that it lacks."""
+        if not (self.depth_before or self.depth_after):
+            return self.text
         return b"".join(self.pieces)
 
     @property
@@ -167,12 +169,13 @@ class ArrayScanner:
         """
         if text.find(b"[") < 0 and not (closes and text.find(b"]") >= 0):
             return self._depth
-        marks = text.translate(None, _ALL_BUT_BRACKETS)
-        opened = marks.count(b"[")
+        codes = np.frombuffer(text, np.int8)
+        opened, closed = (int(np.count_nonzero(codes == mark)) for mark in _BRACKETS)
         if self._depth + opened > self._depth_cap:
-            depths = np.cumsum(_MIDDLE - np.frombuffer(marks, np.int8), dtype=np.int32)
+            marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
+            depths = np.cumsum(_MIDDLE - marks, dtype=np.int32)
             self._check_depth(self._depth + int(depths.max()))
-        return self._depth + opened - (len(marks) - opened)
+        return self._depth + opened - closed
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
@@ -266,9 +269,10 @@ def _last_mark(text: bytes) -> bytes:
     return (text[-_NEAR:].rstrip(_SPACE) or text.rstrip(_SPACE))[-1:]
 
 
+_BRACKETS = tuple(map(np.int8, b"[]"))
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))
 # An opening bracket is one less, a closing one is one more.
-_MIDDLE = np.int8((ord("[") + ord("]")) // 2)
+_MIDDLE = np.int8(sum(b"[]") // 2)
 
 
 def _character_end(text: bytes, end: int) -> int:

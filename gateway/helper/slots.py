@@ -31,6 +31,7 @@ _WANTED = COUNT * _SLOT
 """Where it stands, in a byte for each slot, whether its work is still to be done."""
 _SIZE = _WANTED + COUNT
 _DATATYPES = tuple(DATATYPES.values())
+_NUMBERS = {datatype.name: number for number, datatype in enumerate(_DATATYPES)}
 
 
 def memory_file() -> int:
@@ -83,7 +84,7 @@ class Slots:
 
 def mark_of(work: Work) -> int:
     """Give the mark that stands for a kind of work."""
-    return 2 * _DATATYPES.index(work.datatype) + work.to_json
+    return 2 * _NUMBERS[work.datatype.name] + work.to_json
 
 
 def work_of(mark: int) -> Work:
