@@ -13,6 +13,9 @@ from benchmarks.load import Loader
 from benchmarks.usage import busy_time, cpu_time
 from benchmarks.wire import Request
 
+_SECONDS = 1
+"""How long each runs in a round: the shorter, the more alike is what the machine gives them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
@@ -29,21 +32,28 @@ class Course:
 
     request: Request
     connections: int
-    seconds: int
     rounds: int
     cores: Division
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Answers in a second, and CPU time of processes and cores as shares of the time taken."""
+    """Answers in a second, and CPU time of processes and cores as shares of the time taken.
 
-    rate: float
+    All are medians but ``rates``, which are those of each round.
+    """
+
+    rates: Sequence[float]
     own: float
     server: float
     client: float
     core: float
     other_cores: float
+
+    @property
+    def rate(self) -> float:
+        """Give the median of the rates."""
+        return statistics.median(self.rates)
 
     @property
     def shares(self) -> str:
@@ -57,27 +67,27 @@ class Standing:
 def contest(
     contenders: Mapping[str, Contender], course: Course, load: Loader
 ) -> dict[str, Standing]:
-    """Give the medians of some rounds.
+    """Give what each comes to in some rounds.
 
-    All run in each round, every second one backwards, and once before for a second unnoted.
+    All run in each round, every second one backwards, and once before unnoted.
     """
     runs: dict[str, list[Standing]] = {name: [] for name in contenders}
     for contender in contenders.values():
-        load(contender.port, course.request, course.connections, 1)
+        load(contender.port, course.request, course.connections, _SECONDS)
     for number in range(course.rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
             runs[name].append(_run(contenders[name], course, load))
-    return {name: _median(all_runs) for name, all_runs in runs.items()}
+    return {name: _together(all_runs) for name, all_runs in runs.items()}
 
 
 def _run(contender: Contender, course: Course, load: Loader) -> Standing:
     began, before = time.perf_counter(), _used(contender, course.cores)
-    result = load(contender.port, course.request, course.connections, course.seconds)
+    result = load(contender.port, course.request, course.connections, _SECONDS)
     used, took = _used(contender, course.cores), time.perf_counter() - began
     own, server, core, others = (
         (now - then) / took for now, then in zip(used, before, strict=True)
     )
-    return Standing(result.rate, own, server, result.client_share, core, others)
+    return Standing([result.rate], own, server, result.client_share, core, others)
 
 
 def _used(contender: Contender, cores: Division) -> tuple[float, float, float, float]:
@@ -89,6 +99,7 @@ def _used(contender: Contender, cores: Division) -> tuple[float, float, float, f
     )
 
 
-def _median(runs: Sequence[Standing]) -> Standing:
-    fields = ("rate", "own", "server", "client", "core", "other_cores")
-    return Standing(*(statistics.median(map(attrgetter(field), runs)) for field in fields))
+def _together(runs: Sequence[Standing]) -> Standing:
+    shares = ("own", "server", "client", "core", "other_cores")
+    medians = (statistics.median(map(attrgetter(share), runs)) for share in shares)
+    return Standing([run.rate for run in runs], *medians)

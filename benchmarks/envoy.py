@@ -17,6 +17,7 @@ from benchmarks.lab import Lab
 from benchmarks.load import threads, wrk_on
 from benchmarks.processes import gateway_before, server
 from benchmarks.proxies import envoy_before, nginx_before
+from benchmarks.ratio import Ratio
 from benchmarks.raw_server import model_answering
 from benchmarks.report import Row, at_least
 from benchmarks.wire import Request, Values, binary, json_of_doubles, normal
@@ -78,22 +79,22 @@ def large(lab: Lab) -> list[Row]:
 
 
 def _course(lab: Lab, request: Request, connections: int, cores: Division) -> Course:
-    return Course(request, connections, 1 if lab.quick else 2, lab.rounds(5), cores)
+    return Course(request, connections, lab.rounds(10), cores)
 
 
 def _rows(what: str, standings: dict[str, Standing], least: float, cores: Division) -> list[Row]:
     direct, gateway = standings.pop("direct"), standings.pop("gateway")
-    ratio = gateway.rate / standings["Envoy"].rate
+    ratios = {name: Ratio.of(gateway.rates, other.rates) for name, other in standings.items()}
     return [
         Row(
             f"{what}, one core{cores.note}",
             f"{direct.rate:,.0f} /s",
             f"{gateway.rate:,.0f} /s",
             ", ".join(
-                f"{gateway.rate / other.rate:.2f} × {name} ({other.rate:,.0f} /s)"
+                ratios[name].shown(2, f"{name}'s {other.rate:,.0f} /s")
                 for name, other in standings.items()
             ),
-            at_least(ratio, least, f"{least} × Envoy"),
+            at_least(ratios["Envoy"].median, least, f"{least} × Envoy"),
         ),
         Row(
             "… how busy the cores were",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.client import Connection
-from benchmarks.lab import Job, Lab, medians, start_helper
+from benchmarks.lab import Job, Lab, in_rounds, medians, start_helper
 from benchmarks.processes import gateway_before
+from benchmarks.ratio import Ratio
 from benchmarks.report import Row, at_least, milliseconds
 from benchmarks.speed import DIGITS, IMAGE_COUNT, check
 from benchmarks.wire import normal
@@ -33,17 +34,17 @@ def image(lab: Lab) -> list[Row]:
             check(through, request, values)
             jobs[f"direct, {name}"] = partial(directly.time, request)
             jobs[f"gateway, {name}"] = partial(through.time, request)
-        took = medians(lab.rounds(15), jobs)
-    return [_row(name, took) for name in requests]
+        times = in_rounds(lab.rounds(15), jobs)
+    return [_row(name, times) for name in requests]
 
 
-def _row(digits: str, took: dict[str, float]) -> Row:
-    direct, through = took[f"direct, {digits}"], took[f"gateway, {digits}"]
-    ratio = direct / through
+def _row(digits: str, times: dict[str, list[float]]) -> Row:
+    direct, through = f"direct, {digits}", f"gateway, {digits}"
+    ratio, took = Ratio.of(times[direct], times[through]), medians(times)
     return Row(
         f"KServe: JSON {IMAGE_COUNT:,} FP32, {digits}",
-        milliseconds(direct),
-        milliseconds(through),
-        f"{ratio:.1f} × sooner",
-        at_least(ratio, _SOONER, f"{_SOONER} ×"),
+        milliseconds(took[direct]),
+        milliseconds(took[through]),
+        ratio.shown(1, "sooner"),
+        at_least(ratio.median, _SOONER, f"{_SOONER} ×"),
     )

@@ -7,7 +7,7 @@ import http.client
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from time import perf_counter
@@ -89,12 +89,13 @@ def start_helper(gateway: Gateway) -> None:
     time.sleep(_HELPER_STARTS_WITHIN)
 
 
-def medians(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str, float]:
-    """Give the median of the seconds that each job takes.
+def in_rounds(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str, list[float]]:
+    """Give the seconds that each job takes in each of some rounds.
 
     Each round does every job, so that what disturbs them disturbs all alike; every second round
     goes backwards, so that none always follows the same one. The first is not timed. A job is
-    done ``in_a_row`` times where one alone would pay for what another job did to the caches.
+    done ``in_a_row`` times, of which the median counts, where one alone would pay for what another
+    job did to the caches.
     """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
@@ -102,11 +103,19 @@ def medians(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str
     gc.collect()
     for number in range(rounds):
         for name in list(jobs)[:: 1 if number % 2 else -1]:
-            for _ in range(in_a_row):
-                began = perf_counter()
-                jobs[name]()
-                times[name].append(perf_counter() - began)
+            times[name].append(statistics.median(_time(jobs[name]) for _ in range(in_a_row)))
+    return times
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Give the median of the seconds of each job."""
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _time(job: Job) -> float:
+    began = perf_counter()
+    job()
+    return perf_counter() - began
 
 
 def _version(port: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.client import Connection
-from benchmarks.lab import Lab, medians
+from benchmarks.lab import Lab, in_rounds, medians
 from benchmarks.processes import gateway_before, server
 from benchmarks.report import Row, below, milliseconds
 from benchmarks.wire import json_of_doubles, normal
@@ -21,13 +21,14 @@ def added(lab: Lab) -> list[Row]:
             Connection(gateway.port) as through,
             Connection(json_port) as directly,
         ):
-            took = medians(
+            times = in_rounds(
                 lab.rounds(3000),
                 {
                     "direct": lambda: directly.time(request),
                     "gateway": lambda: through.time(request),
                 },
             )
+    took = medians(times)
     added = took["gateway"] - took["direct"]
     return [
         Row(

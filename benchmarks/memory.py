@@ -8,7 +8,7 @@ holds, it holds then.
 from __future__ import annotations
 
 from benchmarks.client import Connection
-from benchmarks.lab import Lab, medians
+from benchmarks.lab import Lab, in_rounds, medians
 from benchmarks.processes import gateway_before
 from benchmarks.raw_server import PAUSE, model_answering
 from benchmarks.report import Row, at_least, below, mebibytes, milliseconds
@@ -50,12 +50,12 @@ def _pass(lab: Lab, what: str, first: Request, request: Request, pause: float) -
         _warm_up(through)
         memory = PeakMemory(gateway.process.pid)
         through.time(first, pause)
-        took = medians(
+        times = in_rounds(
             lab.rounds(5),
             {"direct": lambda: directly.time(request), "gateway": lambda: through.time(request)},
         )
         growth = memory.growth()
-    rates = {name: _PASSED / seconds / 1e9 for name, seconds in took.items()}
+    rates = {name: _PASSED / seconds / 1e9 for name, seconds in medians(times).items()}
     name = f"binary {what} of 1 GiB"
     return [
         Row(

@@ -14,8 +14,9 @@ _PACKAGES = ("httptools", "uvloop", "numpy", "orjson", "pysimdjson")
 _COLUMNS = ("", "directly", "through the gateway", "result", "bound")
 _NOTES = """\
 Times are medians, from the first byte sent to the last byte received; the client prints and
-parses nothing meanwhile. Large JSON goes five times in a row one way before it goes the other, in
-each round. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most
+parses nothing meanwhile. Ratios are medians of those within each round; behind them stand the
+quartiles, between which half of the rounds lie. Large JSON goes five times in a row one way before
+it goes the other, in each round. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most
 clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*: the same exchange
 in binary form, and the JSON parsed and printed in one go on one core, with all of it at hand; the
 gateway's helper converts on another one, which is how the gateway can come below it. Large bodies,

@@ -20,12 +20,14 @@ from benchmarks.children import Cores
 from benchmarks.lab import Lab
 from benchmarks.load import Loader, wrk_on
 from benchmarks.processes import gateway_before, server
+from benchmarks.ratio import Ratio
 from benchmarks.report import Row, at_least
 from benchmarks.usage import cpu_time
 from benchmarks.wire import Request, json_of_doubles, normal
 
 _CONNECTIONS = 32
 _LEAST = 1.8
+_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,9 @@ def scaling(lab: Lab) -> list[Row]:
     request = json_of_doubles("static", normal(16))
     with ExitStack() as stack:
         cases = {count: _case(stack, count, _places(cores, count)) for count in (1, 2)}
-        runs = _runs(cases, request, 1 if lab.quick else 2, lab.rounds(5))
+        runs = _runs(cases, request, lab.rounds(10))
     one, two = (_middle(runs[count]) for count in cases)
-    ratio = two.rate / one.rate
+    ratio = Ratio.of([run.rate for run in runs[2]], [run.rate for run in runs[1]])
     each = 2 * two.rate_per_core / one.rate_per_core
     where = "" if len(cores) > 2 else ", with client and server on one core and on two"
     return [
@@ -88,8 +90,8 @@ def scaling(lab: Lab) -> list[Row]:
             what + where,
             f"one {one.rate:,.0f} /s",
             f"two {two.rate:,.0f} /s",
-            f"{ratio:.2f} × ({each:.2f} × by the workers' CPU time)",
-            at_least(ratio, _LEAST, f"{_LEAST} ×"),
+            f"{ratio.shown(2, 'one')}, {each:.2f} × by the workers' CPU time",
+            at_least(ratio.median, _LEAST, f"{_LEAST} ×"),
         ),
         Row(
             "… CPU time of workers and others",
@@ -120,23 +122,21 @@ def _children(pid: int) -> tuple[int, ...]:
     return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def _runs(
-    cases: Mapping[int, _Case], request: Request, seconds: int, rounds: int
-) -> dict[int, list[_Run]]:
-    """Go some rounds, every second one backwards, and one before for a second unnoted."""
+def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int, list[_Run]]:
+    """Go some rounds, every second one backwards, and one before unnoted."""
     runs: dict[int, list[_Run]] = {count: [] for count in cases}
     for case in cases.values():
-        case.load(case.port, request, _CONNECTIONS, 1)
+        case.load(case.port, request, _CONNECTIONS, _SECONDS)
     for number in range(rounds):
         for count in list(cases)[:: 1 if number % 2 else -1]:
-            runs[count].append(_run(cases[count], request, seconds))
+            runs[count].append(_run(cases[count], request))
     return runs
 
 
-def _run(case: _Case, request: Request, seconds: int) -> _Run:
+def _run(case: _Case, request: Request) -> _Run:
     pids = (case.server_pid, case.pid, *case.workers)
     began, before = time.perf_counter(), [cpu_time(pid) for pid in pids]
-    result = case.load(case.port, request, _CONNECTIONS, seconds)
+    result = case.load(case.port, request, _CONNECTIONS, _SECONDS)
     used = [cpu_time(pid) - then for pid, then in zip(pids, before, strict=True)]
     took = time.perf_counter() - began
     of_server, parent, *workers = (each / took for each in used)
