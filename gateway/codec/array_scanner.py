@@ -172,9 +172,7 @@ class ArrayScanner:
         codes = np.frombuffer(text, np.int8)
         opened, closed = (int(np.count_nonzero(codes == mark)) for mark in _BRACKETS)
         if self._depth + opened > self._depth_cap:
-            marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
-            depths = np.cumsum(_MIDDLE - marks, dtype=np.int32)
-            self._check_depth(self._depth + int(depths.max()))
+            self._check_depth(self._depth + deepest(text))
         return self._depth + opened - closed
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
@@ -240,6 +238,12 @@ class ArrayScanner:
             raise self._message.fault(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
+
+
+def deepest(text: bytes) -> int:
+    """Give how many brackets of a text of numbers are open at a time, at most."""
+    marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
+    return int(np.cumsum(_MIDDLE - marks, dtype=np.int32).max(initial=0))
 
 
 def cut_string(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.codec.array_scanner import WINDOW, deepest
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
@@ -32,7 +33,7 @@ from gateway.protocol.inference_header import (
 )
 from gateway.protocol.tensors import element_count
 
-LARGEST = 64 * 1024
+LARGEST = WINDOW
 """Bytes of a request that are converted at once."""
 
 _LARGEST_AROUND = 16 * 1024
@@ -117,8 +118,10 @@ def _find(mark: bytes, text: bytes, start: int) -> int:
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < _FEW or array.find(b"[", 1) > 0:
+    if len(array) < _FEW:
         return tensor.layout.pack(*_numbers(array, depth_cap))
+    if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
+        raise ValueError("nested too deep")
     data = do(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")

@@ -165,6 +165,23 @@ def test_many_numbers_are_taken_too(datatype: str) -> None:
     assert small(body.replace(b"[2000]", b"[2001]")) is None
 
 
+@pytest.mark.parametrize("row", [1, 10, 500])
+def test_many_nested_numbers_are_taken_too(row: int) -> None:
+    rows = [[*range(row)]] * (2000 // row)
+    body = request(entry("INT16", rows, [len(rows), row]))
+    assert small(body) == thorough(body) is not None
+    for fault in (b"[0", b"[]", b"0,,", b"[1],", b"]", b"0,]"):
+        assert agrees(body.replace(b"[0", fault, 1)), fault
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
+def test_depth_among_many_numbers(depth: int) -> None:
+    nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
+    body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
+    assert small(body) == thorough(body)
+    assert (small(body) is None) == (depth >= DEPTH_CAP)
+
+
 @given(st.data())
 def test_any_number_is_what_it_is_to_the_incremental_codec(data: st.DataObject) -> None:
     datatype = data.draw(st.sampled_from([*RANGES, *FLOATS]))
