@@ -6,8 +6,9 @@ import numpy as np
 
 _SLAB = 1000 * 1024
 """Bytes of memory taken at a time, less than what the C library would map anew each time."""
-LEAST_SPACE = 288 * 1024
-"""Bytes offered to a read at least: what 256 KiB and a begun record of TLS hold fits in."""
+LEAST_SPACE = 640 * 1024
+"""Bytes offered to a read at least: what 256 KiB and a begun record of TLS hold fits in, and so do
+the tensors of an image, which two reads would bring instead of one."""
 _COPIED = 16 * 1024
 """Bytes that are copied, so that little data does not keep much memory."""
 
