@@ -141,19 +141,16 @@ class ArrayScanner:
         return run(window, full, last)
 
     def _number_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
-        # Among numbers none of these three occurs: the first of them lies behind the array.
-        stops = [
-            at for mark in (b'"', b"{", b"}") if (at := window.find(mark, self._searched)) >= 0
-        ]
-        if not stops and not full:
+        stop = end_of_numbers(window, self._searched)
+        stopped = stop < len(window)
+        if not stopped and not full:
             return self._wait(window)
-        stop = min(stops, default=len(window))
         close = window.rfind(b"]", 0, stop) + 1
         if close and window[close:stop].strip(_SPACE) in (b"", b","):
             text = window[:close]
             if self._depth_after(text, closes=True) == 0:
                 return self._run(text, 0, close)
-        if stops:
+        if stopped:
             return self._faulty_run(window, stop, full or last)
         cut = window.rfind(b",")
         text = window[:cut] if cut >= 0 else window
@@ -238,6 +235,19 @@ class ArrayScanner:
             raise self._message.fault(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
+
+
+def end_of_numbers(text: bytes, start: int) -> int:
+    """Give where text that begins among numbers surely goes on with something else, or ends.
+
+    Among numbers there are no quotes and no braces.
+    """
+    end = len(text)
+    for mark in (b'"', b"{", b"}"):
+        at = text.find(mark, start, end)
+        if at >= 0:
+            end = at
+    return end
 
 
 def deepest(text: bytes) -> int:

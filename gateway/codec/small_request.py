@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.array_scanner import WINDOW, deepest
+from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
@@ -99,8 +99,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
     position = 0
     while (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
-        # Among numbers there are no quotes and no braces: an array ends before the first.
-        stop = min(_find(mark, text, opening) for mark in (b'"', b"{", b"}"))
+        stop = end_of_numbers(text, opening)
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
@@ -109,11 +108,6 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
         position = close
     around.append(text[position:])
     return b"".join(around), arrays
-
-
-def _find(mark: bytes, text: bytes, start: int) -> int:
-    at = text.find(mark, start)
-    return at if at >= 0 else len(text)
 
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
