@@ -14,6 +14,7 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.elements_to_json import tensor_to_json
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
+from gateway.codec.plain_numbers import REFUSALS
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
@@ -25,9 +26,6 @@ Chunks = list[bytes | memoryview]
 
 _AS_IT_COMES = JsonPolicies()
 _BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
-
-# What simdjson raises for text that it does not take.
-_REFUSALS = (ValueError, TypeError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ class _KeptText:
         """Check that it is JSON, or would be if that had words for NaN and the infinities."""
         if not run.lacks_element:
             text = run.balanced()
-            with suppress(*_REFUSALS):
+            with suppress(*REFUSALS):
                 self._parser.parse(text)
                 return
             with suppress(ValueError):

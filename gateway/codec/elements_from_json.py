@@ -1,7 +1,4 @@
-"""Runs of JSON elements → little-endian bytes, per datatype.
-
-Numbers go through pysimdjson's buffers and numpy: no Python object per element.
-"""
+"""Runs of JSON elements → little-endian bytes, per datatype."""
 
 from __future__ import annotations
 
@@ -9,29 +6,29 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from types import NoneType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import simdjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.faults import element_fault
+from gateway.codec.plain_numbers import (
+    REFUSALS,
+    Values,
+    parse_numbers,
+    plain_numbers,
+    round_to,
+)
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
-_Values = npt.NDArray[Any]
-
 _LENGTH = struct.Struct("<I")
 _LONGEST_ELEMENT = 2**32 - 1
-
-# What simdjson and orjson raise for text that is not what it should be.
-_REFUSALS = (ValueError, TypeError, RuntimeError)
 
 
 class TensorFromJson:
@@ -110,58 +107,43 @@ class TensorFromJson:
         return len(values), np.array(values, dtype=np.bool_).tobytes()
 
     def _integers(self, run: Run) -> tuple[int, bytes]:
-        dtype = self.datatype.dtype
-        assert dtype is not None
-        try:
-            buffer = self._array(run.balanced()).as_buffer(
-                of_type="u" if dtype.kind == "u" else "i"
-            )
-        except _REFUSALS:
-            raise self._fault(run) from None
-        wide = np.frombuffer(buffer, np.dtype(f"<{dtype.kind}8"))
-        if dtype.itemsize == wide.itemsize:
-            return wide.size, wide.tobytes()
-        narrow = wide.astype(dtype)
-        if not np.array_equal(narrow, wide):
+        data = plain_numbers(self._parser, run.balanced(), self.datatype)
+        if data is None:
             raise self._fault(run)
-        return wide.size, narrow.tobytes()
+        return self._counted(data)
 
     def _floats(self, run: Run) -> tuple[int, bytes]:
+        text = run.balanced()
+        if not (self._has_nonfinite and self._may_be_nonfinite(text)):
+            data = plain_numbers(self._parser, text, self.datatype)
+            if data is not None:
+                return self._counted(data)
         dtype = self.datatype.dtype
         assert dtype is not None
-        values = self._doubles(run)
-        with np.errstate(over="ignore"):
-            narrow = _round_to(values, dtype)
-        if not np.isfinite(narrow).all() and (np.isinf(narrow) != np.isinf(values)).any():
+        values = self._doubles(run, text)
+        narrow = round_to(values, dtype)
+        if (np.isinf(narrow) != np.isinf(values)).any():
             raise self._fault(run)
         return values.size, narrow.tobytes()
 
-    def _doubles(self, run: Run) -> _Values:
-        text = run.balanced()
-        if not self._has_nonfinite:
-            with suppress(*_REFUSALS):
-                return self._parse_doubles(text)
-        if b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text):
+    def _counted(self, data: bytes) -> tuple[int, bytes]:
+        assert self.datatype.size is not None
+        return len(data) // self.datatype.size, data
+
+    def _may_be_nonfinite(self, text: bytes) -> bool:
+        return b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text)
+
+    def _doubles(self, run: Run, text: bytes) -> Values:
+        if self._may_be_nonfinite(text):
             self._has_nonfinite = True  # and so, probably, what follows
             values = self._nonfinite_doubles(text)
             if values is not None:
                 return values
-        elif self._has_nonfinite:
-            with suppress(*_REFUSALS):
-                return self._parse_doubles(text)
         # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
         nothing = (NoneType,) if self._message.null_is_nan else ()
         return np.array(self._objects(run, float, *nothing), dtype=np.float64)
 
-    def _parse_doubles(self, text: bytes) -> _Values:
-        return np.frombuffer(self._array(text).as_buffer(of_type="d"), np.float64)
-
-    def _array(self, text: bytes) -> simdjson.Array:
-        array = self._parser.parse(text)
-        assert isinstance(array, simdjson.Array)  # the text starts with a bracket
-        return array
-
-    def _nonfinite_doubles(self, text: bytes) -> _Values | None:
+    def _nonfinite_doubles(self, text: bytes) -> Values | None:
         """Parse an array with bare NaN, Infinity and null tokens, None if that is not all it has.
 
         Each token gives way to a zero between spaces, so that what touches it stays an error;
@@ -173,8 +155,8 @@ class TensorFromJson:
         if b"I" in plain:
             plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
-            values = self._parse_doubles(plain).copy()
-        except _REFUSALS:
+            values = parse_numbers(self._parser, plain, "d").copy()
+        except REFUSALS:
             return None
         codes = np.frombuffer(text, np.uint8)
         commas = np.flatnonzero(codes == ord(","))
@@ -204,7 +186,7 @@ class TensorFromJson:
         """Parse a run into Python objects of these types; for what is rare or has no buffer."""
         try:
             items = (_FLOATS if float in types else orjson.loads)(run.balanced())
-        except _REFUSALS:
+        except REFUSALS:
             raise self._fault(run) from None
         while list in (kinds := set(map(type, items))):
             items = list(chain.from_iterable(x if type(x) is list else (x,) for x in items))
@@ -257,17 +239,3 @@ def _finite_integer(digits: str) -> float:
 
 # The standard library's parser knows NaN and Infinity; it is slow, for what nothing else takes.
 _FLOATS = partial(json.loads, parse_int=_finite_integer, parse_float=finite_float)
-
-
-def _round_to(values: _Values, dtype: np.dtype[Any]) -> _Values:
-    """Round doubles to the datatype, to nearest, ties to even."""
-    if dtype.itemsize != 2 or dtype.kind == "f":
-        return values.astype(dtype, copy=False)
-    # BF16 by way of float32, which must not make a tie of what was none.
-    single = values.astype(np.float32)
-    ties = (single.view(np.uint32) & 0xFFFF) == 0x8000
-    if ties.any():
-        low, exact = single[ties], values[ties]
-        upwards = np.where(exact > low, np.inf, -np.inf).astype(np.float32)
-        single[ties] = np.where(exact == low, low, np.nextafter(low, upwards))
-    return single.astype(dtype)

@@ -14,11 +14,13 @@ from itertools import chain
 from typing import Any
 
 import orjson
+import simdjson
 
 from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
+from gateway.codec.plain_numbers import plain_numbers
 from gateway.errors import GatewayError
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import (
@@ -116,7 +118,9 @@ def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = do(tensor.work, array)
+    data = plain_numbers(simdjson.Parser(), array, tensor.work.datatype)
+    if data is None:  # there may be NaN among them
+        data = do(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")
     return data

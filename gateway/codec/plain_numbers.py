@@ -1,0 +1,89 @@
+"""The text of an array of numbers → little-endian bytes, in a few calls.
+
+No Python object is made for an element: pysimdjson's buffers hold them, and numpy rounds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import simdjson
+
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+
+Values = npt.NDArray[Any]
+
+REFUSALS = (ValueError, TypeError, RuntimeError)
+"""What simdjson and orjson raise for text that is not what it should be."""
+
+
+def plain_numbers(parser: simdjson.Parser, text: bytes, datatype: Datatype) -> bytes | None:
+    """Convert a JSON array, nested or flat, to elements of a datatype of integers or floats.
+
+    Gives None where that takes a closer look: at what is no such number, does not fit, or is not
+    known to JSON.
+    """
+    form = _FORMS[datatype.name]
+    try:
+        values = parse_numbers(parser, text, form.of_type)
+    except REFUSALS:
+        return None
+    if form.is_widest:
+        return values.tobytes()
+    if form.of_type == "d":
+        narrow = round_to(values, form.dtype)
+        fits = np.isfinite(narrow)
+    else:
+        narrow = values.astype(form.dtype)
+        fits = narrow == values
+    return narrow.tobytes() if b"\0" not in fits.tobytes() else None
+
+
+def parse_numbers(parser: simdjson.Parser, text: bytes, of_type: Literal["d", "i", "u"]) -> Values:
+    """Parse an array into doubles or integers of 64 bits; raises REFUSALS."""
+    array = parser.parse(text)
+    assert isinstance(array, simdjson.Array)  # the text starts with a bracket
+    return np.frombuffer(array.as_buffer(of_type=of_type), _WIDEST[of_type])
+
+
+@np.errstate(over="ignore")
+def round_to(values: Values, dtype: np.dtype[Any]) -> Values:
+    """Round doubles to a datatype, to nearest, ties to even; what is too large becomes infinity."""
+    if dtype.itemsize != 2 or dtype.kind == "f":
+        return values.astype(dtype, copy=False)
+    # BF16 by way of float32, which must not make a tie of what was none.
+    single = values.astype(np.float32)
+    ties = (single.view(np.uint32) & 0xFFFF) == 0x8000
+    if ties.any():
+        low, exact = single[ties], values[ties]
+        upwards = np.where(exact > low, np.inf, -np.inf).astype(np.float32)
+        single[ties] = np.where(exact == low, low, np.nextafter(low, upwards))
+    return single.astype(dtype)
+
+
+_WIDEST = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the elements of a datatype are parsed, and kept."""
+
+    of_type: Literal["d", "i", "u"]
+    dtype: np.dtype[Any]
+    is_widest: bool
+
+
+def _form(datatype: Datatype, dtype: np.dtype[Any]) -> _Form:
+    unsigned: Literal["i", "u"] = "u" if dtype.kind == "u" else "i"
+    of_type = "d" if datatype.family is Family.FLOAT else unsigned
+    return _Form(of_type, dtype, dtype == _WIDEST[of_type])
+
+
+_FORMS = {
+    datatype.name: _form(datatype, datatype.dtype)
+    for datatype in DATATYPES.values()
+    if datatype.dtype is not None and datatype.family in (Family.INTEGER, Family.FLOAT)
+}

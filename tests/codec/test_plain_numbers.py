@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import simdjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.plain_numbers import plain_numbers, round_to
+from gateway.protocol.datatypes import DATATYPES, Family
+
+INTEGERS = [name for name, each in DATATYPES.items() if each.family is Family.INTEGER]
+FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOAT]
+
+
+def converted(text: bytes, datatype: str) -> bytes | None:
+    return plain_numbers(simdjson.Parser(), text, DATATYPES[datatype])
+
+
+def limits(datatype: str) -> tuple[int, int]:
+    dtype = DATATYPES[datatype].dtype
+    assert dtype is not None
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integers_up_to_their_limits(datatype: str) -> None:
+    dtype, (least, most) = DATATYPES[datatype].dtype, limits(datatype)
+    values = [[least, 0], [], [[1, most]]]
+    assert converted(json.dumps(values).encode(), datatype) == (
+        np.array([least, 0, 1, most], dtype).tobytes()
+    )
+    for beyond in (least - 1, most + 1):
+        assert converted(b"[0, %d]" % beyond, datatype) is None
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+@pytest.mark.parametrize("text", [b"[1.0]", b"[1e2]", b"[true]", b'["1"]', b"[null]", b"[1,]"])
+def test_what_is_no_integer_takes_a_closer_look(datatype: str, text: bytes) -> None:
+    assert converted(text, datatype) is None
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.sampled_from(FLOATS))
+def test_floats_are_rounded_to_nearest_unless_one_becomes_infinity(
+    values: list[float], datatype: str
+) -> None:
+    dtype = DATATYPES[datatype].dtype
+    assert dtype is not None
+    expected = round_to(np.array(values, np.float64), dtype)
+    data = converted(json.dumps(values).encode(), datatype)
+    assert data == (expected.tobytes() if np.isfinite(expected).all() else None)
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize(
+    "text", [b"[NaN]", b"[1, Infinity]", b"[1e400]", b"[01]", b"[1][2]", b"[{}]", b"[.5]", b"[1"]
+)
+def test_what_is_no_plain_float_takes_a_closer_look(datatype: str, text: bytes) -> None:
+    assert converted(text, datatype) is None
+
+
+def test_integers_are_fine_as_floats() -> None:
+    assert converted(b"[1, -2, 0.5]", "FP32") == np.array([1, -2, 0.5], "<f4").tobytes()
+
+
+@pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
+def test_nothing(datatype: str) -> None:
+    assert converted(b"[[], []]", datatype) == b""
+
+
+def test_nothing_is_said_where_a_number_becomes_infinity(recwarn: pytest.WarningsRecorder) -> None:
+    assert converted(b"[1e39]", "FP32") is None
+    assert converted(b"[65520]", "FP16") is None
+    assert not recwarn.list
