@@ -25,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.client import BenchmarkError, NotInstalledError
 from benchmarks.lab import Lab
+from benchmarks.steadiness import Steadiness
 from tests.integration.environment import MissingServerError
 from tests.integration.real_server import ServerError
 
@@ -82,13 +83,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _measure(names: list[str], quick: bool) -> list[report.Row]:
     rows: list[report.Row] = []
+    steadiness = Steadiness()
     with Lab(quick) as lab:
         for name in names:
+            steadiness.note()
             began = time.monotonic()
             print(f"measuring: {name} ...", end="", file=sys.stderr, flush=True)
             rows += _rows(name, lab)
             print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         machine = report.machine(lab.triton_version)
+    rows.append(steadiness.row())
     print(report.markdown(rows, machine))
     return rows
 
