@@ -431,7 +431,7 @@ async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking)
     ):
         await until(lambda: all(member.finding for member in pool.members))
         member = pool.members[0]
-        pool.hear(member, replace(member.health, ejections=1, until=1e9))
+        pool.ejections.hear(member, replace(member.health, ejections=1, until=1e9))
         itself.document = OF_KSERVE
-        pool.hear(member, replace(member.health, ejections=0, until=0.0))
+        pool.ejections.hear(member, replace(member.health, ejections=0, until=0.0))
         await until(lambda: interpreter.dialect == KSERVE)
