@@ -14,8 +14,9 @@ from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.http1.head import RequestHead
-from gateway.listener.connection import ClientConnection, Owner, Patience, Rest
+from gateway.listener.connection import ClientConnection
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
+from gateway.listener.owner import Owner, Patience, Rest
 from gateway.observe.access_log import AccessLog
 
 _REMEMBERED = 512

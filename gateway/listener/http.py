@@ -15,8 +15,9 @@ from gateway.accept_queue import (
 )
 from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Straight
-from gateway.listener.connection import ClientConnection, Patience
+from gateway.listener.connection import ClientConnection
 from gateway.listener.exchanges import Exchange, ExchangeMaker
+from gateway.listener.owner import Patience
 from gateway.listener.tls import ServerTls
 from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.access_log import AccessLog
