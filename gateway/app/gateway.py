@@ -31,8 +31,8 @@ from gateway.app.upstreams import HeldUpstream, held_upstreams, of_held
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.helper.process import HelperProcess
 from gateway.listener.admin import Admin
-from gateway.listener.connection import Patience
 from gateway.listener.http import HttpListener
+from gateway.listener.owner import Patience
 from gateway.observe.access_log import AccessLog
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import Pool

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from gateway.routing.health import Health
-from gateway.upstream.pool import Pool, Tell
+from gateway.upstream.ejections import Tell
+from gateway.upstream.pool import Pool
 from gateway.workers.board import Board
 
 _LOOK = 0.5
@@ -65,7 +66,7 @@ class Hearsay:
         for member in pool.members:
             news = self._board.news(_name(upstream, member.endpoint.url))
             if news is not None:
-                pool.hear(member, Health(ejections=news.ejections, until=news.until))
+                pool.ejections.hear(member, Health(ejections=news.ejections, until=news.until))
 
 
 def _name(upstream: str, url: str) -> str:

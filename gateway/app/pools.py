@@ -11,9 +11,10 @@ from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import ServerAddress, server_at
 from gateway.upstream.dialect import Interpreter
 from gateway.upstream.discovery import Discovery
+from gateway.upstream.ejections import Tell
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.keeper import Keeper
-from gateway.upstream.pool import Pool, Tell
+from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
 from gateway.upstream.resolver import Resolver, addresses_of
 

@@ -19,7 +19,7 @@ from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.inference_header import AnswerForm, Fields, says_base64
+from gateway.protocol.inference_header import AnswerForm, Fields, mark_base64, says_base64
 from gateway.protocol.messages import ANSWER
 
 Chunks = list[bytes | memoryview]
@@ -227,11 +227,6 @@ class _EncodedText:
 def becomes_base64(entry: Fields) -> bool:
     """Tell whether an output that is wanted as base64 has data that are text by now."""
     return entry.get("datatype") == "BYTES" and not says_base64(entry)
-
-
-def mark_base64(entry: Fields) -> None:
-    """Have an output say that its data are base64."""
-    entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
 
 
 def _in_binary(entry: Fields, size: int) -> Fields:

@@ -12,7 +12,6 @@ from gateway.codec.binary_answer import (
     BinaryAnswer,
     Chunks,
     becomes_base64,
-    mark_base64,
 )
 from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
 from gateway.codec.json_writer import (
@@ -26,7 +25,7 @@ from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.answer_header import OutputTensor, parse_answer, read_outputs
 from gateway.protocol.datatypes import Family
-from gateway.protocol.inference_header import AnswerForm, Fields
+from gateway.protocol.inference_header import AnswerForm, Fields, mark_base64
 from gateway.protocol.messages import ANSWER, Tensor
 
 

@@ -11,11 +11,8 @@ from gateway.codec.elements_to_json import TensorToJson, tensor_to_json
 from gateway.codec.json_writer import JsonWriter, TensorReader, without_parameter
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.protocol.datatypes import Family
-from gateway.protocol.inference_header import Fields, InputTensor, read_inputs
+from gateway.protocol.inference_header import Fields, InputTensor, mark_base64, read_inputs
 from gateway.protocol.messages import REQUEST
-
-_BASE64 = {"content_type": "base64"}
-"""How MLServer is told of it."""
 
 
 class JsonRequest(JsonWriter):
@@ -46,16 +43,14 @@ class JsonRequest(JsonWriter):
         for entry, tensor, form in zip(inputs, self._reader.tensors, self._bytes_as, strict=True):
             is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
             if is_text and form is BytesAs.BASE64:
-                entry["parameters"] |= _BASE64
+                mark_base64(entry)
         if "outputs" in fields:
             outputs = [without_parameter(entry, "binary_data") for entry in fields["outputs"]]
-            fields = {**fields, "outputs": [self._asked_for(entry) for entry in outputs]}
+            for output in outputs:
+                if output["name"] in self._as_base64:
+                    mark_base64(output)
+            fields = {**fields, "outputs": outputs}
         return without_parameter(fields, "binary_data_output")
-
-    def _asked_for(self, output: Fields) -> Fields:
-        if output["name"] not in self._as_base64:
-            return output
-        return {**output, "parameters": {**output.get("parameters", {}), **_BASE64}}
 
     def _form_of(self, index: int, entry: Fields) -> BytesAs:
         if index in self._written_as:

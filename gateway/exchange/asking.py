@@ -159,12 +159,14 @@ def agreed(request: ClientRequest, asked: Sequence[Asked]) -> Reply:
         alike = len({reply.status for reply in replies}) == 1
         if alike or len(done) == len(asked):
             return replies[0]
-    errors = {each.outcome.kind for each in asked if isinstance(each.outcome, GatewayError)}
-    kind = errors.pop() if len(errors) == 1 and not replies else ErrorKind.BAD_ANSWER
+    errors = [each.outcome for each in asked if isinstance(each.outcome, GatewayError)]
+    kind, again = ErrorKind.BAD_ANSWER, None
+    if not replies and len({error.kind for error in errors}) == 1:
+        kind, again = errors[0].kind, errors[0].retry_after
     what = f"{request.method} {shortened(request.target.partition('?')[0])}"
     well = f"went well at {', '.join(done)}, but failed" if done else "failed"
     whys = "; ".join(each.why for each in asked if not each.good)
-    raise GatewayError(kind, f"{what} {well}: {whys}")
+    raise GatewayError(kind, f"{what} {well}: {whys}", again)
 
 
 async def pass_on(

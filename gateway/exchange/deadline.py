@@ -129,11 +129,13 @@ class Deadline:
             self._moved = self._loop.time()
             self._look_again()
 
-    def part(self) -> Deadline:
-        """Make the deadline of one of several tasks that wait at once: what is left of this one."""
-        return Deadline(
-            self._idle_time, self._total_time, self._total_time - (self._end - self._loop.time())
-        )
+    def part(self, share: float = 1.0) -> Deadline:
+        """Make the deadline of one of several tasks that wait at once: what is left of this one.
+
+        Or a share of it, where something is to come behind them.
+        """
+        left = self._end - self._loop.time()
+        return Deadline(self._idle_time, self._total_time, self._total_time - share * left)
 
     def error(self, what: str) -> GatewayError:
         """Make the error that tells whom the exchange was waiting for."""

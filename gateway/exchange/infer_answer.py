@@ -242,28 +242,28 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
     OpenVINO Model Server without any size. What servers give as text although it was asked for in
     binary form may have to become base64.
     """
-    if route.policies.some_base64 and not route.upstream.dialect.answers_as_asked:
-        return _with_base64(document, form, route)
-    if b'"binary_data_size"' not in document and not _EMPTY.search(document):
-        return document
+    may_be_text = not route.upstream.dialect.answers_as_asked
+    convert = _with_base64 if route.policies.some_base64 and may_be_text else _with_data
     try:
-        if all(output.binary_size is None for output in read_outputs(parse_answer(document))):
-            return document
-        if form.all_json:
-            return whole_as_json(document, len(document), route)
-        caps = route.limits.header_bytes, route.limits.spool_bytes
-        mixed = MixedAnswer(len(document), form, route.policies, *caps)
-        mixed.feed(document)
-        return mixed.finish()[0]
+        return convert(document, form, route)
     except GatewayError:
         return document  # not what we know: the client shall see what the server said
 
 
-def _with_base64(document: bytes, form: AnswerForm, route: Route) -> bytes:
-    caps = route.limits.header_bytes, route.limits.spool_bytes
-    codec = BinaryAnswer(form, *caps, route.policies)
-    try:
-        codec.feed(document, last=True)
-        return codec.finish()[0]
-    except GatewayError:
+def _with_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
+    if b'"binary_data_size"' not in document and not _EMPTY.search(document):
         return document
+    if all(output.binary_size is None for output in read_outputs(parse_answer(document))):
+        return document
+    if form.all_json:
+        return whole_as_json(document, len(document), route)
+    caps = route.limits.header_bytes, route.limits.spool_bytes
+    mixed = MixedAnswer(len(document), form, route.policies, *caps)
+    mixed.feed(document)
+    return mixed.finish()[0]
+
+
+def _with_base64(document: bytes, form: AnswerForm, route: Route) -> bytes:
+    codec = BinaryAnswer(form, route.limits.header_bytes, route.limits.spool_bytes, route.policies)
+    codec.feed(document, last=True)
+    return codec.finish()[0]

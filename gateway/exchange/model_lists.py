@@ -16,6 +16,8 @@ from gateway.exchange.held import Holding
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.upstream.base import UpstreamRequest
 
+_TO_BE_KNOWN = 0.5
+"""The share of the time in which servers may tell how they speak; the rest is for their lists."""
 _HAS_NONE = frozenset((404, 405, 501))
 """Statuses that say of a list that there is none. Others may mean the client, or the moment."""
 
@@ -78,7 +80,10 @@ async def model_lists(
 
 
 async def _wait_until_known(upstreams: Sequence[Upstream], deadline: Deadline) -> None:
-    """Wait until it is known how servers speak, or that this cannot be found out in time."""
+    """Wait until it is known how servers speak, or that this cannot be found out in time.
+
+    So one that hangs leaves the others time for what they are asked.
+    """
 
     async def wait_for(upstream: Upstream, part: Deadline) -> None:
         with contextlib.suppress(GatewayError), part:
@@ -89,7 +94,7 @@ async def _wait_until_known(upstreams: Sequence[Upstream], deadline: Deadline) -
         with deadline.left_to_parts():
             async with asyncio.TaskGroup() as group:
                 for upstream in unknown:
-                    group.create_task(wait_for(upstream, deadline.part()))
+                    group.create_task(wait_for(upstream, deadline.part(_TO_BE_KNOWN)))
 
 
 def _v1_list(request: ClientRequest) -> UpstreamRequest:

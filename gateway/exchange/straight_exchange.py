@@ -40,8 +40,8 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
+from gateway.upstream.ejections import FIRST_ERROR
 from gateway.upstream.loan import Loan, Outcome, told_by
-from gateway.upstream.pool import FIRST_ERROR
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""

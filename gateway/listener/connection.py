@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
-from gateway.exchange.base import ClientAnswer, HeaderLines, StraightClient
-from gateway.exchange.forwarding import Forwarding, Introduction, Peer
+from gateway.exchange.base import HeaderLines, StraightClient
+from gateway.exchange.forwarding import Introduction, Peer
 from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import BodyStream, Connection
@@ -30,70 +28,10 @@ from gateway.listener.messages import (
     refusal,
     whole_answer,
 )
+from gateway.listener.owner import Owner, Rest
 
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
-
-Rest = Callable[[ClientAnswer], Awaitable[None]]
-"""What is left of an exchange."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that a connection may be without a whole request."""
-
-    head_time: float = 60.0
-    """From the first byte of a head to its last."""
-    keep_alive: float = 3600.0
-    """From an answer to the next request."""
-
-
-class Owner(ABC):
-    """Who accepts connections, and serves what comes on them."""
-
-    draining: bool
-    patience: Patience
-    forwarding: Forwarding
-
-    @abstractmethod
-    def opened(self, connection: ClientConnection) -> None:
-        """Note a connection."""
-
-    @abstractmethod
-    def lost(self, connection: ClientConnection) -> None:
-        """Forget a connection."""
-
-    @abstractmethod
-    def begin_straight(
-        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
-    ) -> StraightExchange | None:
-        """Make an exchange of a request at hand; None if it goes the ordinary way.
-
-        It ends with a call of ``answer`` or ``go_on``.
-        """
-
-    @abstractmethod
-    def begin(
-        self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None = None,
-    ) -> asyncio.Task[None]:
-        """Have a task make an exchange of a request, or the rest of one.
-
-        It ends with a call of ``answered``.
-        """
-
-    @abstractmethod
-    def over(self, exchange: StraightExchange) -> None:
-        """Note that an exchange of the straight way has ended; tasks tell by themselves."""
-
-    @abstractmethod
-    def log(
-        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
-    ) -> None:
-        """Note an answer; ``status`` is 0 where there was none, ``size`` in bytes."""
 
 
 class ClientConnection(Connection, StraightClient):

@@ -1,12 +1,10 @@
-"""Accepts HTTP/1.1 connections from clients, makes exchanges of what comes, and drains."""
+"""Accepts HTTP/1.1 connections from clients, and drains; see exchanges.py for what comes there."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Awaitable, Callable, Collection
-from functools import lru_cache
+from collections.abc import Callable, Collection
 
 from gateway.accept_queue import (
     HANDSHAKES,
@@ -15,15 +13,11 @@ from gateway.accept_queue import (
     last_connections,
     shut_out,
 )
-from gateway.errors import GatewayError
-from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Straight
-from gateway.exchange.straight_exchange import Plan, StraightExchange
-from gateway.http1.head import RequestHead
-from gateway.listener.connection import ClientConnection, Owner, Patience, Rest
-from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
+from gateway.listener.connection import ClientConnection
+from gateway.listener.exchanges import Exchange, ExchangeMaker
+from gateway.listener.owner import Patience
 from gateway.listener.tls import ServerTls
 from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.access_log import AccessLog
@@ -36,15 +30,8 @@ _LAST_MOMENT = 0.05
 _LOOK = 0.01
 """Seconds between two looks at what is left while draining."""
 
-_REMEMBERED = 512
-"""Heads of requests, and what becomes of them."""
 
-_log = logging.getLogger("tensorgate.listener")
-
-Exchange = Callable[[ClientRequest, ClientAnswer], Awaitable[None]]
-
-
-class HttpListener(Owner):
+class HttpListener(ExchangeMaker):
     """Accepts connections and makes an exchange of each request.
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
@@ -63,32 +50,19 @@ class HttpListener(Owner):
         patience: Patience | None = None,
         forwarding: Forwarding = SILENT,
     ) -> None:
-        self.patience = patience or Patience()
-        self._exchange = exchange
-        self._straight = straight
-        self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
-        self._access_log = access_log
+        super().__init__(exchange, straight, access_log, patience or Patience(), forwarding)
         self._on_closed = on_closed
         self._tls = tls
         self._shaking: set[TlsTransport] = set()
-        self._loop = asyncio.get_running_loop()
         self._adoptions: set[asyncio.Task[None]] = set()
         self._listening: list[tuple[socket.socket, asyncio.Server]] = []
         self._connections: set[ClientConnection] = set()
-        self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
         self._sweep: asyncio.TimerHandle | None = None
-        self.draining = False
-        self.forwarding = forwarding
 
     @property
     def connections(self) -> int:
         """Give how many connections there are."""
         return len(self._connections)
-
-    @property
-    def requests(self) -> int:
-        """Give how many requests are under way."""
-        return len(self._busy)
 
     async def listen(self, sock: socket.socket) -> None:
         """Accept connections on a bound socket; this owns it from now on."""
@@ -223,95 +197,6 @@ class HttpListener(Owner):
         self._connections.discard(connection)
         if self._on_closed is not None:
             self._on_closed()
-
-    def begin_straight(
-        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
-    ) -> StraightExchange | None:
-        """Make an exchange of a request at hand; None if it goes the ordinary way."""
-        if self._straight is None:
-            return None
-        try:
-            plan = self._plan(head)
-            if plan is None:
-                return None
-            exchange = self._straight.begin(plan, bytes(body), connection)
-        except Exception:
-            where = (connection.request_id or "-", head.method, head.target)
-            _log.exception("request %s: %s %s failed on the straight way", *where)
-            return None  # the ordinary way answers, with that fault or without
-        if exchange is not None:
-            self._busy[exchange] = connection
-        return exchange
-
-    def forget_plans(self) -> None:
-        """Look anew at what becomes of requests, as that has changed."""
-        self._plan.cache_clear()
-
-    def _make_plan(self, head: RequestHead) -> Plan | None:
-        if self._straight is None or head.length is None:
-            return None
-        try:
-            target = origin_form(head.target)
-        except GatewayError:
-            return None  # the ordinary way says what is wrong with it
-        return self._straight.plan(head.method, target, head.headers, head.length)
-
-    def begin(
-        self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None = None,
-    ) -> asyncio.Task[None]:
-        """Have a task make an exchange of a request, or the rest of one."""
-        task = self._loop.create_task(self._serve(connection, request, answer, rest))
-        self._busy[task] = connection
-        task.add_done_callback(self.over)
-        return task
-
-    def over(self, exchange: asyncio.Task[None] | StraightExchange) -> None:
-        """Note that an exchange has ended."""
-        del self._busy[exchange]
-
-    def log(
-        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
-    ) -> None:
-        """Write a line of the access log."""
-        if self._access_log is not None:
-            self._access_log.write(head.method, head.target, status, size, seconds, request_id)
-
-    async def _serve(
-        self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None,
-    ) -> None:
-        try:
-            await self._run(request, answer, rest)
-        finally:
-            connection.answered(answer)
-
-    async def _run(self, request: HttpRequest, answer: HttpAnswer, rest: Rest | None) -> None:
-        try:
-            if rest is None:
-                request.target = origin_form(request.target)
-                await self._exchange(request, answer)
-            else:
-                await rest(answer)
-        except GatewayError as error:
-            await answer_error(answer, error)
-        except ConnectionError:
-            pass  # the client is gone
-        except Exception:
-            # A fault of our own: never a silent one, and never one that takes the process along.
-            where = (answer.request_id or "-", request.method, request.target)
-            _log.exception("request %s: %s %s failed", *where)
-            if answer.started:
-                answer.abort()
-            else:
-                answer.last = True
-                await answer_error(answer, FAULT)
 
     def _close_quiet(self) -> None:
         for connection in tuple(self._connections):

@@ -190,6 +190,11 @@ def says_base64(entry: Fields) -> bool:
     return isinstance(parameters, dict) and parameters.get("content_type") == "base64"
 
 
+def mark_base64(entry: Fields) -> None:
+    """Have an input, or an output, say that its data are base64; or be asked for so."""
+    entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
+
+
 def _read_input(index: int, entry: Fields) -> InputTensor:
     name = _name(entry, f"inputs[{index}]")
     label = f"input '{name}'"

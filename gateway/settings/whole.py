@@ -46,6 +46,7 @@ def faults(value: Any) -> Iterator[Fault]:
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
         yield from _misrouted(routes, upstreams)
+        yield from _hashed_keys(_value(value, "keys"), routes, upstreams)
     if "routes" not in value and len(upstreams) > 1:
         yield ("routes",), "required, as there is more than one upstream"
 
@@ -84,6 +85,37 @@ def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
         for j, name in enumerate(named if isinstance(named, list | tuple) else ()):
             if isinstance(name, str):
                 yield ("routes", i, "auth", j), name
+
+
+def _hashed_keys(
+    keys: object, routes: Sequence[object], upstreams: Mapping[str, object]
+) -> Iterator[Fault]:
+    """Yield where endpoints are to be chosen by a header that holds keys: it is not passed on."""
+    for name, upstream in upstreams.items():
+        header = _value(_value(upstream, "balance"), "hash")
+        leading = [route for route in routes if name in [to for _, to in _upstreams_of(route)]]
+        holding = _key_headers(keys, [group for _, group in _auth_of(leading)])
+        if isinstance(header, str) and (group := holding.get(header.lower())):
+            path = ("upstreams", name, "balance", "hash")
+            yield (
+                path,
+                f"{header} holds keys ({group}): no server gets it, and none can be chosen by it",
+            )
+
+
+def _key_headers(keys: object, asked_for: Sequence[str]) -> dict[str, str]:
+    """Give the headers that hold keys, in lower case, each with the name of a group.
+
+    Authorization passes where it holds something else, unless one of its groups is asked for.
+    """
+    holding: dict[str, str] = {}
+    for name, group in keys.items() if isinstance(keys, Mapping) else ():
+        header = _value(group, "header")
+        if isinstance(header, str):
+            holding[header.lower()] = name
+        elif name in asked_for:
+            holding["authorization"] = name
+    return holding
 
 
 def _admin_among_clients(value: object) -> Iterator[Fault]:

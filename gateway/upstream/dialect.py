@@ -132,7 +132,8 @@ class Interpreter(Speech, Attendant):
                 wish.set()
         while self.dialect is None:
             if not self._asking:
-                raise GatewayError(self._fault.kind, self._fault.message)
+                fault = self._fault
+                raise GatewayError(fault.kind, fault.message, fault.retry_after)
             await self._news.wait()
 
     def doubt(self, member: Member) -> None:

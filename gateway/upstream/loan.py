@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import GatewayError
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.discovery import may_have
 from gateway.upstream.member import Member
+
+if TYPE_CHECKING:
+    from gateway.upstream.ejections import Ejections
 
 
 class Outcome(Enum):
@@ -25,19 +28,11 @@ class Accounts(Protocol):
 
     turn: int
     has_one: bool
+    ejections: Ejections
 
     @property
     def differs(self) -> bool:
         """Tell whether its endpoints may have different models."""
-
-    def try_out(self, member: Member) -> None:
-        """Note that an exchange goes to an endpoint that was ejected."""
-
-    def note(self, member: Member, outcome: Outcome, why: str) -> None:
-        """Note how an exchange went."""
-
-    def judge(self, status: int) -> tuple[Outcome, str]:
-        """Tell what the status of an answer says of its endpoint, and why that failed."""
 
 
 class Loan:
@@ -55,7 +50,7 @@ class Loan:
         member.outstanding += 1
         pool.turn += 1
         if self._is_trial and member.health.ejections:
-            pool.try_out(member)
+            pool.ejections.try_out(member)
         return self.endpoint
 
     async def may_have(self, model: str) -> bool:
@@ -66,11 +61,11 @@ class Loan:
         """Count the exchange no more; ``why`` tells of a failure."""
         self._member.outstanding -= 1
         if outcome is Outcome.FAILED or not self._pool.has_one:
-            self._pool.note(self._member, outcome, why)
+            self._pool.ejections.note(self._member, outcome, why)
 
     def judge(self, status: int) -> tuple[Outcome, str]:
         """Tell what the status of an answer says of the endpoint, and why that failed."""
-        return self._pool.judge(status)
+        return self._pool.ejections.judge(status)
 
     def end(self, error: BaseException | None) -> None:
         """Give it back; the error, or that there was none, tells how it did."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -11,19 +10,12 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
-from gateway.routing.health import HEALTHY, EjectionPolicy, Health
+from gateway.routing.health import EjectionPolicy
 from gateway.upstream.base import HeaderLines, UpstreamEndpoint
+from gateway.upstream.ejections import Ejections, Tell
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.loan import Loan, Outcome
 from gateway.upstream.member import Member, MemberState
-
-FIRST_ERROR = 400
-"""The first status that may tell against an endpoint."""
-
-_log = logging.getLogger("tensorgate.upstream")
-
-Tell = Callable[[str, Health], None]
-"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does."""
 
 
 class Pool:
@@ -45,10 +37,10 @@ class Pool:
         self.turn = 0
         """Endpoints lent so far."""
         self.balance = balance or BY_LOAD
-        self._ejection = ejection or EjectionPolicy()
         self._clock = clock
         self._keeper = keeper or Keeper()
-        self._tell = tell
+        self.ejections = Ejections(ejection or EjectionPolicy(), clock, self._keeper.doubt, tell)
+        """What exchanges tell of endpoints, and other processes."""
         self._leaving: list[Member] = []
         self._change = asyncio.Event()
         self._lend(tuple(Member(endpoint) for endpoint in endpoints))
@@ -58,9 +50,7 @@ class Pool:
         self.endpoints = tuple(member.endpoint for member in members)
         self.has_one = len(members) == 1
         """There is no other to turn to, so that it does not matter how it does."""
-        if self.has_one:
-            # Nothing is noted of it from now on, not even how its trial ends.
-            members[0].health = HEALTHY
+        self.ejections.among(members)
         self._find_up()
 
     def _find_up(self) -> None:
@@ -74,7 +64,7 @@ class Pool:
         """Note that the probes of an endpoint say something else than before."""
         if member.probed.healthy:
             # What was ejected failed before: it has come back since.
-            self.note(member, Outcome.ANSWERED, "")
+            self.ejections.note(member, Outcome.ANSWERED, "")
         self._find_up()
 
     @property
@@ -179,71 +169,6 @@ class Pool:
 
     def _nobody(self) -> GatewayError:
         return GatewayError(ErrorKind.UNREACHABLE, self.why_empty)
-
-    def try_out(self, member: Member) -> None:
-        """Note that an exchange goes to an endpoint that is, or was, left out."""
-        member.health = health.taken(member.health, self._clock())
-
-    def note(self, member: Member, outcome: Outcome, why: str) -> None:
-        """Note what an exchange told of an endpoint, and why it failed."""
-        if member.leaving:
-            return
-        if outcome is Outcome.FAILED:
-            self._keeper.doubt(member)
-        if self.has_one:
-            return
-        before = member.health
-        url = member.endpoint.url
-        if outcome is Outcome.ANSWERED:
-            after = health.succeeded(before)
-        elif outcome is Outcome.UNKNOWN:
-            after = health.left(before)
-        else:
-            now = self._clock()
-            after = health.failed(before, self._others(member), now, self._ejection)
-            if after.ejections > before.ejections:
-                _log.warning(
-                    "%s failed %d times in a row: it is left out for %g s; at last: %s",
-                    url,
-                    after.failures,
-                    after.until - now,
-                    why,
-                )
-                if self._tell is not None:
-                    self._tell(url, after)
-        if before.ejections and not after.ejections:
-            _log.warning("%s is used again", url)
-            # One that is used as there is no better one is none to recommend.
-            if outcome is Outcome.ANSWERED and self._tell is not None:
-                self._tell(url, after)
-        member.health = after
-
-    def hear(self, member: Member, told: Health) -> None:
-        """Note what another process tells of an endpoint, as it is now; that is not told again."""
-        if self.has_one:
-            return
-        before = member.health
-        if told.ejections:
-            others, now = self._others(member), self._clock()
-            after = health.heard_ejected(before, told, others, now, self._ejection)
-        else:
-            after = health.heard_well(before)
-        if after.ejections and not before.ejections:
-            _log.info("%s: left out, as another worker says", member.endpoint.url)
-        elif before.ejections and not after.ejections:
-            _log.info("%s: used again, as another worker says", member.endpoint.url)
-            self._keeper.doubt(member)
-        member.health = after
-
-    def _others(self, member: Member) -> list[Health]:
-        """Tell how all endpoints but one do."""
-        return [each.health for each in self.members if each is not member]
-
-    def judge(self, status: int) -> tuple[Outcome, str]:
-        """Tell what the status of an answer says of its endpoint, and why that failed."""
-        if status < FIRST_ERROR or status not in self._ejection.statuses:
-            return Outcome.ANSWERED, ""
-        return Outcome.FAILED, f"it answered {status}"
 
     def snapshot(self) -> tuple[MemberState, ...]:
         """Tell how all endpoints do: first those that are lent, then those that leave."""

@@ -31,6 +31,7 @@ from tests.servers.doubles import (
     route_to,
 )
 from tests.servers.tensors import INFER, LENGTH, answer_header, json_request
+from tests.servers.turns import others
 
 BOTH = ("gzip", "deflate")
 TEXT = json.dumps({"models": [{"name": f"m{number}"} for number in range(200)]}).encode()
@@ -291,25 +292,16 @@ async def test_events_are_not_held_up() -> None:
 
 
 async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(others())
-    inner = ScriptedAnswer(log := Log())
-    answer = CompressedAnswer(inner, "gzip", Turns())
-    await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
-    await answer.write(NOISE)
-    await answer.finish()
-    task.cancel()
+    with others() as waiting:
+        inner = ScriptedAnswer(log := Log())
+        answer = CompressedAnswer(inner, "gzip", Turns())
+        await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
+        await answer.write(NOISE)
+        await answer.finish()
     assert gzip.decompress(inner.body) == NOISE
     written = [int(entry.rpartition(" ")[2]) for entry in log if entry.startswith("client gets ")]
     assert max(written[1:]) <= 64 * 1024
-    assert turns >= len(NOISE) // (16 * 1024)
+    assert waiting.turns >= len(NOISE) // (16 * 1024)
 
 
 async def test_a_whole_answer_has_a_length() -> None:

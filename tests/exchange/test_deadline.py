@@ -279,6 +279,14 @@ async def test_a_part_has_what_is_left() -> None:
     assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
 
 
+async def test_a_part_may_have_a_share_of_it() -> None:
+    with Deadline(LONG, LONG) as deadline, deadline.left_to_parts():
+        end = await _part(deadline.part(SHORT / LONG), URL, LONG)
+        after = await _part(deadline.part(), URL, 0)
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+    assert after == "done"
+
+
 async def test_leaving_while_the_time_is_left_to_parts() -> None:
     async def run() -> None:
         with Deadline(LONG, LONG) as deadline, deadline.left_to_parts():

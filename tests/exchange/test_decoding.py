@@ -31,6 +31,7 @@ from tests.servers.doubles import (
     route_to,
 )
 from tests.servers.tensors import FLOATS, INFER, LENGTH, binary_header, json_request, metadata
+from tests.servers.turns import left_after, others
 
 GENERATE = "/v2/models/m/generate"
 OK = ScriptedResponse(200, {}, [b'{"outputs":[]}'])
@@ -355,37 +356,21 @@ async def test_no_more_than_two_chunks_are_at_hand_of_a_bomb() -> None:
 
 
 async def test_others_have_their_turn() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(others())
-    with _Noting() as deadline:
+    with others() as waiting, _Noting() as deadline:
         request = await _decoded(deadline, [gzip.compress(b"") * 500 + gzip.compress(bytes(FREE))])
         while await request.read():
             pass
-    task.cancel()
-    assert turns > 500 + FREE / CHUNK
+    assert waiting.turns > 500 + FREE / CHUNK
 
 
 async def test_a_client_that_leaves_at_any_moment() -> None:
     body = gzip.compress(NOISE)
     for moment in range(200):
         scene = Scene()
-        asking = asyncio.create_task(
-            scene.ask(GENERATE, body[:99], body[99:], headers={"Content-Encoding": "gzip"})
-        )
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        if asking.done():
+        headers = {"Content-Encoding": "gzip"}
+        asking = scene.ask(GENERATE, body[:99], body[99:], headers=headers)
+        if not await left_after(moment, asking):
             break
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
         assert scene.route.upstream.pool.outstanding == [0]
     assert moment >= 8

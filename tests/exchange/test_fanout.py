@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange.asking import LARGEST_REPLY
 from gateway.exchange.base import Route
 from gateway.exchange.dispatch import exchange
@@ -279,6 +279,16 @@ async def test_where_all_fail_alike_the_servers_own_error_is_given() -> None:
     endpoints = servers(a=says(text, 404, {"X-A": "1"}), b=says(b"another", 404))
     answer = await ask(only(route_to(*endpoints)), "POST", LOAD)
     assert (answer.status, answer.body, dict(answer.headers)) == (404, text, {"X-A": "1"})
+
+
+async def test_where_the_gateway_lacks_means_for_all_it_says_when_to_try_again() -> None:
+    lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
+    both = route_to(*servers(a=lack, b=lack))
+    answer = await ask(only(both), "POST", LOAD)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    one = route_to(*servers(a=OK, b=lack))
+    answer = await ask(only(one), "POST", LOAD)
+    assert (answer.status, answer.headers.get("Retry-After")) == (502, None)
 
 
 async def test_a_long_path_is_shortened() -> None:

@@ -310,11 +310,20 @@ async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
     assert asked(b) == [["GET /v1/models"]]
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-async def test_who_does_not_tell_is_named_with_what_it_fails_with(hangs: bool) -> None:
+@pytest.mark.parametrize(
+    ("hangs", "limits"),
+    [
+        (False, LIMITS),
+        (True, replace(LIMITS, idle_time=0.2)),
+        (True, replace(LIMITS, total_time=2)),
+    ],
+    ids=["down", "hangs", "would take all the time"],
+)
+async def test_who_does_not_tell_is_named_with_what_it_fails_with(
+    hangs: bool, limits: Limits
+) -> None:
     fault = asyncio.Event() if hangs else unreachable(B)
     a, b = servers(a=_models("x"), b=unreachable(B))
-    limits = replace(LIMITS, idle_time=0.2)
     routes = among(
         route_to(a, name="a", limits=limits),
         _undeclared(route_to(b, name="b", limits=limits), fault),

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import Callable
 
@@ -29,6 +28,7 @@ from tests.servers.tensors import (
     json_request,
     metadata,
 )
+from tests.servers.turns import left_after, others
 
 HEADER = answer_header(12)
 ANSWER = ScriptedResponse(
@@ -245,24 +245,14 @@ async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
 
 
 async def test_large_bodies_let_others_have_their_turn() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     text = json_request(*np.zeros(100_000).tolist())
     # As it comes where the datatype is known; afterwards where it stands behind the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
     for body in (text, behind):
-        turns = 0
         scene = Scene(ANSWER, body=[body])
-        task = asyncio.create_task(others())
-        await scene.run()
-        task.cancel()
-        assert turns > len(body) / 65536
+        with others() as waiting:
+            await scene.run()
+        assert waiting.turns > len(body) / 65536
         assert scene.sent[1] == bytes(400_000)
 
 
@@ -291,14 +281,8 @@ async def test_a_server_that_fails(make: Callable[..., Scene]) -> None:
 async def test_a_client_that_leaves_at_any_moment(make: Callable[..., Scene]) -> None:
     for moment in range(100):
         scene = make(ANSWER)
-        task = asyncio.create_task(scene.run())
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        if task.done():
+        if not await left_after(moment, scene.run()):
             break
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8

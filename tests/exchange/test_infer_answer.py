@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from tests.servers.doubles import (
     route_to,
 )
 from tests.servers.tensors import FLOATS, LENGTH, answer_header
+from tests.servers.turns import others
 
 ALL_JSON = AnswerForm(False, {})
 ALL_BINARY = AnswerForm(True, {})
@@ -164,15 +164,6 @@ async def test_a_value_that_a_policy_refuses() -> None:
 
 async def test_other_exchanges_have_their_turn() -> None:
     values = np.zeros(2_000_000, "<f4").tobytes()
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(others())
-    await _Relay().run(_response(answer_header(len(values)), values), ALL_JSON)
-    task.cancel()
-    assert turns > len(values) / 65536
+    with others() as waiting:
+        await _Relay().run(_response(answer_header(len(values)), values), ALL_JSON)
+    assert waiting.turns > len(values) / 65536

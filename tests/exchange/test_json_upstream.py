@@ -1,6 +1,5 @@
 """Exchanges with a server that takes JSON only."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import replace
@@ -36,6 +35,7 @@ from tests.servers.tensors import (
     json_request,
     metadata,
 )
+from tests.servers.turns import left_after, others
 
 OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": FLOATS.tolist()}
 BODY = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
@@ -399,24 +399,14 @@ async def test_others_have_their_turn() -> None:
     entry = {**OUTPUT, "shape": [200_000], "data": values.tolist()}
     body = json.dumps({"outputs": [entry]}).encode()
     held = json_request(*values.tolist())
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     for request in (
         _binary(binary_header(len(data), binary_output=True), data),
         {"body": [held]},
     ):
-        turns = 0
-        task = asyncio.create_task(others())
-        scene = _Scene(_answer(body), **request)
-        await scene.run()
-        task.cancel()
-        assert turns > (len(data) + len(body)) / 65536
+        with others() as waiting:
+            scene = _Scene(_answer(body), **request)
+            await scene.run()
+        assert waiting.turns > (len(data) + len(body)) / 65536
         assert scene.document["inputs"][0]["data"] == values.tolist()
 
 
@@ -443,14 +433,8 @@ async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
 async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
     for moment in range(200):
         scene = make(_answer())
-        task = asyncio.create_task(scene.run())
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        if task.done():
+        if not await left_after(moment, scene.run()):
             break
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert 8 <= moment < 199

@@ -25,6 +25,7 @@ from tests.servers.doubles import (
 )
 from tests.servers.scene import Scene, Turn
 from tests.servers.tensors import FLOATS, INFER, LENGTH, answer_header, metadata
+from tests.servers.turns import left_after, others
 
 PREDICT = "/v1/models/m:predict"
 HEADER = answer_header(12)
@@ -270,24 +271,14 @@ async def test_faults(make: Made, kind: ErrorKind, message: str) -> None:
 
 
 async def test_large_bodies_let_others_have_their_turn() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     numbers = np.arange(100_000) / 7
     for body in ({"instances": numbers.tolist()}, {"instances": [{"IN": x} for x in numbers]}):
         text = json.dumps(body).encode()[:999_000]
         text = text[: text.rindex(b",")] + b"]}"
-        turns = 0
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[text])
-        task = asyncio.create_task(others())
-        await scene.run()
-        task.cancel()
-        assert turns > len(text) / 65536
+        with others() as waiting:
+            await scene.run()
+        assert waiting.turns > len(text) / 65536
 
 
 async def test_rows_that_are_held_let_others_have_their_turn() -> None:
@@ -296,12 +287,12 @@ async def test_rows_that_are_held_let_others_have_their_turn() -> None:
     limits = replace(LIMITS, spool_bytes=1_000_000)
     scene = _scene(METADATA, NO_CONFIG, answer, limits=limits)
 
-    async def others() -> None:
+    async def log_turns() -> None:
         while True:
             scene.log.append("others")
             await asyncio.sleep(0)
 
-    task = asyncio.create_task(others())
+    task = asyncio.create_task(log_turns())
     told = await scene.run()
     task.cancel()
     assert told.body.count(b"OUT1") == 100_000
@@ -313,14 +304,8 @@ async def test_rows_that_are_held_let_others_have_their_turn() -> None:
 async def test_a_client_that_leaves_at_any_moment() -> None:
     for moment in range(100):
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
-        task = asyncio.create_task(scene.run())
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        if task.done():
+        if not await left_after(moment, scene.run()):
             break
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8

@@ -16,8 +16,9 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route
 from gateway.exchange.dispatch import exchange
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import StraightExchange
-from gateway.listener.connection import ClientConnection, Rest
+from gateway.listener.connection import ClientConnection
 from gateway.listener.http import HttpListener
+from gateway.listener.owner import Rest
 from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
 from gateway.upstream.address import server_at

@@ -16,6 +16,7 @@ from gateway.upstream.keeper import Keeper
 from gateway.upstream.loan import Outcome
 from gateway.upstream.pool import Pool
 from gateway.upstream.probe import Prober
+from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, answering, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -180,6 +181,15 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
         with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not answer") as caught:
             await interpreter.known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None:
+    async with FaultyServer(_Itself(OF_TRITON)) as server:
+        with no_descriptors():
+            async with asking(server.url) as (_, interpreter):
+                with pytest.raises(GatewayError, match="no means to connect") as caught:
+                    await interpreter.known()
+    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
 
 async def test_who_waits_may_leave(asking: Asking) -> None:
@@ -421,7 +431,7 @@ async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking)
     ):
         await until(lambda: all(member.finding for member in pool.members))
         member = pool.members[0]
-        pool.hear(member, replace(member.health, ejections=1, until=1e9))
+        pool.ejections.hear(member, replace(member.health, ejections=1, until=1e9))
         itself.document = OF_KSERVE
-        pool.hear(member, replace(member.health, ejections=0, until=0.0))
+        pool.ejections.hear(member, replace(member.health, ejections=0, until=0.0))
         await until(lambda: interpreter.dialect == KSERVE)

@@ -1,0 +1,28 @@
+"""Who connects as it ends: a program of its own, as it forks."""
+
+import signal
+import socket
+
+from tests.servers.command import started
+from tests.workers.programs import command
+
+
+async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
+    """Each worker tells how many connections it got, as if it had dropped so many exchanges."""
+    work = (
+        "post.is_up(); got = 0\n"
+        "    while socket.recv_fds(post._channel, 1, 2)[0] == b'+':\n"
+        "        got += 1; post._say(b'+')\n"
+        "    post.has_dropped(got)"
+    )
+    *python, program = command(work, 2)
+    held = "from tests.servers.handshakes import hold_handshakes\n    hold_handshakes(sock)\n"
+    port = "    print('port', sock.getsockname()[1], file=sys.stderr, flush=True)\n"
+    program = program.replace('    print("dropped"', f'    {held}{port}    print("dropped"', 1)
+    async with started(*python, program) as process:
+        number = int((await process.until_it_says(r"port (\d+)"))[1])
+        await process.until_it_says("begun")
+        with socket.create_connection(("127.0.0.1", number)) as client:
+            process.signal(signal.SIGTERM)
+            client.sendall(b"what ends the handshake")
+            assert (await process.end())[:2] == (0, "dropped 1\n")
