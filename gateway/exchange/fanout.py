@@ -10,7 +10,7 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route, Up
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.forward import forward, forwarded_body
 from gateway.exchange.held import Holding
-from gateway.exchange.pump import ClientBody
+from gateway.exchange.pump import ClientBody, kept
 from gateway.protocol.endpoints import Endpoint
 from gateway.upstream.base import Body
 
@@ -81,9 +81,9 @@ async def whole_body(
     passed = await forwarded_body(request, body, limits.json_depth, few_chunks=False)
     if not isinstance(passed, AsyncIterable):
         return passed
-    chunks: list[bytes | memoryview] = []
+    chunks: list[bytes] = []
     size = 0
-    async for chunk in passed:
+    async for chunk in kept(passed):
         size += len(chunk)
         _check_held(size, limits)
         holding.more(len(chunk))

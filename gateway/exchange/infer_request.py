@@ -21,7 +21,7 @@ from gateway.exchange.headers import HEADER_LENGTH, header_length
 from gateway.exchange.held import Holding, work_off
 from gateway.exchange.listed_outputs import listing_outputs
 from gateway.exchange.models import model_metadata
-from gateway.exchange.pump import CHUNK, ClientBody
+from gateway.exchange.pump import CHUNK, ClientBody, kept
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.header_facts import HeaderFacts
 from gateway.protocol.inference_header import AnswerForm
@@ -184,7 +184,7 @@ async def _convert_raw(
 ) -> Converted:
     """Put the header that a raw binary request lacks before its bytes."""
     model = await model_metadata(asked, route, deadline)
-    chunks: list[bytes | memoryview] | None = None
+    chunks: list[bytes] | None = None
     size = body.size
     if size is None:
         chunks = await _spool(body, route.limits.spool_bytes, holding)
@@ -203,10 +203,10 @@ async def _convert_raw(
     return Converted(held, length, len(header), ALL_BINARY, _NO_FACTS, by_metadata=True)
 
 
-async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes | memoryview]:
-    chunks: list[bytes | memoryview] = []
+async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes]:
+    chunks: list[bytes] = []
     size = 0
-    async for chunk in body.rest():
+    async for chunk in kept(body.rest()):
         size += len(chunk)
         if size > cap:
             raise GatewayError(

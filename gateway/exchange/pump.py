@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest
@@ -78,7 +78,7 @@ class ClientBody:
             )
 
 
-async def joined(pieces: AsyncIterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+async def joined(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
     """Yield a body in pieces of a chunk at least, but for the last."""
     held = bytearray()
     async for piece in pieces:
@@ -91,6 +91,15 @@ async def joined(pieces: AsyncIterator[bytes | memoryview]) -> AsyncIterator[byt
             held.clear()
     if held:
         yield bytes(held)
+
+
+async def kept(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes]:
+    """Yield a body that is to be held, in pieces that keep little more memory than they show.
+
+    Each of a byte would take dozens, and a view keeps all of the memory that was read into.
+    """
+    async for piece in joined(pieces):
+        yield bytes(piece)
 
 
 async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:

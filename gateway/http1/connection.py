@@ -17,6 +17,9 @@ HIGH_WATER = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
 LOW_WATER = 256 * 1024
 
+_LEAST_PIECE = 64
+"""Bytes that a piece counts at least, as it takes as much memory even where it is one byte."""
+
 MOST_AHEAD = 64 * 1024
 """Bytes read before their turn that hold the sender back, if there are more; then a read on top."""
 
@@ -70,7 +73,7 @@ class BodyStream:
         if self._discarding or not data:
             return
         self._pieces.append(data)
-        self._size += len(data)
+        self._size += max(len(data), _LEAST_PIECE)
         if self._size > HIGH_WATER and not last:
             self._reading.hold(self)
         self._wake()
@@ -97,7 +100,7 @@ class BodyStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         piece = self._pieces.popleft()
-        self._size -= len(piece)
+        self._size -= max(len(piece), _LEAST_PIECE)
         if self._size <= LOW_WATER:
             self._reading.release(self)
         return piece

@@ -1,10 +1,11 @@
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.deadline import Deadline
-from gateway.exchange.pump import CHUNK, ClientBody, response_chunks, write
+from gateway.exchange.pump import CHUNK, ClientBody, kept, response_chunks, write
 from tests.servers.doubles import URL, Log, ScriptedAnswer, ScriptedRequest, ScriptedResponse, Step
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
@@ -49,6 +50,23 @@ async def test_by_default_a_chunk_at_most() -> None:
         body = ClientBody(_request(bytes(CHUNK + 1)), 2 * CHUNK, turns)
         assert len(await body.read()) == CHUNK
         assert len(await body.read()) == 1
+
+
+async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
+    yield piece
+
+
+async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
+    large = memoryview(bytes(3 * CHUNK))[:CHUNK]
+
+    async def pieces() -> AsyncIterator[bytes | memoryview]:
+        for _ in range(1000):
+            yield memoryview(b"one and more")[:3]
+        yield large
+
+    held = [piece async for piece in kept(pieces())]
+    assert [len(piece) for piece in held] == [3000 + CHUNK]
+    assert [type(piece) async for piece in kept(_one(large))] == [bytes]
 
 
 async def test_exactly_so_many_bytes() -> None:

@@ -155,6 +155,20 @@ async def test_the_sender_goes_on(body: BodyStream, transport: TransportDouble) 
     assert transport.calls == ["pause", "resume"] * 2
 
 
+async def test_a_sender_of_single_bytes_is_held_back_sooner(
+    body: BodyStream, transport: TransportDouble
+) -> None:
+    count = 0
+    while not transport.calls:
+        body.feed(b"x")
+        count += 1
+    # An object of a byte and its place take some 50.
+    assert HIGH_WATER // 100 < count < HIGH_WATER // 50
+    body.end()
+    assert len(await _read_all(body)) == count
+    assert transport.calls == ["pause", "resume"]
+
+
 async def test_one_large_piece(body: BodyStream, transport: TransportDouble) -> None:
     body.feed(bytes(HIGH_WATER + 1))
     assert transport.calls == ["pause"]

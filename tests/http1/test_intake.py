@@ -48,3 +48,25 @@ def test_it_tells_whether_a_read_took_all_that_was_offered() -> None:
     assert intake.used_up
     assert intake.space()
     assert not intake.used_up
+
+
+def test_little_that_waits_keeps_little_however_much_passes_between() -> None:
+    intake = Intake()
+    waiting = []
+    for _ in range(500):
+        fill(intake, bytes(6 * LARGE))  # which nobody keeps
+        waiting.append(fill(intake, b"x" * 20_000))
+    copies = [piece for piece in waiting if isinstance(piece, bytes)]
+    shared = [piece for piece in waiting if isinstance(piece, memoryview)]
+    assert 0 < len({id(view.obj) for view in shared}) <= 32
+    assert len(copies) > 400
+    assert all(bytes(piece) == b"x" * 20_000 for piece in waiting)
+
+
+def test_nothing_large_is_copied_once_nobody_keeps_much() -> None:
+    intake = Intake()
+    waiting = [(fill(intake, bytes(6 * LARGE)), fill(intake, bytes(LARGE))) for _ in range(50)]
+    assert isinstance(fill(intake, bytes(LARGE)), bytes)
+    assert isinstance(fill(intake, bytes(6 * LARGE)), memoryview)
+    waiting.clear()
+    assert isinstance(fill(intake, bytes(LARGE)), memoryview)
