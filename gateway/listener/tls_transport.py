@@ -28,6 +28,9 @@ HANDSHAKE_TIME = 10.0
 _RECEIVED = memoryview(bytearray(256 * 1024))
 """Where reads put what is encrypted, for all connections: it moves on at once."""
 
+_AT_ONCE = 64 * 1024
+"""Bytes given to ssl's state machine at a time: its buffers never shrink."""
+
 _log = logging.getLogger("tensorgate.listener")
 
 
@@ -51,6 +54,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection: Connection | None = connection
         self._shaking = shaking
         self._on_failed = on_failed
+        self._encrypted: bytes | memoryview = b""
+        """What has come and was not given to the state machine yet."""
         self._reading = True
         self._ended = False
         """The client has said that it sends nothing more."""
@@ -90,13 +95,16 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Take what was read."""
         if self._deaf:
             return
-        self._incoming.write(_RECEIVED[:nbytes])
+        received = _RECEIVED[:nbytes]
+        self._encrypted = b"".join((self._encrypted, received)) if self._encrypted else received
         if self in self._shaking:
             self._shake()
         else:
             self._read()
             if nbytes == len(_RECEIVED) and self._connection is not None:
                 self._connection.let_others_in()
+        # The next read, whosever it is, goes to where this one is.
+        self._encrypted = b"" if self._deaf else bytes(self._encrypted)
 
     def eof_received(self) -> None:
         """Take the end of what the client sends; the socket's transport then closes itself."""
@@ -148,13 +156,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._mute:
             return
         rest = memoryview(data)
+        sent = []
         try:
             while rest:
-                rest = rest[self._tls.write(rest) :]
+                rest = rest[self._tls.write(rest[:_AT_ONCE]) :]
+                sent.append(self._outgoing.read())
+            if not self._socket.is_closing():
+                self._socket.writelines(sent)
         except ssl.SSLError as error:
             self._give_up(_reason(error))
-            return
-        self._send()
 
     def can_write_eof(self) -> bool:
         """Tell that the sending side can be closed alone: RFC 8446, section 6.1."""
@@ -177,10 +187,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _shake(self) -> None:
         try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._send()
-            return
+            self._feed()
+            while True:
+                try:
+                    self._tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    if not self._feed():
+                        self._send()
+                        return
         except ssl.SSLError as error:
             self._refuse(error)
             return
@@ -218,14 +233,22 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._deaf:
             self._send()  # what the state machine has to say by itself
 
+    def _feed(self) -> bool:
+        """Give the state machine the next of what has come; tell whether there was any."""
+        written = self._incoming.write(self._encrypted[:_AT_ONCE])
+        self._encrypted = self._encrypted[written:]
+        return bool(written)
+
     def _decrypt(self, space: memoryview) -> int:
         """Fill the space with what has come, as far as that goes; give the bytes in it."""
         size = 0
         # Asking in vain is what costs most for small messages.
-        while size < len(space) and (self._incoming.pending or self._tls.pending()):
+        while size < len(space) and (self._incoming.pending or self._tls.pending() or self._feed()):
             try:
                 read = cast("int", self._tls.read(len(space) - size, space[size:]))
             except ssl.SSLWantReadError:
+                if self._feed():
+                    continue
                 break
             except ssl.SSLZeroReturnError:
                 read = 0

@@ -128,6 +128,52 @@ async def test_large_bodies_both_ways(tls: dict[str, str]) -> None:
         assert (await client.call("POST", "/v2/x", b"small")).body == b"small"
 
 
+class _Watched(TlsTransport):
+    """Notes the most that there ever was in the buffers of ssl, which never shrink."""
+
+    most = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        incoming, outgoing = self._incoming, self._outgoing
+        self._incoming, self._outgoing = _Watching(incoming), _Watching(outgoing)  # type: ignore[assignment]
+
+
+class _Watching:
+    def __init__(self, buffer: ssl.MemoryBIO) -> None:
+        self._buffer = buffer
+
+    @property
+    def pending(self) -> int:
+        return self._buffer.pending
+
+    def write(self, data: bytes) -> int:
+        written = self._buffer.write(data)
+        _Watched.most = max(_Watched.most, self.pending)
+        return written
+
+    def read(self) -> bytes:
+        _Watched.most = max(_Watched.most, self.pending)
+        return self._buffer.read()
+
+
+async def test_what_has_passed_leaves_no_large_buffers(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.listener.http.TlsTransport", _Watched)
+    monkeypatch.setattr(_Watched, "most", 0)
+    body = LARGE[: 2**20]
+    async with (
+        FaultyServer(_echo) as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(5):
+            assert (await client.call("POST", "/v2/x", body)).body == body
+    # What is given at once, and a begun record.
+    assert 0 < _Watched.most < 64 * 1024 + 20 * 1024
+
+
 async def test_requests_in_a_row(tls: dict[str, str]) -> None:
     async with (
         FaultyServer(_echo) as server,
