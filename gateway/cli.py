@@ -30,6 +30,7 @@ from gateway.app.processes import worker_count
 from gateway.app.reload import Reloader
 from gateway.app.revision import Revision
 from gateway.app.source import Source
+from gateway.app.spare_memory import SpareMemory
 from gateway.app.tls import UpstreamTlsError
 from gateway.descriptors import allow_all_descriptors
 from gateway.memory import keep_what_is_freed, settle
@@ -166,7 +167,7 @@ async def _serve(settings: Settings, source: Source) -> None:
     _on_stop_signal(stop.set)
     revision = Revision(time.time(), str(source.file))
     async with Gateway(settings, revision=revision) as gateway:
-        async with Reloader(gateway, source, _set_level) as reloader:
+        async with Reloader(gateway, source, _set_level) as reloader, SpareMemory():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.wish)
             say_listening(gateway.addresses)
             settle()
@@ -193,7 +194,7 @@ def _serve_with(workers: int, settings: Settings, source: Source) -> None:
 async def _work(gateway: Gateway, post: Post) -> None:
     """Serve the connections that the parent accepts."""
     _on_stop_signal(post.leave)
-    async with gateway, Follower(gateway, _set_level) as follower:
+    async with gateway, Follower(gateway, _set_level) as follower, SpareMemory():
         settle()
         post.is_up()
         await post.deliver(gateway.take, follower.take)

@@ -36,6 +36,7 @@ ALLOWED = {
         "helper",
         "listener",
         "exchange",
+        "memory",
         "upstream",
         "routing",
         "codec",
