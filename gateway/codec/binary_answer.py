@@ -12,6 +12,7 @@ import simdjson
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.elements_to_json import tensor_to_json
+from gateway.codec.json_cutter import Event
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
 from gateway.codec.plain_numbers import REFUSALS
@@ -82,9 +83,23 @@ class BinaryAnswer(JsonTensors):
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Convert the next text of the answer; ``last`` tells that it is the end.
 
-        Raises GatewayError (502) that names what is wrong, or says that the cap is exceeded.
+        Raises GatewayError (502) that names what is
+        wrong, or says that the cap is exceeded.
         """
         super().feed(text, last)
+        self._check_held()
+
+    def work(self) -> bool:
+        """Do a share of what is to be done; see JsonTensors."""
+        more = super().work()
+        self._check_held()
+        return more
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        self._convert_share()  # what is held counts in the client's form
+
+    def _check_held(self) -> None:
         if self.held > self._spool_cap:
             becomes, instead = "binary", "ask for all outputs as JSON"
             if self._form.all_json:

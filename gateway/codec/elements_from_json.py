@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import struct
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
-from types import NoneType
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +14,7 @@ import orjson
 import simdjson
 
 from gateway.codec.array_scanner import Run, StringPart
-from gateway.codec.faults import element_fault
+from gateway.codec.faults import element_fault, no_array, smaller_runs
 from gateway.codec.plain_numbers import (
     REFUSALS,
     Values,
@@ -24,11 +22,19 @@ from gateway.codec.plain_numbers import (
     plain_numbers,
     round_to,
 )
-from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_ELEMENT = 2**32 - 1
+
+_LONG_INTEGER = re.compile(rb"([\[, \t\n\r]-?[0-9]{19,}+)(?![0-9.eE])")
+"""What may be beyond 64 bits, with what stands before it."""
+
+_OF_BOOLEANS = b"truefals[], \t\n\r"
+
+_BETWEEN = np.zeros(256, np.bool_)
+_BETWEEN[list(b"[], \t\n\r")] = True
 
 
 class TensorFromJson:
@@ -56,7 +62,7 @@ class TensorFromJson:
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
-        count, data = self._converted(item)
+        count, data = self._of(item)
         self.count += count
         self._hold(data)
 
@@ -75,25 +81,39 @@ class TensorFromJson:
         if data is None:
             # Should it have a fault, its index counts from here.
             self.count = sum(map(len, self.chunks[:place])) // width
-            _, data = self._converted(run)
+            _, data = self._of(run)
         self.chunks[place] = data
         self.size += len(data)
         self.count = self.size // width
 
-    def _converted(self, run: Run) -> tuple[int, bytes]:
-        if run.lacks_element:
+    def _of(self, run: Run) -> tuple[int, bytes]:
+        converted = self.converted(run)
+        if converted is None:
             raise self._fault(run)
-        return self._convert(self, run)
+        return converted
+
+    def converted(self, run: Run) -> tuple[int, bytes] | None:
+        """Give the number of a run's elements, and their bytes; None where there is a fault."""
+        return None if run.lacks_element else self._convert(self, run)
 
     def _hold(self, data: bytes) -> None:
         self.chunks.append(data)
         self.size += len(data)
 
     def _fault(self, run: Run) -> Exception:
-        return element_fault(self._label, self.datatype, run, self.count, self._message)
+        """Make the error for a run; only a small part of it is looked at element by element."""
+        index = self.count
+        for part in smaller_runs(run):
+            converted = self.converted(part)
+            if converted is None:
+                return element_fault(self._label, self.datatype, part, index, self._message)
+            index += converted[0]
+            if part.depth_after < 1:
+                break
+        return no_array(self._label, max(self.count, index - 1), self._message)
 
     @classmethod
-    def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes]]:
+    def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes] | None]:
         if datatype.dtype is None:
             return cls._text
         if datatype.family is Family.BOOLEAN:
@@ -102,17 +122,19 @@ class TensorFromJson:
             return cls._integers
         return cls._floats
 
-    def _booleans(self, run: Run) -> tuple[int, bytes]:
-        values = self._objects(run, bool)
-        return len(values), np.array(values, dtype=np.bool_).tobytes()
+    def _booleans(self, run: Run) -> tuple[int, bytes] | None:
+        text = run.balanced()
+        if text.translate(None, _OF_BOOLEANS):
+            return None
+        ones = text.replace(b"true", b" 1 ").replace(b"false", b" 0 ")
+        data = plain_numbers(self._parser, ones, DATATYPES["UINT8"])
+        return None if data is None else self._counted(data)
 
-    def _integers(self, run: Run) -> tuple[int, bytes]:
+    def _integers(self, run: Run) -> tuple[int, bytes] | None:
         data = plain_numbers(self._parser, run.balanced(), self.datatype)
-        if data is None:
-            raise self._fault(run)
-        return self._counted(data)
+        return None if data is None else self._counted(data)
 
-    def _floats(self, run: Run) -> tuple[int, bytes]:
+    def _floats(self, run: Run) -> tuple[int, bytes] | None:
         text = run.balanced()
         if not (self._has_nonfinite and self._may_be_nonfinite(text)):
             data = plain_numbers(self._parser, text, self.datatype)
@@ -120,10 +142,12 @@ class TensorFromJson:
                 return self._counted(data)
         dtype = self.datatype.dtype
         assert dtype is not None
-        values = self._doubles(run, text)
+        values = self._doubles(text)
+        if values is None:
+            return None
         narrow = round_to(values, dtype)
         if (np.isinf(narrow) != np.isinf(values)).any():
-            raise self._fault(run)
+            return None
         return values.size, narrow.tobytes()
 
     def _counted(self, data: bytes) -> tuple[int, bytes]:
@@ -133,47 +157,35 @@ class TensorFromJson:
     def _may_be_nonfinite(self, text: bytes) -> bool:
         return b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text)
 
-    def _doubles(self, run: Run, text: bytes) -> Values:
-        if self._may_be_nonfinite(text):
-            self._has_nonfinite = True  # and so, probably, what follows
-            values = self._nonfinite_doubles(text)
-            if values is not None:
-                return values
-        # Integers beyond 64 bits, which simdjson refuses, are fine as floats; so is NaN anywhere.
-        nothing = (NoneType,) if self._message.null_is_nan else ()
-        return np.array(self._objects(run, float, *nothing), dtype=np.float64)
+    def _doubles(self, text: bytes) -> Values | None:
+        """Parse an array of what JSON or simdjson has no numbers for; None if that is not all.
 
-    def _nonfinite_doubles(self, text: bytes) -> Values | None:
-        """Parse an array with bare NaN, Infinity and null tokens, None if that is not all it has.
-
-        Each token gives way to a zero between spaces, so that what touches it stays an error;
-        its element's index is the number of commas before it.
+        These are bare NaN, Infinity and null, and integers beyond 64 bits. Each token of a word
+        gives way to a zero between spaces, so that what touches it stays an error.
         """
-        plain = text.replace(b"NaN", b" 0 ")
-        if self._message.null_is_nan:
-            plain = plain.replace(b"null", b" 0 ")
-        if b"I" in plain:
-            plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
+        plain = text
+        has_words = self._may_be_nonfinite(text)
+        if has_words:
+            self._has_nonfinite = True  # and so, probably, what follows
+            plain = plain.replace(b"NaN", b" 0 ")
+            if self._message.null_is_nan:
+                plain = plain.replace(b"null", b" 0 ")
+            if b"I" in plain:
+                plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
-            values = parse_numbers(self._parser, plain, "d").copy()
+            values = parse_numbers(self._parser, plain, "d")
         except REFUSALS:
-            return None
-        codes = np.frombuffer(text, np.uint8)
-        commas = np.flatnonzero(codes == ord(","))
-        if values.size != commas.size + 1:
-            return None  # empty inner arrays: commas do not count elements
-        # It parsed, so every N, I and u belonged to a token: NaN holds two, the others one.
-        nans = np.flatnonzero(codes == ord("N"))[::2]
-        nulls = np.flatnonzero(codes == ord("u"))
-        infinities = np.flatnonzero(codes == ord("I"))
-        values[np.searchsorted(commas, nans)] = np.nan
-        values[np.searchsorted(commas, nulls)] = np.nan
-        signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
-        values[np.searchsorted(commas, infinities)] = signs * np.inf
-        return values
+            try:
+                values = parse_numbers(self._parser, _with_exponents(plain), "d")
+            except REFUSALS:
+                return None
+        return _with_words(values.copy(), text) if has_words else values
 
-    def _text(self, run: Run) -> tuple[int, bytes]:
-        strings = list(map(str.encode, self._objects(run, str)))
+    def _text(self, run: Run) -> tuple[int, bytes] | None:
+        values = _strings(run)
+        if values is None:
+            return None
+        strings = list(map(str.encode, values))
         lengths = map(_LENGTH.pack, map(len, strings))
         parts = list(chain.from_iterable(zip(lengths, strings, strict=True)))
         if self._long is not None:
@@ -181,18 +193,6 @@ class TensorFromJson:
             self._end_long_string(self._long)
             parts = parts[2:]
         return len(strings), b"".join(parts)
-
-    def _objects(self, run: Run, *types: type) -> list[Any]:
-        """Parse a run into Python objects of these types; for what is rare or has no buffer."""
-        try:
-            items = (_FLOATS if float in types else orjson.loads)(run.balanced())
-        except REFUSALS:
-            raise self._fault(run) from None
-        while list in (kinds := set(map(type, items))):
-            items = list(chain.from_iterable(x if type(x) is list else (x,) for x in items))
-        if not kinds.issubset(types):
-            raise self._fault(run)
-        return items  # type: ignore[no-any-return]
 
     def _feed_string_part(self, part: StringPart) -> None:
         try:
@@ -217,6 +217,55 @@ class TensorFromJson:
         self._long = None
 
 
+def _strings(run: Run) -> list[str] | None:
+    """Parse a run of strings; None where it is none."""
+    try:
+        items: list[Any] = orjson.loads(run.balanced())
+    except orjson.JSONDecodeError:
+        return None
+    while list in (kinds := set(map(type, items))):
+        items = list(chain.from_iterable(items)) if len(kinds) == 1 else _flat(items, [])
+    return items if kinds.issubset((str,)) else None
+
+
+def _flat(items: list[Any], flat: list[Any]) -> list[Any]:
+    """Add the elements of arrays of any depth, each looked at once."""
+    for item in items:
+        if type(item) is list:
+            _flat(item, flat)
+        else:
+            flat.append(item)
+    return flat
+
+
+def _with_exponents(text: bytes) -> bytes:
+    """Give long integers an exponent, without which simdjson takes none beyond 64 bits."""
+    pieces = _LONG_INTEGER.split(text)
+    pieces[1::2] = [piece + b"e0" for piece in pieces[1::2]]
+    return b"".join(pieces)
+
+
+def _with_words(values: Values, text: bytes) -> Values:
+    """Put in what stands in a text of which each word was read as a zero.
+
+    It could be read, so every N, I and u belongs to a word: NaN holds two, the others one.
+    """
+    codes = np.frombuffer(text, np.uint8)
+    marks = np.flatnonzero(codes == ord(","))
+    if values.size != marks.size + 1:
+        # With empty arrays, commas do not count elements: the ends of those before do.
+        between = _BETWEEN[codes]
+        marks = np.flatnonzero(between[1:] & ~between[:-1])
+    nans = np.flatnonzero(codes == ord("N"))[::2]
+    nulls = np.flatnonzero(codes == ord("u"))
+    infinities = np.flatnonzero(codes == ord("I"))
+    values[np.searchsorted(marks, nans)] = np.nan
+    values[np.searchsorted(marks, nulls)] = np.nan
+    signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
+    values[np.searchsorted(marks, infinities)] = signs * np.inf
+    return values
+
+
 class _LongString:
     """A BYTES element that arrives in pieces: where its length goes, and its length so far."""
 
@@ -231,11 +280,3 @@ def finite_float(digits: str) -> float:
     if math.isinf(value):
         raise ValueError(digits)
     return value
-
-
-def _finite_integer(digits: str) -> float:
-    return finite_float(digits) + 0.0  # the integer -0 has no sign, to simdjson neither
-
-
-# The standard library's parser knows NaN and Infinity; it is slow, for what nothing else takes.
-_FLOATS = partial(json.loads, parse_int=_finite_integer, parse_float=finite_float)

@@ -6,6 +6,8 @@ import binascii
 import codecs
 import struct
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,8 @@ from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.messages import ANSWER, Message
 
 _LENGTH = struct.Struct("<I")
+
+_encode = partial(binascii.b2a_base64, newline=False)
 
 
 class TensorToJson(Protocol):
@@ -142,10 +146,14 @@ class NumbersToJson:
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _TOKENS[self._nonfinite]
-        pieces = bytes(text).split(b"null")
-        for i, value in enumerate(values[places].tolist()):
-            pieces[i] += tokens[0] if value != value else tokens[1] if value > 0 else tokens[2]
-        return memoryview(b"".join(pieces))
+        special = values[places]
+        is_nan = np.isnan(special)
+        if is_nan.all():
+            return memoryview(bytes(text).replace(b"null", tokens[0]))
+        kinds = np.where(is_nan, 0, np.where(special > 0, 1, 2)).tolist()
+        *pieces, last = bytes(text).split(b"null")
+        written = zip(pieces, [tokens[kind] for kind in kinds], strict=True)
+        return memoryview(b"".join((*chain.from_iterable(written), last)))
 
     def _dump(self, values: npt.NDArray[Any]) -> memoryview:
         # A view: the text between the brackets is three times as large as the values.
@@ -203,9 +211,9 @@ class _TextToJson:
 
     def _texts(self, elements: list[bytes]) -> list[bytes]:
         if self._bytes_as is BytesAs.BASE64:
-            return [b'"' + binascii.b2a_base64(data, newline=False) + b'"' for data in elements]
+            return [b'"' + b'","'.join(map(_encode, elements)) + b'"']
         try:
-            texts = [data.decode() for data in elements]
+            texts = list(map(bytes.decode, elements))
         except UnicodeDecodeError as error:
             index = self.count + elements.index(error.object)
             raise _not_utf8(self._label, index, self._message) from None
@@ -229,13 +237,13 @@ class _TextToJson:
 
 def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     """Give the whole elements from ``position`` on, and where they end."""
-    elements = []
-    while position + _LENGTH.size <= len(data):
-        start = position + _LENGTH.size
-        end = start + _LENGTH.unpack_from(data, position)[0]
-        if end > len(data):
+    elements: list[bytes] = []
+    take, length_at, size = elements.append, _LENGTH.unpack_from, len(data)
+    while (start := position + 4) <= size:
+        end = start + length_at(data, position)[0]
+        if end > size:
             break
-        elements.append(data[start:end])
+        take(data[start:end])
         position = end
     return elements, position
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
 from gateway.codec.array_scanner import Run
+from gateway.codec.string_walk import without_escapes
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
-_TOKEN = re.compile(r'([\[\],])|("(?:[^"\\]|\\.)*"?|[^ \t\n\r\[\],"]+)', re.DOTALL)
+_TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
+_SPACE = " \t\n\r"
+
+_PART = 1024
+"""Bytes of a run that are looked at element by element, about."""
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
 
 
 def element_fault(
@@ -26,18 +35,36 @@ def element_fault(
     """
     text = run.text.decode("utf-8", "replace")
     index = first_index
-    value_before = False
-    for match in _TOKEN.finditer(text):
-        mark, token = match[1], match[2]
-        if token is not None:
-            if fault := _token_fault(token, datatype, message.null_is_nan):
-                return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
-            if value_before:
-                break
-            index += 1
-        value_before = token is not None or (value_before and mark == "]")
-    near = max(first_index, index - 1)
+    for between, token in _TOKEN.findall(text):
+        if not token:
+            continue
+        if fault := _token_fault(token, datatype, message.null_is_nan):
+            return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
+        if index > first_index and not between.strip("]" + _SPACE):
+            break  # no comma
+        index += 1
+    return no_array(label, max(first_index, index - 1), message)
+
+
+def no_array(label: str, near: int, message: Message) -> GatewayError:
+    """Make the error for brackets and commas that are no array, near element number ``near``."""
     return message.fault(f"{label}: data is not a valid JSON array, near element {near}")
+
+
+def smaller_runs(run: Run) -> Iterator[Run]:
+    """Cut a run at commas into small ones, as far as there are commas."""
+    text = run.text
+    codes = np.frombuffer(without_escapes(text), np.uint8)
+    outside = np.bitwise_and(np.cumsum(codes == ord('"'), dtype=np.uint8), 1) ^ 1
+    depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
+    start, depth = 0, run.depth_before
+    commas = np.flatnonzero((codes == ord(",")) & outside.view(np.bool_))
+    behind = np.searchsorted(commas, np.arange(_PART, len(text), _PART))
+    for cut in dict.fromkeys(commas[behind[behind < commas.size]].tolist()):
+        depth_after = int(depths[cut])
+        yield Run(text[start:cut], depth, depth_after, run.first and not start)
+        start, depth = cut + 1, depth_after
+    yield Run(text[start:], depth, run.depth_after, run.first and not start)
 
 
 def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:

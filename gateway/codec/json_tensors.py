@@ -19,6 +19,11 @@ from gateway.protocol.inference_header import Fields, says_base64
 from gateway.protocol.messages import Message, Tensor
 from gateway.protocol.tensors import element_count
 
+_AT_ONCE = 64
+"""Runs that are cut or converted at once, at most: there may be one in every ten bytes."""
+_SHARE = 16 * 1024
+"""Bytes of runs that are enough to be converted at once: half of a window of strings."""
+
 
 class Elements(Protocol):
     """Takes the runs of one array, and holds what becomes of them; ``size`` is in bytes."""
@@ -49,7 +54,7 @@ class _LentRun:
 
 
 class JsonTensors(ABC):
-    """Takes the text of a message; has the elements of its arrays converted as they arrive.
+    """Takes the text of a message; has the elements of its arrays converted, run by run.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
     converted elsewhere. Holds the text of data for as long as what stands before it does not tell
@@ -67,6 +72,8 @@ class JsonTensors(ABC):
         self._arrays: list[Array] = []
         self._waiting: deque[tuple[Array, Run | StringPart]] = deque()
         self._waiting_text = 0
+        self._events: Iterator[Event] | None = None
+        self._ends = False
         self._failure: GatewayError | None = None
         self._header: Header | None = None
         self._encoded: deque[Base64Elements] = deque()
@@ -88,25 +95,39 @@ class JsonTensors(ABC):
         return self._cutter.room
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Convert the next text of the message; ``last`` tells that it is the end.
+        """Take the next text of the message; ``last`` tells that it is the end.
 
-        Raises GatewayError that names what is wrong: 400, or 413 over the header cap; 502 for
-        either in an answer.
+        What there is to do with it is done by ``work``. Raises GatewayError that names what is
+        wrong: 400, or 413 over the header cap; 502 for either in an answer.
         """
+        while self._cut():
+            pass
         if self._failure is None:
-            for event in self._events(text, last):
-                self._take(event)
-            if last:
-                self._read_header()
+            self._events = self._cutter.feed(text, last)
+            self._ends = last
+            self._cut()
         if self._failure is not None:
             self.work()
 
-    def _events(self, text: bytes | memoryview, last: bool) -> Iterator[Event]:
-        """Cut the text; an error waits until what comes before it is converted."""
+    def _cut(self) -> bool:
+        """Cut a share of the text; tell whether there was any, or the end of it.
+
+        An error waits until what comes before it is converted.
+        """
+        if self._events is None or self._failure is not None:
+            return False
         try:
-            yield from self._cutter.feed(text, last)
+            for _ in range(_AT_ONCE):
+                event = next(self._events, None)
+                if event is None:
+                    self._events = None
+                    if self._ends:
+                        self._read_header()
+                    break
+                self._take(event)
         except GatewayError as error:
             self._failure = error
+        return True
 
     def _take(self, event: Event) -> None:
         if isinstance(event, ArrayStart):
@@ -118,7 +139,6 @@ class JsonTensors(ABC):
         else:
             self._waiting.append((self._arrays[-1], event))
             self._waiting_text += len(event.text)
-            self.work()
 
     def _learn(self, array: Array, fields: Fields) -> None:
         """Take note of a tensor's fields: what is there by now of its name and datatype, say."""
@@ -129,21 +149,31 @@ class JsonTensors(ABC):
             array.elements = self._elements(array.label, fields)
 
     def work(self) -> bool:
-        """Convert one run that had to wait, or a piece of base64; tell whether there was one.
+        """Convert some runs, or cut text, or decode a piece of base64; tell whether there were any.
 
         Raises GatewayError as ``feed`` does.
         """
         self._take_back()
-        if self._waiting:
-            array, item = self._waiting[0]
-            if array.elements is not None:
-                self._waiting.popleft()
-                self._waiting_text -= len(item.text)
-                self._convert(array.elements, item)
-                return True
+        if self._convert_share() or self._cut():
+            return True
         if self._failure is not None and not self._lent:
             raise self._failure
         return self._decode()
+
+    def _convert_share(self) -> bool:
+        """Convert runs, as many small ones as take no longer than a large one."""
+        size = 0
+        for _ in range(_AT_ONCE):
+            if size >= _SHARE or not self._waiting:
+                break
+            array, item = self._waiting[0]
+            if array.elements is None:
+                break
+            self._waiting.popleft()
+            self._waiting_text -= len(item.text)
+            size += len(item.text)
+            self._convert(array.elements, item)
+        return size > 0
 
     def _decode(self) -> bool:
         """Decode a piece of what came as base64, once all of the text is converted."""
@@ -213,16 +243,10 @@ class JsonTensors(ABC):
 
     def _read_header(self) -> None:
         """Read what stands around the data; what becomes of the last data may be told only here."""
-        if self._failure is not None:
-            return
-        try:
-            text = self._cutter.finish()
-            fields, tensors = self._parse(text)
-            entries = fields.get(self._message.tensors, [])
-            self._check_places(entries)
-        except GatewayError as error:
-            self._failure = error
-            return
+        text = self._cutter.finish()
+        fields, tensors = self._parse(text)
+        entries = fields.get(self._message.tensors, [])
+        self._check_places(entries)
         self._header = Header(text, fields, tensors)
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]

@@ -14,11 +14,10 @@ _STRICT = JsonPolicies(nonfinite=Nonfinite.ERROR)
 
 def do(work: Work, data: bytes) -> bytes | None:
     """Do the work; None where there is something to be said about the data."""
+    if not work.to_json:
+        converted = TensorFromJson("", work.datatype).converted(Run(data, 0, 0, first=True))
+        return None if converted is None else converted[1]
     try:
-        if work.to_json:
-            return tensor_to_json("", work.datatype, _STRICT).feed(data)
-        tensor = TensorFromJson("", work.datatype)
-        tensor.feed(Run(data, 0, 0, first=True))
-        return tensor.chunks[0]
+        return tensor_to_json("", work.datatype, _STRICT).feed(data)
     except GatewayError:
         return None

@@ -44,6 +44,7 @@ _LARGEST_AROUND = 16 * 1024
 _FEW = 2 * 1024
 """Bytes of an array from which on simdjson and numpy take less time."""
 
+_MOST_ARRAYS = 256
 _REMEMBERED = 256
 _KEY = b'"data"'
 
@@ -80,7 +81,7 @@ def convert_small_request(text: bytes, depth_cap: int) -> SmallRequest | None:
     Gives None where a closer look is needed.
     """
     around, arrays = _cut(text)
-    if len(around) > _LARGEST_AROUND:
+    if len(around) > _LARGEST_AROUND or len(arrays) > _MOST_ARRAYS:
         return None
     plan = _plan(around, len(arrays), depth_cap)
     if plan is None:
@@ -99,7 +100,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
     around: list[bytes] = []
     arrays: list[bytes] = []
     position = 0
-    while (at := text.find(_KEY, position)) >= 0:
+    while len(arrays) <= _MOST_ARRAYS and (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
         stop = end_of_numbers(text, opening)
         close = text.rfind(b"]", opening, stop) + 1

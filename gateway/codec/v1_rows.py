@@ -15,6 +15,8 @@ from gateway.codec.v1_values import read_members
 from gateway.codec.value_walk import walk_values
 from gateway.errors import GatewayError, bad_request
 
+_TOGETHER = 32 * 1024
+"""Bytes of instances that are parsed together: Python looks at each value of theirs."""
 _INSTANCES = 8
 """Instances that are read one by one before others get their turn."""
 
@@ -22,7 +24,7 @@ _INSTANCES = 8
 class RowsReader:
     """Reads instances, from behind the bracket that opens their array.
 
-    Those that are small are parsed together, as many as a window holds; those that are not, and
+    Those that are small are parsed together, as many as 32 KiB hold; those that are not, and
     any with a fault, are read value by value, so that none is held and each fault is named.
     """
 
@@ -53,7 +55,7 @@ class RowsReader:
     def _together(self) -> Steps[int]:
         """Read what instances a window holds; give the number of those to be read one by one."""
         # What is read together does not depend on how the text arrived.
-        window = yield from self._text.window()
+        window = yield from self._text.window(_TOGETHER)
         ends, deepest = walk_values(window)
         if not ends.size:
             return 1

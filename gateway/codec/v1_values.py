@@ -115,6 +115,8 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     while True:
         for item in scanner.scan(text.take_all(), text.ended):
             tensor.feed(item)
+            if tensor.is_text:
+                yield Pause.TURN
         if scanner.culprit is not None:
             near = scanner.culprit.decode("utf-8", "replace")
             raise bad_request(f"{tensor.label} is not an array of plain values, near: {near}")

@@ -10,9 +10,12 @@ from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH, with_body
 from gateway.exchange.held import work_off
-from gateway.exchange.pump import CHUNK, write
+from gateway.exchange.pump import write
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import UpstreamResponse
+
+_PIECE = 32 * 1024
+"""Bytes of an answer that are converted before others get their turn: they may be tiny strings."""
 
 _Chunks = AsyncIterator[bytes | memoryview]
 
@@ -33,10 +36,11 @@ async def relay_in_binary(
     codec = BinaryAnswer(form, limits.header_bytes, limits.spool_bytes, route.policies)
     with route.held.holding() as holding:
         async for chunk in chunks:
-            for start in range(0, len(chunk), CHUNK):
-                codec.feed(chunk[start : start + CHUNK])
+            for start in range(0, len(chunk), _PIECE):
+                codec.feed(chunk[start : start + _PIECE])
                 holding.is_now(codec.held)
                 await route.turns.next()
+                await work_off(codec, holding, route.turns)
         codec.feed(b"", last=True)
         await work_off(codec, holding, route.turns)
         header, tensors = codec.finish()
@@ -57,8 +61,8 @@ async def relay_mixed(
     codec = MixedAnswer(header_size, form, route.policies, limits.header_bytes, limits.spool_bytes)
     with route.held.holding() as holding:
         async for chunk in chunks:
-            for start in range(0, len(chunk), CHUNK):
-                codec.feed(chunk[start : start + CHUNK])
+            for start in range(0, len(chunk), _PIECE):
+                codec.feed(chunk[start : start + _PIECE])
                 holding.is_now(codec.held)
                 await route.turns.next()
                 await work_off(codec, holding, route.turns)

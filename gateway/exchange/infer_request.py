@@ -31,6 +31,9 @@ from gateway.upstream.base import Body
 ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 _NO_FACTS = HeaderFacts(())
 
+_SMALL = 32 * 1024
+"""Bytes of a request that need not wait for a turn: mostly they are converted at once."""
+
 _UNKNOWN = sys.maxsize
 """The bytes of a body that does not say how many there are."""
 
@@ -119,15 +122,19 @@ async def _read_json(
     codec = InferRequestCodec(
         route.limits.header_bytes, route.limits.json_depth, route.lender_for(body.size)
     )
-    work = 0
+    size = body.size if length is None else length
+    is_small = size is not None and size <= _SMALL
+    taken = 0
     while text:
         codec.feed(text)
         missing -= len(text)
-        work += len(text)
-        if work >= CHUNK:
-            work = 0
-            holding.is_now(codec.held)
-            await route.turns.next()
+        taken += len(text)
+        while codec.work() or taken >= CHUNK:
+            if not is_small:
+                taken = 0
+                holding.is_now(codec.held)
+                await route.turns.next()
+            is_small = False  # what there is to do beyond a share is too much at once
         text = await body.read(min(codec.room, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from gateway.codec import array_scanner
 from tests.codec.plain import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
 
 LAW = settings(max_examples=150)
@@ -35,6 +39,16 @@ def cut(body: bytes, seed: int) -> list[bytes]:
     rng = random.Random(seed)
     places = sorted(rng.randrange(len(body) + 1) for _ in range(rng.randint(1, 9)))
     return [body[a:b] for a, b in zip([0, *places], [*places, len(body)], strict=True)]
+
+
+@contextmanager
+def windows_of(size: int) -> Iterator[None]:
+    """Have the text of arrays looked at in windows of so many bytes."""
+    with (
+        mock.patch.object(array_scanner, "WINDOW", size),
+        mock.patch.object(array_scanner, "STRING_WINDOW", size),
+    ):
+        yield
 
 
 # ---------------------------------------------------------------------------------- JSON text

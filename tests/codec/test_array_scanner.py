@@ -3,14 +3,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.codec import array_scanner
-from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
+from gateway.codec.array_scanner import (
+    STRING_WINDOW,
+    WINDOW,
+    ArrayScanner,
+    Run,
+    StringPart,
+)
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import bodies
 
@@ -51,7 +55,7 @@ def refusal(text: bytes, depth_cap: int = 64) -> str:
 
 @pytest.fixture
 def window() -> Iterator[int]:
-    with mock.patch.object(array_scanner, "WINDOW", 32):
+    with bodies.windows_of(32):
         yield 32
 
 
@@ -218,7 +222,7 @@ def test_depth_is_counted_across_runs(window: int) -> None:
 
 # ---------------------------------------------------------------------------------- no comma
 
-NO_COMMA = f"input 'x': data holds {WINDOW} bytes without a comma"
+NO_COMMA = "input 'x': data holds {} bytes without a comma"
 
 
 @pytest.mark.parametrize(
@@ -227,16 +231,34 @@ NO_COMMA = f"input 'x': data holds {WINDOW} bytes without a comma"
         b"[" + b"7" * WINDOW,
         b"[1," + b"7" * WINDOW,
         b"[" + b" " * WINDOW + b"1]}",
-        b'["a"' + b" " * WINDOW + b',"b"]}',
-        b'["a",' + b" " * WINDOW + b'"b"]}',
-        b'[""' + b" " * WINDOW + b"]}",
-        b"[" + b" " * (WINDOW - 2) + b'"a"]}',
-        b"[" + b" " * (WINDOW - 3) + b'"a"]}',
-        b'["' + b"a" * (WINDOW - 5) + b'" "b" "c"]}',
     ],
 )
 def test_a_window_without_a_comma_is_refused(text: bytes) -> None:
-    assert refusal(text) == NO_COMMA
+    assert refusal(text) == NO_COMMA.format(WINDOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'["a"' + b" " * STRING_WINDOW + b',"b"]}',
+        b'["a",' + b" " * STRING_WINDOW + b'"b"]}',
+        b'[""' + b" " * STRING_WINDOW + b"]}",
+        b"[" + b" " * (STRING_WINDOW - 2) + b'"a"]}',
+        b"[" + b" " * (STRING_WINDOW - 3) + b'"a"]}',
+        b"[" + b" " * (WINDOW - 2) + b'"a"]}',
+        b'["' + b"a" * (STRING_WINDOW - 5) + b'" "b" "c"]}',
+    ],
+)
+def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
+    assert refusal(text) == NO_COMMA.format(STRING_WINDOW)
+
+
+def test_a_run_of_strings_is_shorter_than_one_of_numbers() -> None:
+    """Tiny strings take ten times as long as as many bytes of numbers."""
+    for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
+        texts = scan([b"[" + b",".join([element] * 100_000) + b"]" + BEHIND]).texts
+        assert {len(text) > size - 16 for text in texts[:-1]} == {True}
+        assert max(map(len, texts)) <= size
 
 
 # ---------------------------------------------------------------------------------- long strings
@@ -318,7 +340,7 @@ _CRUMBS = [
 @example([b'["a' + b"b" * 27, b'" "'], 1)
 def test_runs_and_errors_depend_on_the_text_alone(crumbs: list[bytes], seed: int) -> None:
     text = b"[" + b"".join(crumbs) + b"]" + BEHIND
-    with mock.patch.object(array_scanner, "WINDOW", 32):
+    with bodies.windows_of(32):
         found = scanned_or_refused([text, b""])
         assert scanned_or_refused([*bodies.cut(text, seed), b""]) == found
         assert scanned_or_refused([*bodies.bytewise(text), b""]) == found

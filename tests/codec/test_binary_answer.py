@@ -5,7 +5,6 @@ import json
 import random
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -102,7 +101,7 @@ def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
 
 
 def check_splits(body: bytes, form: AnswerForm, seed: int, window: int) -> Brought | Failed:
-    with mock.patch.object(array_scanner, "WINDOW", window):
+    with bodies.windows_of(window):
         found = brought([body], form)
         assert brought([body], form, work=False) == found
         assert brought(bodies.cut(body, seed), form) == found
@@ -313,7 +312,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
     found = []
     for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1)):
         codec = BinaryAnswer(AnswerForm(False, {}), 1 << 20, 1 << 24, policies)
-        with mock.patch.object(array_scanner, "WINDOW", 64):  # to have long strings
+        with bodies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
                 assert codec.held <= 2 * len(body)

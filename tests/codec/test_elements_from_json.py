@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.codec import faults
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.errors import ErrorKind, GatewayError
@@ -343,3 +346,87 @@ def test_a_long_string_is_no_number(datatype: str) -> None:
     assert caught.value.message == (
         f"input 'x': element 0 (\"{'a' * 36}...) is not {wanted}, as {datatype} needs"
     )
+
+
+# ---------------------------------------------------------------------------------- the work
+
+MANY = 2000
+
+
+def calls(datatype: str, text: str) -> int:
+    """Count the calls that converting takes, those of functions in C and generators too."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    data = text.encode()
+    convert(datatype, data)  # so that nothing is imported meanwhile
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        convert(datatype, data)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"),
+    [
+        ("FP32", f"[{'1,' * MANY}{10**30}]"),
+        ("FP32", f"[{'1,' * MANY}{10**30},NaN]"),
+        ("FP32", f"[{'1,' * MANY}NaN,[]]"),
+        ("BOOL", f"[{'true,' * MANY}false]"),
+        ("BOOL", f"[{'[true],' * MANY}[false]]"),
+    ],
+)
+def test_no_call_is_made_for_a_number(datatype: str, text: str) -> None:
+    assert calls(datatype, text) < 200
+
+
+def test_arrays_of_different_depth_are_walked_through_once() -> None:
+    deepest = "[" * 60 + '"a"' + "]" * 60
+    assert calls("BYTES", "[" + '"a",' * MANY + deepest + "]") < 3 * MANY + 200
+
+
+@pytest.mark.parametrize(
+    ("datatype", "good", "bad"),
+    [
+        ("INT8", "1", "300"),
+        ("FP32", "1", "true"),
+        ("FP32", "[1]", "1e99"),
+        ("FP32", "NaN", "null"),
+        ("BOOL", "true", "1"),
+        ("BYTES", '","', "1"),
+        ("BYTES", r'"\\\""', r'"\x"'),
+    ],
+)
+def test_the_element_at_fault_is_looked_for_in_a_small_part(
+    datatype: str, good: str, bad: str
+) -> None:
+    text = "[" + f"{good}," * 20_000 + f"{bad}," + f"{good}," * 100 + good + "]"
+    with mock.patch.object(faults, "_token_fault", wraps=faults._token_fault) as look:
+        message = refusal(datatype, text)
+    assert message.startswith(f"input 'x': element 20000 ({bad}) ")
+    assert look.call_count < 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("[" + "1," * 20_000 + ",1]", 20_000),
+        ("[" + "1," * 20_000 + "1 1]", 20_000),
+        ("[" + "1," * 20_000 + "1],[1]", 20_000),
+        ("[" + "[1]," * 20_000 + "1]" + ",[1]" * 20_000, 20_000),
+        ("[1]" + ",[1]" * 20_000, 0),
+    ],
+)
+def test_brackets_and_commas_at_fault_are_looked_for_in_a_small_part(text: str, near: int) -> None:
+    with mock.patch.object(faults, "_token_fault", wraps=faults._token_fault) as look:
+        message = refusal("FP32", text)
+    words, _, element = message.rpartition(" ")
+    assert words == "input 'x': data is not a valid JSON array, near element"
+    assert abs(int(element) - near) < 1000
+    assert look.call_count < 2000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -109,7 +108,7 @@ def written(pieces: list[bytes], size: int, policies: JsonPolicies, lender: _Len
 
 
 def check_request(body: bytes, seed: int, window: int) -> None:
-    with mock.patch.object(array_scanner, "WINDOW", window):
+    with bodies.windows_of(window):
         alone = converted([body], None)
         assert converted([body], _Lender(seed)) == alone
         assert converted(bodies.cut(body, seed), _Lender(seed, takes=1, fails=0)) == alone
@@ -149,7 +148,7 @@ def test_the_first_fault_counts_even_if_it_is_found_last() -> None:
     numbers[100], numbers[700] = b"1000", b"true"
     entry = b'{"name":"x","datatype":"UINT8","shape":[1000],"data":[' + b",".join(numbers) + b"]}"
     body = b'{"inputs":[' + entry + b"]}"
-    with mock.patch.object(array_scanner, "WINDOW", 64):
+    with bodies.windows_of(64):
         for seed in range(50):
             lender = _Lender(seed)
             _, message = converted([body], lender)
@@ -161,10 +160,11 @@ def test_what_is_lent_out_is_taken_back_as_soon_as_it_can_be() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
     lender = _Lender(0, takes=1, fails=0)
     codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, lender)
-    with mock.patch.object(array_scanner, "WINDOW", 64):
+    with bodies.windows_of(64):
         codec.feed(body)
         for _ in range(100):
             codec.feed(b"1234567,1234567,1234567,1234567,1234567,1234567,1234567,1234567,")
+            codec.work()
             while codec.loan is not None:
                 if not codec.loan.done:
                     lender.go_on()

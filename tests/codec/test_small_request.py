@@ -224,3 +224,10 @@ def test_a_broken_request_is_never_taken_for_another(seed: int) -> None:
 def test_numbers_of_one_request_do_not_appear_in_the_next() -> None:
     found = [small(request(entry("FP32", [float(number)]))) for number in range(100)]
     assert len({data for _, data, _ in filter(None, found)}) == 100
+
+
+@pytest.mark.parametrize(("count", "is_taken"), [(200, True), (300, False)])
+def test_very_many_inputs_are_left(count: int, is_taken: bool) -> None:
+    entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
+    body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
+    assert (convert_small_request(body, DEPTH_CAP) is not None) is is_taken

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import array_scanner, json_text, v1_values
+from gateway.codec import array_scanner, json_text, v1_rows, v1_values
 from gateway.codec.policies import BytesAs
 from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
 from gateway.errors import ErrorKind, GatewayError
@@ -32,8 +32,10 @@ TWO: Declared = {"a": ("FP32", [-1, -1]), "b": ("INT64", [-1])}
 def windows_of(size: int) -> Iterator[None]:
     """Have text looked at in windows of so many bytes."""
     with ExitStack() as stack:
-        for module in (array_scanner, json_text, v1_values):
+        stack.enter_context(bodies.windows_of(size))
+        for module in (json_text, v1_values):
             stack.enter_context(mock.patch.object(module, "WINDOW", size))
+        stack.enter_context(mock.patch.object(v1_rows, "_TOGETHER", size))
         yield
 
 
@@ -533,8 +535,19 @@ def test_work_is_done_in_shares() -> None:
     shares = 1
     while codec.work():
         shares += 1
-    assert shares >= len(body) / WINDOW
+    assert shares >= len(body) / v1_rows._TOGETHER
     assert codec.held == 20_000 * (8 + 8)
+
+
+def test_tiny_strings_are_converted_in_shares() -> None:
+    body = json.dumps({"inputs": [""] * 100_000}).encode()
+    codec = PredictRequestCodec(model(TEXT), 1000, 64)
+    codec.feed(body, last=True)
+    shares = 1
+    while codec.work():
+        shares += 1
+    assert shares >= len(body) / array_scanner.STRING_WINDOW
+    assert codec.held == 100_000 * 4
 
 
 def test_room_fills_windows() -> None:

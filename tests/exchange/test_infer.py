@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.infer import infer
+from gateway.exchange.turns import Turns
 from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -286,3 +288,22 @@ async def test_a_client_that_leaves_at_any_moment(make: Callable[..., Scene]) ->
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8
+
+
+@pytest.mark.parametrize(
+    ("data", "least", "most"),
+    [
+        ("[" + ",".join(['""'] * 4_000) + "]", 0, 0),
+        ("[" + ",".join(['""'] * 100_000) + "]", 9, 30),
+    ],
+)
+async def test_others_have_their_turn_between_windows_of_strings(
+    data: str, least: int, most: int
+) -> None:
+    count = data.count('""')
+    entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
+    scene = Scene(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
+    with mock.patch.object(Turns, "next", autospec=True, side_effect=Turns.next) as turn:
+        await scene.run()
+    assert least <= turn.call_count <= most
+    assert scene.sent[1] == bytes(4 * count)
