@@ -83,8 +83,7 @@ class BinaryAnswer(JsonTensors):
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Convert the next text of the answer; ``last`` tells that it is the end.
 
-        Raises GatewayError (502) that names what is
-        wrong, or says that the cap is exceeded.
+        Raises GatewayError (502) that names what is wrong, or says that the cap is exceeded.
         """
         super().feed(text, last)
         self._check_held()

@@ -32,7 +32,7 @@ ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 _NO_FACTS = HeaderFacts(())
 
 _SMALL = 32 * 1024
-"""Bytes of a request that need not wait for a turn: mostly they are converted at once."""
+"""Bytes of a request that need not wait for a turn: they are converted in little time."""
 
 _UNKNOWN = sys.maxsize
 """The bytes of a body that does not say how many there are."""
@@ -82,9 +82,13 @@ async def _convert_json(
         raise bad_request("the request has no body")
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
-    if length is None and body.size is not None and body.size <= LARGEST:
-        small = convert_small_request(await body.whole(), route.limits.json_depth)
-        if small is not None and body.size <= route.limits.header_bytes:
+    largest = min(LARGEST, route.limits.header_bytes)
+    if length is None and body.size is not None and body.size <= largest:
+        text = await body.whole()
+        if len(text) > _SMALL:
+            await route.turns.next()
+        small = convert_small_request(text, route.limits.json_depth)
+        if small is not None:
             old = small.body[: small.header_size]
             header = await listing_outputs(old, small.answer, asked, route, deadline)
             whole = small.body if header is old else header + small.body[len(old) :]

@@ -14,7 +14,7 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.nesting import nests_deeper
-from gateway.codec.small_request import LARGEST, SmallRequest, convert_small_request
+from gateway.codec.small_request import SmallRequest, convert_small_request
 from gateway.errors import GatewayError
 from gateway.exchange.base import Limits, StraightClient
 from gateway.exchange.cloud_forms import is_cloud_form
@@ -31,6 +31,11 @@ from gateway.upstream.base import (
     HeaderLines,
     RequestStart,
 )
+
+LARGEST = 64 * 1024
+"""Bytes of a request."""
+LARGEST_CONVERTED = 32 * 1024
+"""Bytes of one that is converted as it comes: those of many clients may come in the same turn."""
 
 _LONG = 4 * 1024
 """Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
@@ -59,7 +64,8 @@ class Straight:
         varies = bool(found.compress)
         if varies and accepted_coding(headers, found.compress):
             return None
-        if length > min(LARGEST, limits.request_bytes):
+        largest = LARGEST if found.is_forwarded else LARGEST_CONVERTED
+        if length > min(largest, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -13,6 +14,7 @@ from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
 from gateway.protocol.endpoints import parse_endpoint
 from gateway.upstream.metadata_cache import ServerRefusalError
 from tests.servers.doubles import (
+    LIMITS,
     Log,
     ScriptedAnswer,
     ScriptedEndpoint,
@@ -307,3 +309,17 @@ async def test_others_have_their_turn_between_windows_of_strings(
         await scene.run()
     assert least <= turn.call_count <= most
     assert scene.sent[1] == bytes(4 * count)
+
+
+@pytest.mark.parametrize(("count", "turns"), [(1_000, 0), (20_000, 1), (60_000, 1)])
+async def test_others_have_their_turn_before_much_is_converted_at_once(
+    count: int, turns: int
+) -> None:
+    entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
+    body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
+    limits = replace(LIMITS, header_bytes=1_000_000)
+    scene = Scene(ANSWER, body=[body], limits=limits)
+    with mock.patch.object(Turns, "next", autospec=True, side_effect=Turns.next) as turn:
+        await scene.run()
+    assert turn.call_count == turns
+    assert scene.sent[1] == b"\x07" * count

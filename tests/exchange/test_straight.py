@@ -11,13 +11,12 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.small_request import LARGEST
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange import straight_exchange as straight_module
 from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.routes import Routes, Rule
-from gateway.exchange.straight import Straight
+from gateway.exchange.straight import LARGEST, LARGEST_CONVERTED, Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.routing.matcher import Match
 from gateway.routing.retry import CAREFUL, RetryPolicy
@@ -197,8 +196,8 @@ async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
         (INFER, 1001, {"request_bytes": 1000}, False),
         (INFER, 1000, {"header_bytes": 1000}, True),
         (INFER, 1001, {"header_bytes": 1000}, False),
-        (INFER, LARGEST, {"header_bytes": 10 * LARGEST}, True),
-        (INFER, LARGEST + 1, {"header_bytes": 10 * LARGEST}, False),
+        (INFER, LARGEST_CONVERTED, {"header_bytes": 10 * LARGEST}, True),
+        (INFER, LARGEST_CONVERTED + 1, {"header_bytes": 10 * LARGEST}, False),
     ],
 )
 async def test_caps(target: str, length: int, limits: dict[str, Any], straight: bool) -> None:
