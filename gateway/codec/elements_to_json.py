@@ -238,8 +238,8 @@ class _TextToJson:
 def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     """Give the whole elements from ``position`` on, and where they end."""
     elements: list[bytes] = []
-    take, length_at, size = elements.append, _LENGTH.unpack_from, len(data)
-    while (start := position + 4) <= size:
+    take, length_at, width, size = elements.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
+    while (start := position + width) <= size:
         end = start + length_at(data, position)[0]
         if end > size:
             break

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gateway.codec.array_scanner import Run
-from gateway.codec.string_walk import without_escapes
+from gateway.codec.string_walk import codes_and_inside
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
@@ -54,8 +54,8 @@ def no_array(label: str, near: int, message: Message) -> GatewayError:
 def smaller_runs(run: Run) -> Iterator[Run]:
     """Cut a run at commas into small ones, as far as there are commas."""
     text = run.text
-    codes = np.frombuffer(without_escapes(text), np.uint8)
-    outside = np.bitwise_and(np.cumsum(codes == ord('"'), dtype=np.uint8), 1) ^ 1
+    codes, inside = codes_and_inside(text)
+    outside = inside ^ 1
     depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
     start, depth = 0, run.depth_before
     commas = np.flatnonzero((codes == ord(",")) & outside.view(np.bool_))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 _SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
 
@@ -35,7 +36,7 @@ class Walk:
     ended: bool
 
 
-def without_escapes(text: bytes) -> bytes:
+def _without_escapes(text: bytes) -> bytes:
     """Give a text of the same length in which each quote begins or ends a string."""
     if b"\\" not in text:
         return text
@@ -43,15 +44,22 @@ def without_escapes(text: bytes) -> bytes:
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
 
 
+def codes_and_inside(text: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Give the bytes of a text that starts outside of any string, and 1 for each within one.
+
+    The quote that begins a string is within it, the one that ends it is not. What is escaped is
+    replaced.
+    """
+    codes = np.frombuffer(_without_escapes(text), np.uint8)
+    return codes, np.bitwise_and(np.cumsum(codes == ord('"'), dtype=np.uint8), 1)
+
+
 def walk_strings(text: bytes, depth: int) -> Walk:
     """Walk through text of strings, brackets and commas that starts outside of any string.
 
     ``depth`` counts the brackets open before it.
     """
-    text = without_escapes(text)
-    codes = np.frombuffer(text, np.uint8)
-    is_quote = codes == ord('"')
-    inside = np.bitwise_and(np.cumsum(is_quote, dtype=np.uint8), 1)
+    codes, inside = codes_and_inside(text)
     kinds = _KINDS[codes] * (inside ^ 1)
     marks = np.flatnonzero(kinds)
     kinds = kinds[marks]
@@ -61,7 +69,7 @@ def walk_strings(text: bytes, depth: int) -> Walk:
     stop = int(ends.argmax()) if ends.any() else len(marks)
     commas = np.flatnonzero(kinds[:stop] == _COMMA)
     last_comma = int(commas[-1]) if commas.size else None
-    quotes = np.flatnonzero(is_quote)
+    quotes = np.flatnonzero(codes == ord('"'))
     is_open = len(quotes) % 2 == 1
     last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
     ended = stop < len(marks) and int(kinds[stop]) == _CLOSING

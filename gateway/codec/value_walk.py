@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gateway.codec.string_walk import without_escapes
+from gateway.codec.string_walk import codes_and_inside
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
@@ -18,8 +18,7 @@ def walk_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     The text starts outside of any string; what stands within others does not count, nor what
     comes behind a bracket that nothing here has opened. The grammar is not checked.
     """
-    codes = np.frombuffer(without_escapes(text), np.uint8)
-    inside = np.bitwise_and(np.cumsum(codes == ord('"'), dtype=np.uint8), 1)
+    codes, inside = codes_and_inside(text)
     steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
     places = np.flatnonzero(steps)
     depths = np.cumsum(steps[places], dtype=np.int32)
