@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -90,16 +91,15 @@ class ClientAnswer(ABC):
         """Drop the connection, so that the client sees that the answer is not whole."""
 
 
-class StraightClient(ABC):
+class StraightClient(Protocol):
     """A client with a request at hand as a whole, which one call answers.
 
     ``added`` and ``request_id`` are that request's: see ClientRequest and ClientAnswer.
     """
 
-    added: HeaderLines = ()
-    request_id: str = ""
+    added: HeaderLines
+    request_id: str
 
-    @abstractmethod
     def answer(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
@@ -108,7 +108,6 @@ class StraightClient(ABC):
         A Content-Length is added to ``headers`` that have none.
         """
 
-    @abstractmethod
     def go_on(
         self, rest: Callable[[ClientAnswer], Awaitable[None]], over: Callable[[], None]
     ) -> None:

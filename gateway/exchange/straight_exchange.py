@@ -26,7 +26,7 @@ from gateway.exchange.infer_answer import (
     with_empty_data,
 )
 from gateway.exchange.routes import Choice
-from gateway.exchange.watch import Watch, Watched
+from gateway.exchange.watch import Watch
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
@@ -34,7 +34,6 @@ from gateway.protocol.model_name import ModelName
 from gateway.upstream.base import (
     AnswerHead,
     HeaderLines,
-    Receiver,
     RequestStart,
     Sent,
     UpstreamRequest,
@@ -88,7 +87,7 @@ class Plan:
         )
 
 
-class StraightExchange(Receiver, Watched):
+class StraightExchange:
     """A request that was sent, until its client has the answer, or a task sees to that."""
 
     def __init__(

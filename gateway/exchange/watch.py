@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from typing import Protocol
 
 
-class Watched(ABC):
+class Watched(Protocol):
     """What is to be over in time."""
 
-    @abstractmethod
     def late(self) -> None:
         """End, as the time is over."""
 

@@ -190,6 +190,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
         kept, self._ahead = self._ahead, b""
         if kept:
             self.data_received(kept)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Hold the sender back no more, unless much is kept again."""
         if len(self._ahead) <= MOST_AHEAD:
             self.reading.release(self)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
-from gateway.exchange.base import HeaderLines, StraightClient
+from gateway.exchange.base import HeaderLines
 from gateway.exchange.forwarding import Introduction, Peer
 from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
@@ -34,7 +34,7 @@ _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
 
 
-class ClientConnection(Connection, StraightClient):
+class ClientConnection(Connection):
     """Cuts requests out of what a client sends, and has each served before the next."""
 
     def __init__(self, owner: Owner, is_unix: bool = False, is_tls: bool = False) -> None:
@@ -44,6 +44,8 @@ class ClientConnection(Connection, StraightClient):
         self._is_tls = is_tls
         self._reader = HeadReader(HttpRequestParser)
         self._head: RequestHead | None = None
+        self.added: HeaderLines = ()
+        self.request_id = ""
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._exchange: asyncio.Task[None] | StraightExchange | None = None

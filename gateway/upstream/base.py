@@ -89,18 +89,15 @@ class AnswerHead(Protocol):
         """Give the headers."""
 
 
-class Receiver(ABC):
+class Receiver(Protocol):
     """Who is called when there is something of the answer to a request that was sent at once."""
 
-    @abstractmethod
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Take an answer that came as a whole; heads that read the same are the same object."""
 
-    @abstractmethod
     def begun(self, response: UpstreamResponse) -> None:
         """Take an answer of which there is more to come."""
 
-    @abstractmethod
     def failed(self, error: Exception) -> None:
         """Take it that there will be no answer: a GatewayError (502) that names the endpoint."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from http import HTTPStatus
+from typing import Protocol
 
 from httptools import HttpResponseParser
 
@@ -36,18 +36,15 @@ class CrossedError(GatewayError):
     """
 
 
-class HeadReceiver(ABC):
+class HeadReceiver(Protocol):
     """Who waits for the head of an answer."""
 
-    @abstractmethod
     def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
         """Take a small head that came with all of a small body."""
 
-    @abstractmethod
     def begun(self, head: ResponseHead) -> None:
         """Take a head; the body is the connection's."""
 
-    @abstractmethod
     def failed(self, error: Exception) -> None:
         """Take it that there will be no answer."""
 
@@ -216,7 +213,7 @@ class ServerConnection(Connection):
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 
 
-class _Waiting(HeadReceiver):
+class _Waiting:
     """Makes a future of a head."""
 
     def __init__(self, connection: ServerConnection) -> None:

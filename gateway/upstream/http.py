@@ -18,7 +18,7 @@ from gateway.upstream.base import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from gateway.upstream.connection import CrossedError, HeadReceiver, ServerConnection
+from gateway.upstream.connection import CrossedError, ServerConnection
 from gateway.upstream.idle import IdleConnections
 from gateway.upstream.reasons import is_exhausted, why_not
 
@@ -236,7 +236,7 @@ class _Sent(Sent):
             self.sender.cancel()
 
 
-class _SentAtOnce(_Sent, HeadReceiver):
+class _SentAtOnce(_Sent):
     """A request whose answer a receiver is called with; ``send_again`` finds a new connection."""
 
     def __init__(

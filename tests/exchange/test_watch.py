@@ -5,14 +5,14 @@ from unittest import mock
 
 import pytest
 
-from gateway.exchange.watch import Watch, Watched
+from gateway.exchange.watch import Watch
 from tests.servers.clock import Clock
 from tests.servers.running_gateway import until
 
 TIME = 4.0
 
 
-class _Note(Watched):
+class _Note:
     """Notes its name, and does what the test says, when it is late."""
 
     def __init__(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.exchange.base import ClientAnswer, StraightClient
+from gateway.exchange.base import ClientAnswer
 from gateway.upstream.base import (
     HeaderLines,
     Receiver,
@@ -101,10 +101,12 @@ class Told:
     last: bool
 
 
-class ScriptedClient(StraightClient):
+class ScriptedClient:
     """Notes its answers; the test runs the tasks."""
 
     def __init__(self, log: Log | None = None) -> None:
+        self.added: HeaderLines = ()
+        self.request_id = ""
         self.told: list[Told] = []
         self.rest: Callable[[ClientAnswer], Awaitable[None]] | None = None
         self.over: Callable[[], None] | None = None

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.upstream.base import AnswerHead, Receiver, UpstreamResponse
+from gateway.upstream.base import AnswerHead, UpstreamResponse
 
 
-class NotingReceiver(Receiver):
+class NotingReceiver:
     """Notes what it is called with; ``done`` is set then."""
 
     def __init__(self) -> None:

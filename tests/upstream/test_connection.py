@@ -11,7 +11,7 @@ from gateway.http1.connection import HIGH_WATER
 from gateway.http1.head import ResponseHead
 from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
-from gateway.upstream.connection import HeadReceiver, ServerConnection
+from gateway.upstream.connection import ServerConnection
 from gateway.upstream.http import HttpEndpoint
 from tests.http1.pieces import bytewise, cut, ways
 from tests.http1.transport import TransportDouble
@@ -481,7 +481,7 @@ SMALL_HEAD = 2048
 WHOLE = 64 * 1024
 
 
-class _Receiver(HeadReceiver):
+class _Receiver:
     """Notes what it is called with, and does what the test says in ``then``."""
 
     def __init__(self, connection: ServerConnection) -> None:
