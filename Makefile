@@ -5,6 +5,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVERS := .cache/triton/.ready .cache/kserve/.ready .cache/mlserver/.ready
 
+# Where there is a C compiler with Python's headers, the gateway is tested and measured compiled too.
+CAN_COMPILE := $(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
+  print("yes" * (shutil.which("cc") is not None and os.path.exists(s.get_path("include") + "/Python.h")))')
+COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
+# What is compiled stands before this checkout, in which `-m` would look first.
+AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
+# Of the tests, those of what is compiled, and those that see all of the gateway from outside.
+TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/exchange/end_to_end \
+  tests/integration/test_every_model.py tests/integration/test_every_client.py
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format schema bench triton clean
 
@@ -14,8 +24,12 @@ help: ## Show this list
 demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
 	@$(BIN)/tensorgate demo $(ARGS)
 
-test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
+test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready $(COMPILED) ## Run all tests, those against real servers too (ARGS= for pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+	@$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "the gateway is not tested compiled: there is no C compiler, or Python.h is missing")
+
+test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
+	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= -k "not asyncio" $(TESTS_OF_COMPILED)
 
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .
@@ -29,8 +43,8 @@ format: .venv/.test-ready ## Rewrite the code in the project's style
 schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json
 
-bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready ## Measure speed and memory in front of real servers
-	@$(BIN)/python -m benchmarks $(ARGS)
+bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
+	@$(AS_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
 
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")
 	@$(BIN)/python -m tests.integration.triton $(ARGS)
@@ -53,6 +67,14 @@ clean: ## Remove all that the targets above have set up
 	@echo "installing the gateway and what its tests need ..."
 	@$(PIP) install --editable '.[dev]'
 	@touch .venv/.demo-ready $@
+
+# From a copy, as a compiler leaves what it made beside the sources, where it would hide them.
+.cache/compiled/.ready: pyproject.toml $(shell find gateway -name '*.py') | .venv/.test-ready
+	@echo "compiling the gateway into .cache/compiled (a minute or two) ..."
+	@rm -rf .cache/compiled && mkdir -p .cache/compiled/source
+	@cp -R pyproject.toml README.md LICENSE gateway .cache/compiled/source
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(PIP) install --no-deps --target .cache/compiled/site .cache/compiled/source
+	@touch $@
 
 .cache/triton/.ready: tests/integration/triton/requirements.txt tests/integration/triton/install.py
 	@echo "setting up a Triton server for the tests in .cache/triton (some 75 MB to fetch) ..."

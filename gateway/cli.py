@@ -32,6 +32,7 @@ from gateway.app.revision import Revision
 from gateway.app.source import Source
 from gateway.app.spare_memory import SpareMemory
 from gateway.app.tls import UpstreamTlsError
+from gateway.build import COMPILED
 from gateway.descriptors import allow_all_descriptors
 from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
@@ -49,7 +50,9 @@ _log = logging.getLogger("tensorgate")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tensorgate")
+@click.version_option(
+    f"{__version__} (compiled)" if COMPILED else __version__, prog_name="tensorgate"
+)
 def main() -> None:
     """Stand in front of inference servers: JSON clients get the binary tensor form."""
 

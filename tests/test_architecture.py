@@ -31,6 +31,7 @@ ALLOWED = {
     "settings": {"files"},
     "demo": set[str](),
     "app": {
+        "build",
         "certificates",
         "files",
         "helper",
@@ -49,8 +50,9 @@ ALLOWED = {
     "helper": {"codec", "protocol", "memory"},
     "workers": {"accept_queue", "files"},
     "memory": set[str](),
+    "build": {"http1"},
     "descriptors": set[str](),
-    "cli": {"app", "descriptors", "memory", "settings", "demo", "workers"},
+    "cli": {"app", "build", "descriptors", "memory", "settings", "demo", "workers"},
     "__main__": {"cli"},
 }
 

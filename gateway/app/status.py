@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gateway import __version__
 from gateway.app.revision import Revision
 from gateway.app.runtime import Runtime
+from gateway.build import COMPILED
 from gateway.exchange.base import Upstream
 from gateway.exchange.gate import Gate
 from gateway.listener.http import HttpListener
@@ -30,6 +31,7 @@ def status(gateway: Observed) -> dict[str, Any]:
     listener, runtime = gateway.listener, gateway.runtime
     return {
         "version": __version__,
+        "compiled": COMPILED,
         "process": os.getpid(),
         "draining": listener.draining,
         "settings": asdict(gateway.revision),

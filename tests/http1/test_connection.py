@@ -17,6 +17,7 @@ from gateway.http1.connection import (
     Reading,
 )
 from tests.http1.transport import TransportDouble
+from tests.servers.build import needs_source, skip_if_compiled
 from tests.servers.running_gateway import until
 
 
@@ -283,6 +284,7 @@ class _Deaf(Connection):
 
 @pytest.fixture
 async def connection(transport: TransportDouble) -> Connection:
+    skip_if_compiled()
     connection = _Deaf()
     connection.connection_made(transport)
     return connection
@@ -301,6 +303,7 @@ class _Slow(Connection):
         self.keep(data[self._most :])
 
 
+@needs_source
 async def test_much_that_is_kept_holds_the_sender_back(transport: TransportDouble) -> None:
     most = 1000
     data = bytes(range(256)) * (2 * MOST_AHEAD // 256)
@@ -318,6 +321,7 @@ async def test_much_that_is_kept_holds_the_sender_back(transport: TransportDoubl
     assert transport.calls == ["pause", "resume"]
 
 
+@needs_source
 async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> None:
     connection = _Slow(3)
     connection.connection_made(transport)
@@ -329,6 +333,7 @@ async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> 
     assert connection.taken == b"abcdef"
 
 
+@needs_source
 async def test_a_sender_that_fills_each_read_lets_others_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -449,6 +454,7 @@ async def test_nothing_is_written_to_a_closing_transport(
     assert transport.writes == []
 
 
+@needs_source
 async def test_a_reset_forgets_what_was_begun() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
@@ -578,6 +584,7 @@ async def _pair() -> tuple[Connection, socket.socket]:
     return connection, there
 
 
+@needs_source
 async def test_drain_waits_for_a_real_reader() -> None:
     connection, there = await _pair()
     loop = asyncio.get_running_loop()
@@ -597,6 +604,7 @@ async def test_drain_waits_for_a_real_reader() -> None:
         assert connection.closed
 
 
+@needs_source
 async def test_the_other_end_is_told_of_a_reset() -> None:
     connection, there = await _pair()
     with there:

@@ -23,6 +23,7 @@ from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
 from gateway.upstream.address import server_at
 from gateway.upstream.http import HttpEndpoint
+from tests.servers.build import needs_source
 from tests.servers.doubles import LIMITS, only, route_to
 from tests.servers.faulty_server import Connection, FaultyServer, always
 from tests.servers.http_text import answer, chunk, chunked, message, request
@@ -474,6 +475,7 @@ async def test_a_client_that_leaves_within_the_answer(leave: Leave) -> None:
         await here.until_idle()
 
 
+@needs_source
 async def test_a_client_that_leaves_when_the_answer_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -705,14 +707,17 @@ async def test_each_exchange_is_logged(
 # ---------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("method", ["plan", "begin"])
+@pytest.mark.parametrize(
+    "step",
+    ["gateway.exchange.straight.to_server", "gateway.upstream.http.HttpEndpoint.send_at_once"],
+)
 async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Straight, method, fails)
+    monkeypatch.setattr(step, fails)
     async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
         assert (await client.ask(POST)).body == b"/v2/x hello"
     assert "POST /v2/x failed on the straight way" in caplog.text

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.exchange.base import StraightClient
-from gateway.exchange.straight import Straight
-from gateway.exchange.straight_exchange import Plan, StraightExchange
+from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
+from gateway.upstream.http import HttpEndpoint
 
 
 @pytest.fixture
 def went_straight(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets of the requests that were sent on the straight way, in order."""
     targets: list[str] = []
-    begin = Straight.begin
+    send_at_once = HttpEndpoint.send_at_once
 
     def noting(
-        straight: Straight, plan: Plan, body: bytes, client: StraightClient
-    ) -> StraightExchange | None:
-        exchange = begin(straight, plan, body, client)
-        if exchange is not None:
-            targets.append(plan.start.target)
-        return exchange
+        endpoint: HttpEndpoint,
+        start: RequestStart,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: Receiver,
+    ) -> Sent | None:
+        sent = send_at_once(endpoint, start, headers, body, receiver)
+        if sent is not None:
+            targets.append(start.target)
+        return sent
 
-    monkeypatch.setattr(Straight, "begin", noting)
+    monkeypatch.setattr(HttpEndpoint, "send_at_once", noting)
     return targets

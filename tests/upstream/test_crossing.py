@@ -11,6 +11,7 @@ from gateway.upstream import connection
 from gateway.upstream.base import Body, RequestStart, Sent, UpstreamRequest
 from gateway.upstream.http import HttpEndpoint
 from tests.servers.addresses import HOST
+from tests.servers.build import needs_source
 from tests.servers.faulty_server import Connection, FaultyServer, always, answering
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import until
@@ -211,6 +212,7 @@ async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> 
             assert server.url in error.message
 
 
+@needs_source
 async def test_closing_while_it_is_sent_again(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

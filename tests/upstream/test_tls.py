@@ -28,6 +28,7 @@ from gateway.upstream.base import UpstreamRequest
 from gateway.upstream.http import HttpEndpoint
 from gateway.upstream.tls import CertificateFiles, client_context
 from tests.servers.addresses import free_address
+from tests.servers.build import needs_source
 from tests.servers.certificates import (
     authority,
     ca_file,
@@ -292,6 +293,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         assert str(caught.value) == message
 
 
+@needs_source
 async def test_a_reset_over_tls_is_one_below_it() -> None:
     """A plain close, or TLS's own, would look like the end of a body."""
     lost: list[Exception | None] = []

@@ -1,0 +1,17 @@
+"""What a test may do only where the gateway was not compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.build import COMPILED
+
+_REASON = "replaces or extends what cannot be where it is compiled"
+
+needs_source = pytest.mark.skipif(COMPILED, reason=_REASON)
+
+
+def skip_if_compiled() -> None:
+    """Skip the test whose fixture asks for it: see ``needs_source``."""
+    if COMPILED:
+        pytest.skip(_REASON)
