@@ -6,6 +6,7 @@ parses it. An array that is not the ``data`` of a tensor is an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ from gateway.protocol.messages import REQUEST, Message
 
 _KEY = b'"data"'
 _SPACE = b" \t\n\r"
+# Most text of a key needs no look: it is a mere string, or no array follows. What is passed is
+# passed as a whole, so that its last quote is not taken for the first one of another.
+_AND_WHAT_FOLLOWS = re.compile(
+    rb'"data"(?:[ \t\n\r]*+(?:(?P<cut>\Z)|:[ \t\n\r]*+(?:(?P<array>\[|\Z)|(?P<other>))))?+'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,12 @@ class JsonCutter:
         self._depth_cap = depth_cap
         self._header = bytearray()
         self._fragment_start = 0
-        self._refused_at = 0
+        self._next_look = 0
+        """Bytes of the header from which on a key is looked at that no array follows."""
         self._buffer = b""
-        self._after_key = b""
+        self._key_at = 0
+        self._awaited = b""
+        """What follows a key that is at hand, behind spaces, if it is the one of an array."""
         self._array: ArrayScanner | None = None
         self._tensor = -1
         self.arrays: list[int] = []
@@ -77,7 +86,7 @@ class JsonCutter:
                 if not self._array.ended:
                     return
                 self._array = None
-            elif self._after_key:
+            elif self._awaited:
                 if not (yield from self._enter_value()):
                     return
             elif not self._find_key(last):
@@ -91,7 +100,7 @@ class JsonCutter:
         """
         if self._array is not None:
             raise self._unfinished(self._array)
-        self._keep(self._after_key + self._buffer)
+        self._keep(self._buffer)
         return bytes(self._header)
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
@@ -107,50 +116,42 @@ class JsonCutter:
         return f"{self._message.tensors}[{index}]"
 
     def _find_key(self, last: bool) -> bool:
-        """Move text to the header, up to the next key ``"data"``."""
-        at = self._buffer.find(_KEY)
-        if at < 0:
-            # The key may have come in part.
-            sure = len(self._buffer) if last else max(0, len(self._buffer) - len(_KEY) + 1)
-            self._keep(self._buffer[:sure])
-            self._buffer = self._buffer[sure:]
-            return False
-        self._keep(self._buffer[:at])
-        escaped = self._header.endswith(b"\\")
-        self._buffer = self._buffer[at + len(_KEY) :]
-        if escaped:
-            # The first quote belongs to a string, which the second one ends.
-            self._keep(_KEY)
-        else:
-            self._after_key = _KEY
-        return True
+        """Move text to the header, up to behind the next ``"data"`` that needs a look."""
+        found = None
+        before_look = self._next_look - len(self._header)
+        for found in _AND_WHAT_FOLLOWS.finditer(self._buffer):
+            follows = found.lastgroup
+            if follows is None or (follows == "other" and found.start() < before_look):
+                continue
+            if not self._is_escaped(found.start()):
+                self._key_at = len(self._header) + found.start()
+                self._awaited = b":"
+                self._move(found.start() + len(_KEY))
+                return True
+        passed = 0 if found is None else found.start() + len(_KEY)
+        # The key may have come in part.
+        self._move(len(self._buffer) if last else max(passed, len(self._buffer) - len(_KEY) + 1))
+        return False
+
+    def _is_escaped(self, at: int) -> bool:
+        """Tell whether the quote belongs to a string, which the quote behind ``data`` ends."""
+        return (self._buffer[at - 1 : at] if at else self._header[-1:]) == b"\\"
 
     def _enter_value(self) -> Generator[Event, None, bool]:
         """Look at what follows the key; tell whether there is text left to look at."""
-        self._buffer = self._buffer.lstrip(_SPACE)
-        if self._after_key == _KEY:
-            if not self._buffer:
-                return False
-            if not self._buffer.startswith(b":"):
-                # A string that says "data", not a key.
-                self._leave_key()
-                return True
-            self._after_key += b":"
-            self._buffer = self._buffer[1:].lstrip(_SPACE)
+        self._move(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))
         if not self._buffer:
             return False
-        if not self._buffer.startswith(b"["):
-            self._refuse_data_of_tensor()
-            self._leave_key()
-            return True
-        self._keep(self._after_key)
-        self._after_key = b""
-        yield self._enter_array()
+        awaited, self._awaited = self._awaited, b""
+        if not self._buffer.startswith(awaited):
+            if awaited == b"[":
+                self._refuse_data_of_tensor()
+        elif awaited == b":":
+            self._move(1)
+            self._awaited = b"["
+        else:
+            yield self._enter_array()
         return True
-
-    def _leave_key(self) -> None:
-        self._keep(self._after_key)
-        self._after_key = b""
 
     def _refuse_data_of_tensor(self) -> None:
         """Refuse a tensor's data that is no array; ``data`` elsewhere is its writer's own.
@@ -158,10 +159,10 @@ class JsonCutter:
         The stand-ins show it at the end at the latest; but then a large string would be refused
         for its size. Each look costs a parse: one only where the header has doubled.
         """
-        if len(self._header) < 2 * self._refused_at:
+        if self._key_at < self._next_look:
             return
-        self._refused_at = len(self._header)
-        tensors = self._tensors_so_far(self._header[self._fragment_start :] + self._after_key)
+        self._next_look = 2 * self._key_at
+        tensors = self._tensors_so_far(self._header[self._fragment_start :])
         if tensors:
             index = max(0, self._tensor) + len(tensors) - 1
             raise self._message.fault(f"the data of {self._place(index)} must be an array")
@@ -201,6 +202,11 @@ class JsonCutter:
         if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in tensors):
             return None
         return tensors if tensors and tensors[-1].get("data") == 1 else None
+
+    def _move(self, size: int) -> None:
+        """Move so many bytes of text to the header."""
+        self._keep(self._buffer[:size])
+        self._buffer = self._buffer[size:]
 
     def _keep(self, text: bytes) -> None:
         self._header += text

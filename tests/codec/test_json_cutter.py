@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter
 from gateway.errors import ErrorKind, GatewayError
@@ -39,7 +41,7 @@ def body(*inputs: str) -> bytes:
 def test_arrays_go_and_a_stand_in_stays() -> None:
     text = body('{"name":"a","data":[1,2],"shape":[2]}', '{"data" : [["x"]] }')
     events, header = cut_out([text])
-    assert header == b'{"inputs":[{"name":"a","data":[0],"shape":[2]},{"data":[1] }]}'
+    assert header == b'{"inputs":[{"name":"a","data":[0],"shape":[2]},{"data" : [1] }]}'
     starts = [event for event in events if isinstance(event, ArrayStart)]
     assert [event.index for event in starts] == [0, 1]
     runs = [event.text for event in events if not isinstance(event, ArrayStart)]
@@ -196,3 +198,59 @@ def test_many_keys_called_data_cost_no_parse_each() -> None:
     events, header = cut_out([text[i : i + 65536] for i in range(0, len(text), 65536)], 1 << 20)
     assert len(events) == 2
     assert len(header) == len(text)
+
+
+@pytest.mark.parametrize("unit", [b'"data",', b'{"data":1},', b'"data" \n:\t 1,', b'"\\"data":[",'])
+def test_mere_strings_are_passed_in_few_moves(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+
+    def noting(cutter: JsonCutter, size: int) -> None:
+        moved.append(size)
+        move(cutter, size)
+
+    move = JsonCutter._move
+    monkeypatch.setattr(JsonCutter, "_move", noting)
+    text = b'{"x":[' + unit * (128 * 1024 // len(unit))
+    _, header = cut_out([text], 1 << 20)
+    assert header == text
+    assert len(moved) < 64
+
+
+def _outcome(pieces: list[bytes]) -> object:
+    try:
+        return cut_out(pieces, header_cap=60)
+    except GatewayError as error:
+        return error.kind, error.message
+
+
+@example(opening='{"inputs":[{"a":', parts='"data"data":[1]', at=[24])
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [
+                '"data"',
+                "data",
+                '"',
+                "\\",
+                ":",
+                " ",
+                "\n",
+                "[",
+                "1",
+                "]",
+                ",",
+                "{",
+                "}",
+                '{"inputs":[',
+            ]
+        ),
+        max_size=16,
+    ).map("".join),
+    opening=st.sampled_from(["", '{"inputs":[{"a":', '{"inputs":[{"data":[1],"b":']),
+    at=st.lists(st.integers(0, 60), max_size=4).map(sorted),
+)
+def test_keys_are_the_same_however_the_text_is_cut(opening: str, parts: str, at: list[int]) -> None:
+    text = (opening + parts).encode()
+    pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
+    assert _outcome(pieces) == _outcome([text])
+    assert _outcome(bodies.bytewise(text)) == _outcome([text])
