@@ -29,7 +29,7 @@ test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready $(COMPILED) ## Ru
 	@$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "the gateway is not tested compiled: there is no C compiler, or Python.h is missing")
 
 test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
-	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= -k "not asyncio" $(TESTS_OF_COMPILED)
+	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .
