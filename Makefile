@@ -50,8 +50,9 @@ bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) #
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")
 	@$(BIN)/python -m tests.integration.triton $(ARGS)
 
-clean: ## Remove all that the targets above have set up
-	rm -rf .venv .cache
+clean: ## Remove all that the targets above have set up, and what a compiler left
+	rm -rf .venv .cache build *__mypyc*.so
+	find gateway -name '*.so' -delete
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

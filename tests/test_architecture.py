@@ -57,6 +57,11 @@ ALLOWED = {
 }
 
 
+def test_nothing_that_is_compiled_lies_beside_the_sources() -> None:
+    """It would be what runs, whatever the sources say: `make clean` removes it."""
+    assert not list((Path(__file__).parents[1] / "gateway").rglob("*.so"))
+
+
 def modules() -> list[Path]:
     return [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
 

@@ -88,7 +88,10 @@ class Plan:
 
 
 class StraightExchange:
-    """A request that was sent, until its client has the answer, or a task sees to that."""
+    """A request that was sent, until its client has the answer, or a task sees to that.
+
+    It is the Receiver of that answer, and Watched until then.
+    """
 
     def __init__(
         self,

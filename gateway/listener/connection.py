@@ -35,7 +35,10 @@ _LINGER = 10.0
 
 
 class ClientConnection(Connection):
-    """Cuts requests out of what a client sends, and has each served before the next."""
+    """Cuts requests out of what a client sends, and has each served before the next.
+
+    It is the StraightClient of one that goes straight.
+    """
 
     def __init__(self, owner: Owner, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__()

@@ -214,7 +214,7 @@ class ServerConnection(Connection):
 
 
 class _Waiting:
-    """Makes a future of a head."""
+    """Makes a future of a head: a HeadReceiver."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()

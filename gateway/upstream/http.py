@@ -237,7 +237,10 @@ class _Sent(Sent):
 
 
 class _SentAtOnce(_Sent):
-    """A request whose answer a receiver is called with; ``send_again`` finds a new connection."""
+    """A request whose answer a receiver is called with; ``send_again`` finds a new connection.
+
+    It is the HeadReceiver of its connection.
+    """
 
     def __init__(
         self,
