@@ -12,8 +12,8 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # What is compiled stands before this checkout, in which `-m` would look first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # Of the tests, those of what is compiled, and those that see all of the gateway from outside.
-TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream \
-  tests/exchange/end_to_end/test_straight.py \
+TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/codec/test_small_*.py \
+  tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
