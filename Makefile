@@ -17,19 +17,20 @@ TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/codec/test_
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format schema bench triton clean
+.PHONY: help demo test test-compiled lint format schema bench triton clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
 	@$(BIN)/tensorgate demo $(ARGS)
 
-test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready $(COMPILED) ## Run all tests, those against real servers too (ARGS= for pytest)
+test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
-	@$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "the gateway is not tested compiled: there is no C compiler, or Python.h is missing")
+	@$(if $(ARGS),,$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "not tested compiled: there is no C compiler, or Python.h is missing"))
 
 test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
+	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
 	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
 lint: .venv/.test-ready ## Check style and types
