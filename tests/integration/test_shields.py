@@ -1,6 +1,8 @@
 """What kills a Triton, or makes it close without an answer, never reaches it."""
 
 import json
+import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from tests.integration.client import HEADER_LENGTH, Answer, Client
 from tests.integration.tap import Tap
-from tests.integration.triton.server import TritonServer
+from tests.integration.triton.server import HOST, TritonServer
 
 pytestmark = pytest.mark.triton
 
@@ -177,7 +179,7 @@ def test_classification_of_numbers_is_the_servers(tapped: Client, direct: Client
     assert data[0] == data[1] == ["3.000000:1", "2.000000:2"]
 
 
-LONGEST = 8189
+LONGEST = 8_176
 
 
 @pytest.mark.parametrize("more", [0, 1, 4000])
@@ -198,3 +200,14 @@ def test_heads_that_it_does_not_answer(
     else:
         answer = tapped.send("GET", target, None, headers)
         assert answer.status == (404 if part == "path" else 200)
+
+
+def test_a_long_target_in_segments(triton: TritonServer) -> None:
+    # As a network cuts it: 6 segments of 1,448 bytes, and each end costs Triton a byte of room.
+    head = f"GET {'/v2/'.ljust(LONGEST, 'a')} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    with socket.create_connection((HOST, triton.http_port), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(head), 1448):
+            sock.sendall(head[start : start + 1448])
+            time.sleep(0.02)
+        assert sock.recv(64).startswith(b"HTTP/1.1 404 ")
