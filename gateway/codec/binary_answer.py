@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import simdjson
-
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.elements_to_json import tensor_to_json
 from gateway.codec.json_cutter import Event
 from gateway.codec.json_tensors import Elements, JsonTensors
 from gateway.codec.json_writer import skeleton
-from gateway.codec.plain_numbers import REFUSALS
+from gateway.codec.plain_numbers import REFUSALS, parsed
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
 from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
@@ -172,7 +170,6 @@ class _KeptText:
     def __init__(self, label: str) -> None:
         self.size = 0
         self._label = label
-        self._parser = simdjson.Parser()
         self._chunks: list[bytes] = []
         self._string: list[bytes] = []
 
@@ -202,7 +199,7 @@ class _KeptText:
         if not run.lacks_element:
             text = run.balanced()
             with suppress(*REFUSALS):
-                self._parser.parse(text)
+                parsed(text)
                 return
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)

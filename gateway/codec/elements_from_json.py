@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import orjson
-import simdjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.faults import element_fault, no_array, smaller_runs
@@ -51,8 +50,7 @@ class TensorFromJson:
         self._label = label
         self._message = message
         self.datatype = datatype
-        self._parser = simdjson.Parser()
-        # No bound method: with a cycle, the parser's memory would wait for the collector.
+        # No bound method: with a cycle, what is held would wait for the collector.
         self._convert = self._converter(datatype)
         self._long: _LongString | None = None
         self._has_nonfinite = False
@@ -127,17 +125,17 @@ class TensorFromJson:
         if text.translate(None, _OF_BOOLEANS):
             return None
         ones = text.replace(b"true", b" 1 ").replace(b"false", b" 0 ")
-        data = plain_numbers(self._parser, ones, DATATYPES["UINT8"])
+        data = plain_numbers(ones, DATATYPES["UINT8"])
         return None if data is None else self._counted(data)
 
     def _integers(self, run: Run) -> tuple[int, bytes] | None:
-        data = plain_numbers(self._parser, run.balanced(), self.datatype)
+        data = plain_numbers(run.balanced(), self.datatype)
         return None if data is None else self._counted(data)
 
     def _floats(self, run: Run) -> tuple[int, bytes] | None:
         text = run.balanced()
         if not (self._has_nonfinite and self._may_be_nonfinite(text)):
-            data = plain_numbers(self._parser, text, self.datatype)
+            data = plain_numbers(text, self.datatype)
             if data is not None:
                 return self._counted(data)
         dtype = self.datatype.dtype
@@ -173,10 +171,10 @@ class TensorFromJson:
             if b"I" in plain:
                 plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
-            values = parse_numbers(self._parser, plain, "d")
+            values = parse_numbers(plain, "d")
         except REFUSALS:
             try:
-                values = parse_numbers(self._parser, _with_exponents(plain), "d")
+                values = parse_numbers(_with_exponents(plain), "d")
             except REFUSALS:
                 return None
         return _with_words(values.copy(), text) if has_words else values

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 import orjson
-import simdjson
 
 from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
@@ -119,7 +118,7 @@ def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = plain_numbers(simdjson.Parser(), array, tensor.work.datatype)
+    data = plain_numbers(array, tensor.work.datatype)
     if data is None:  # there may be NaN among them
         data = do(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import simdjson
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOA
 
 
 def converted(text: bytes, datatype: str) -> bytes | None:
-    return plain_numbers(simdjson.Parser(), text, DATATYPES[datatype])
+    return plain_numbers(text, DATATYPES[datatype])
 
 
 def limits(datatype: str) -> tuple[int, int]:
