@@ -69,7 +69,7 @@ class TensorFromJson:
         self.chunks.append(b"")
         return len(self.chunks) - 1
 
-    def fill_in(self, place: int, run: Run, data: bytes | None) -> None:
+    def fill_in(self, place: int, run: Run, data: bytes | memoryview | None) -> None:
         """Put a run's numbers into the place left for them; None has the run converted here.
 
         All places before must be filled in.
@@ -80,7 +80,7 @@ class TensorFromJson:
             # Should it have a fault, its index counts from here.
             self.count = sum(map(len, self.chunks[:place])) // width
             _, data = self._of(run)
-        self.chunks[place] = data
+        self.chunks[place] = bytes(data)  # the same object, if it is bytes
         self.size += len(data)
         self.count = self.size // width
 

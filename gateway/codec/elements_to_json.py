@@ -25,6 +25,9 @@ _LENGTH = struct.Struct("<I")
 _encode = partial(binascii.b2a_base64, newline=False)
 
 
+Text = bytes | memoryview
+
+
 class TensorToJson(Protocol):
     """Takes the bytes of one tensor; gives the text between the brackets of its array."""
 
@@ -38,7 +41,7 @@ class TensorToJson(Protocol):
         for either in a request.
         """
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
         """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
 
     def finish(self) -> None:
@@ -48,11 +51,11 @@ class TensorToJson(Protocol):
 class LentText:
     """Text that is written elsewhere."""
 
-    def __init__(self, loan: Loan, write_here: Callable[[], bytes]) -> None:
+    def __init__(self, loan: Loan, write_here: Callable[[], Text]) -> None:
         self.loan = loan
         self._write_here = write_here
 
-    def text(self) -> bytes:
+    def text(self) -> Text:
         """Give the text once the loan is done; raises GatewayError as ``feed`` does."""
         return self._write_here() if self.loan.result is None else self.loan.result
 
@@ -84,20 +87,27 @@ class NumbersToJson:
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Convert the next bytes, as TensorToJson says."""
-        return self._written(self._whole(data))
+        values = self._whole(data)
+        return b"".join(self._written(values)) if values.size else b""
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
         """Convert the next bytes, parts of them perhaps elsewhere."""
         values = self._whole(data)
+        if not values.size:
+            return []
         loan = None
-        if values.size and self._work.can_be_lent:
+        if self._work.can_be_lent:
             loan = lender.lend(self._work, values.view(np.uint8).data)
         if loan is None:
-            return [self._written(values)]
+            return [*self._written(values)]
         first = self.count
         self.count += values.size
-        lent = LentText(loan, lambda: bytes(self._text(values, first)))
+        lent = LentText(loan, lambda: self._text(values, first))
         return [b",", lent] if first else [lent]
+
+    def whole(self, data: bytes | memoryview) -> memoryview:
+        """Convert the bytes of a whole tensor; raises GatewayError as ``feed`` does."""
+        return self._text(np.frombuffer(data, self._dtype), 0)
 
     def _whole(self, data: bytes | memoryview) -> npt.NDArray[Any]:
         """Give the whole elements that are there by now, and keep what is left."""
@@ -107,12 +117,12 @@ class NumbersToJson:
         self._partial = bytes(data[whole:])
         return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
 
-    def _written(self, values: npt.NDArray[Any]) -> bytes:
-        if not values.size:
-            return b""
-        text = b"".join((b"," if self.count else b"", self._text(values, self.count)))
+    def _written(self, values: npt.NDArray[Any]) -> list[Text]:
+        # Text is not joined here, which would copy it.
+        text = self._text(values, self.count)
+        separator: list[Text] = [b","] if self.count else []
         self.count += values.size
-        return text
+        return [*separator, text]
 
     def finish(self) -> None:
         """Raise GatewayError (502) where the bytes ended inside an element."""
@@ -199,7 +209,7 @@ class _TextToJson:
             self._partial = b""
         return b"".join(out)
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[bytes | LentText]:
+    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
         return [self.feed(data)]
 
     def finish(self) -> None:

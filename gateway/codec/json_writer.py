@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.codec.elements_to_json import LentText, TensorToJson
+from gateway.codec.elements_to_json import LentText, TensorToJson, Text
 from gateway.codec.loans import Lender
 from gateway.errors import GatewayError
 from gateway.protocol.inference_header import Fields
@@ -113,11 +113,11 @@ class JsonWriter(ABC):
         Raises GatewayError: 502 for a broken answer, 406 where a policy refuses a value; 400 for
         either in a request.
         """
-        return b"".join([part for part in self.parts(data) if isinstance(part, bytes)])
+        return b"".join([part for part in self.parts(data) if not isinstance(part, LentText)])
 
     def parts(
         self, data: bytes | memoryview, lender: Lender | None = None
-    ) -> Iterator[bytes | LentText]:
+    ) -> Iterator[Text | LentText]:
         """Yield the text that the data brings; ``lender`` may have parts of it written elsewhere.
 
         Raises GatewayError as ``feed`` does.
@@ -139,7 +139,7 @@ class JsonWriter(ABC):
         self._skeleton = skeleton(fields, self._message.tensors, follows)
         return self._skeleton.pop(0)
 
-    def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[bytes | LentText]:
+    def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[Text | LentText]:
         assert self._skeleton is not None
         if self._converter is None:
             self._converter = self._converter_of(piece.index)

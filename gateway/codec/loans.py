@@ -33,7 +33,7 @@ class Loan(ABC):
     """A piece of work that was lent out."""
 
     done: bool = False
-    result: bytes | None = None
+    result: bytes | memoryview | None = None
     """What was made of the data; None until it is done, or where it could not be."""
 
     @abstractmethod

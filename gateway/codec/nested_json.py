@@ -16,6 +16,7 @@ from gateway.codec.elements_to_json import (
     Base64Text,
     ElementText,
     NumbersToJson,
+    Text,
     Utf8Text,
     split_elements,
 )
@@ -146,8 +147,8 @@ class NestedNumbers(NumbersToJson):
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
-    def _written(self, values: npt.NDArray[Any]) -> bytes:
-        parts: list[bytes | memoryview] = []
+    def _written(self, values: npt.NDArray[Any]) -> list[Text]:
+        parts: list[Text] = []
         brackets, first = self._brackets, self.count
         while (left := first + values.size - self.count) > 0:
             level = self._level_of_rows(left)
@@ -156,7 +157,7 @@ class NestedNumbers(NumbersToJson):
             start = self.count - first
             parts.append(self._text(values[start : start + size], self._before + self.count))
             self.count += size
-        return b"".join(parts)
+        return parts
 
     def _level_of_rows(self, left: int) -> int:
         """Give the highest level of which a whole row begins here; the rank where none does."""

@@ -26,7 +26,7 @@ _LARGEST_KEPT = 256 * 1024
 """Bytes of text for which it is: for larger ones it would keep too much."""
 
 
-def plain_numbers(text: bytes, datatype: Datatype) -> bytes | None:
+def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     """Convert a JSON array, nested or flat, to elements of a datatype of integers or floats.
 
     Gives None where that takes a closer look: at what is no such number, does not fit, or is not
@@ -48,7 +48,7 @@ def plain_numbers(text: bytes, datatype: Datatype) -> bytes | None:
     return narrow.tobytes() if b"\0" not in fits.tobytes() else None
 
 
-def parse_numbers(text: bytes, of_type: Literal["d", "i", "u"]) -> Values:
+def parse_numbers(text: bytes | memoryview, of_type: Literal["d", "i", "u"]) -> Values:
     """Parse an array into doubles or integers of 64 bits; raises REFUSALS."""
     array = parsed(text)
     try:
@@ -58,7 +58,7 @@ def parse_numbers(text: bytes, of_type: Literal["d", "i", "u"]) -> Values:
         del array  # an error holds this frame, and while there is an array, nothing else is parsed
 
 
-def parsed(text: bytes) -> object:
+def parsed(text: bytes | memoryview) -> object:
     """Parse JSON, of which nothing may be left when the next is parsed; raises REFUSALS."""
     parser = _PARSER if len(text) <= _LARGEST_KEPT else simdjson.Parser()
     return parser.parse(text)

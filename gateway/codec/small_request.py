@@ -19,7 +19,6 @@ from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
-from gateway.codec.plain_numbers import plain_numbers
 from gateway.errors import GatewayError
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import (
@@ -118,12 +117,10 @@ def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = plain_numbers(array, tensor.work.datatype)
-    if data is None:  # there may be NaN among them
-        data = do(tensor.work, array)
+    data = do(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")
-    return data
+    return bytes(data)
 
 
 def _numbers(array: bytes, depth_cap: int) -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.elements_to_json import LentText
+from gateway.codec.elements_to_json import LentText, Text
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
@@ -167,7 +167,7 @@ async def _relay_as_json(
         return
     codec = JsonAnswer(header_size, route.policies)
     lender = route.lender_for(size)
-    waiting: deque[bytes | LentText] = deque()
+    waiting: deque[Text | LentText] = deque()
     async for chunk in response_chunks(response, url, deadline):
         for start in range(0, len(chunk), _PIECE):
             waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
@@ -181,7 +181,7 @@ async def _relay_as_json(
 
 
 async def _write_parts(
-    parts: deque[bytes | LentText], answer: ClientAnswer, deadline: Deadline, most_left: int
+    parts: deque[Text | LentText], answer: ClientAnswer, deadline: Deadline, most_left: int
 ) -> None:
     """Write, in order, the parts that are there, and wait for those beyond ``most_left``."""
     while parts:

@@ -108,7 +108,7 @@ class _Loan(Loan):
     slot: int
     size: int
 
-    def end(self, result: bytes | None) -> None:
+    def end(self, result: bytes | memoryview | None) -> None:
         self.done = True
         self.result = result
 

@@ -68,11 +68,11 @@ class Slots:
         """Tell whether the work is still to be done."""
         return bool(self._memory[_WANTED + slot])
 
-    def work(self, slot: int, size: int) -> bytes:
-        """Copy the work out."""
-        return bytes(self._memory[slot * _SLOT :][:size])
+    def work(self, slot: int, size: int) -> memoryview:
+        """Give the work, which lies there until there is other work in the slot."""
+        return self._memory[slot * _SLOT :][:size]
 
-    def put_result(self, slot: int, result: bytes) -> None:
+    def put_result(self, slot: int, result: bytes | memoryview) -> None:
         """Write a result."""
         start = slot * _SLOT + LARGEST_WORK
         self._memory[start : start + len(result)] = result

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from gateway.codec import array_scanner
-from gateway.codec.elements_to_json import LentText
+from gateway.codec.elements_to_json import LentText, Text
 from gateway.codec.infer_answer import JsonAnswer
 from gateway.codec.infer_request import InferRequestCodec
 from gateway.codec.lent_work import do
@@ -91,7 +91,7 @@ def converted(pieces: list[bytes], lender: _Lender | None) -> Any:
 def written(pieces: list[bytes], size: int, policies: JsonPolicies, lender: _Lender | None) -> Any:
     """Write an answer as JSON; give the text, or the error."""
     codec = JsonAnswer(size, policies)
-    parts: deque[bytes | LentText] = deque()
+    parts: deque[Text | LentText] = deque()
     text = b""
     try:
         for piece in pieces:

@@ -67,7 +67,7 @@ async def _lend(helper: HelperProcess, work: Work = TO_JSON, data: bytes = DATA)
     return loans[0]
 
 
-async def _result(loan: Loan) -> bytes | None:
+async def _result(loan: Loan) -> bytes | memoryview | None:
     """Give what the helper makes of it: nobody waits for it, and so nobody helps."""
     await until(lambda: loan.done, 30)
     return loan.result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ def no_descriptors() -> Iterator[None]:
 
     poll(2) takes no more of them than the limit is: with one of 0, other threads' would fail.
     """
+    # What is left of earlier tests must not be closed meanwhile: that would make room.
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     next_one = os.open(os.devnull, os.O_RDONLY)
     os.close(next_one)
