@@ -1,8 +1,8 @@
 """What the way through the gateway adds to a small request, with nothing else to do.
 
-As beside a server in one pod, gateway and server share a core, and the client has others. Left to the
-kernel, the three share cores in another way in each run; and what it takes to wake a sleeping core, in a
-virtual machine as long as all that the gateway does, counts twice or not at all.
+As beside a server in one pod, gateway and server share a core, and the client has others. Left to
+the kernel, the three share cores in another way in each run; and what it takes to wake a sleeping
+core, in a virtual machine as long as all that the gateway does, counts twice or not at all.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Where there are just two, client and server need some of those, and two workers 
 each. Then one worker shares one core with them, and two workers share both: so the second core
 comes with the second worker, and a request costs the same of client and server in both cases.
 
-There are connections enough for two workers to be busy: one that has done all there is sleeps, and to
-wake it from another core takes, in a virtual machine, a third of the time of a request.
+There are connections enough for two workers to be busy: one that has done all there is sleeps, and
+to wake it from another core takes, in a virtual machine, a third of the time of a request.
 """
 
 from __future__ import annotations
