@@ -26,6 +26,7 @@ _encode = partial(binascii.b2a_base64, newline=False)
 
 
 Text = bytes | memoryview
+"""A part of the JSON: a view where the brackets around it are left out."""
 
 
 class TensorToJson(Protocol):

@@ -31,8 +31,8 @@ _PIECE = 64 * 1024
 _EMPTY = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
-_MOST_WAITING = 8
-"""Parts of an answer that wait, at most, for one before them that is converted elsewhere."""
+_MOST_WAITING = 10
+"""Parts of an answer, and commas, that wait, at most, for one before them converted elsewhere."""
 
 
 async def relay_answer(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.plain_numbers import plain_numbers, round_to
+from gateway.codec.plain_numbers import REFUSALS, parse_numbers, plain_numbers, round_to
 from gateway.protocol.datatypes import DATATYPES, Family
 
 INTEGERS = [name for name, each in DATATYPES.items() if each.family is Family.INTEGER]
@@ -74,3 +74,15 @@ def test_nothing_is_said_where_a_number_becomes_infinity(recwarn: pytest.Warning
     assert converted(b"[1e39]", "FP32") is None
     assert converted(b"[65520]", "FP16") is None
     assert not recwarn.list
+
+
+def test_an_error_that_is_kept_is_in_nobodys_way() -> None:
+    with pytest.raises(REFUSALS) as kept:
+        parse_numbers(b'["1"]', "d")
+    assert kept.value.__traceback__ is not None
+    assert converted(b"[1, 2]", "UINT8") == b"\1\2"
+
+
+@pytest.mark.parametrize("count", [100_000, 200_000])
+def test_texts_of_any_size(count: int) -> None:
+    assert converted(b"[%b1]" % (b"1," * (count - 1)), "UINT8") == b"\1" * count
