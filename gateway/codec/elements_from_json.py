@@ -138,6 +138,10 @@ class TensorFromJson:
             data = plain_numbers(text, self.datatype)
             if data is not None:
                 return self._counted(data)
+        return self.unusual_floats(text)
+
+    def unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
+        """Convert an array of floats as ``converted`` does, if not all are ``plain_numbers``."""
         dtype = self.datatype.dtype
         assert dtype is not None
         values = self._doubles(text)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.codec.array_scanner import Run
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.elements_to_json import NumbersToJson
 from gateway.codec.loans import Work
 from gateway.codec.plain_numbers import plain_numbers
 from gateway.codec.policies import Nonfinite
 from gateway.errors import GatewayError
+from gateway.protocol.datatypes import Family
 
 
 def do(work: Work, data: bytes | memoryview) -> bytes | memoryview | None:
@@ -19,8 +19,7 @@ def do(work: Work, data: bytes | memoryview) -> bytes | memoryview | None:
         except GatewayError:
             return None
     plain = plain_numbers(data, work.datatype)
-    if plain is not None:
+    if plain is not None or work.datatype.family is not Family.FLOAT:
         return plain
-    run = Run(bytes(data), 0, 0, first=True)  # with NaN, perhaps
-    converted = TensorFromJson("", work.datatype).converted(run)
+    converted = TensorFromJson("", work.datatype).unusual_floats(bytes(data))
     return None if converted is None else converted[1]

@@ -187,6 +187,12 @@ def test_work(datatype: str) -> None:
     assert [float(number) for number in bytes(text).split(b",")] == [1, 2, 3]
 
 
+def test_work_with_words_for_numbers() -> None:
+    data = do(Work(False, DATATYPES["FP32"]), memoryview(b"[[NaN,1],[-Infinity]]"))
+    assert data is not None
+    np.testing.assert_array_equal(np.frombuffer(data, "<f4"), [np.nan, 1, -np.inf])
+
+
 def test_work_that_is_left_undone() -> None:
     assert do(Work(False, DATATYPES["INT8"]), b"[1000]") is None
     assert do(Work(False, DATATYPES["FP32"]), b"[1") is None
