@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from benchmarks.cores import Division
 from benchmarks.load import Loader
+from benchmarks.rounds import least_disturbed
 from benchmarks.usage import busy_time, cpu_time
 from benchmarks.wire import Request
 
@@ -74,9 +75,15 @@ def contest(
     runs: dict[str, list[Standing]] = {name: [] for name in contenders}
     for contender in contenders.values():
         load(contender.port, course.request, course.connections, _SECONDS)
-    for number in range(course.rounds):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            runs[name].append(_run(contenders[name], course, load))
+    for taken in least_disturbed(
+        course.rounds,
+        lambda number: {
+            name: _run(contenders[name], course, load)
+            for name in list(contenders)[:: 1 if number % 2 else -1]
+        },
+    ):
+        for name, run in taken.items():
+            runs[name].append(run)
     return {name: _together(all_runs) for name, all_runs in runs.items()}
 
 

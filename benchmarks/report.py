@@ -18,11 +18,13 @@ _COLUMNS = ("", "directly", "through the gateway", "result", "bound")
 _NOTES = """\
 Times are medians, from the first byte sent to the last byte received; the client prints and
 parses nothing meanwhile. Ratios are medians of those within each round; behind them stand the
-quartiles, between which half of the rounds lie. Large JSON goes five times in a row one way before
-it goes the other, in each round. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most
-clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*: the same exchange
-in binary form, and the JSON parsed and printed in one go on one core, with all of it at hand; the
-gateway's helper converts on another one, which is how the gateway can come below it. Large bodies,
+quartiles, between which half of the rounds lie. Where a round takes some 0.1 s or more, and the
+host of a virtual machine gave others over 2 % of it, it is gone again, up to twice as many as are
+wanted, and those in which others had least count. Large JSON goes five times in a row one way
+before it goes the other, in each round. *17 digits*: `json.dumps` of a float32 array's
+`tolist()`, as most clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*:
+the same exchange in binary form, and the JSON parsed and printed in one go on one core, with all of
+it at hand; the gateway's helper converts on another one, and so can come below it. Large bodies,
 the event loop, the p99 beside large requests, the time per number and idle connections are
 measured in front of a server that drops and sends bytes as fast as it can; what is compared with
 Envoy in JSON, two workers, and what a request takes longer than directly, in front of one whose

@@ -30,12 +30,26 @@ class PeakMemory:
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE_FIELDS = slice(3, 5)  # idle and iowait
 _FIELDS = 8  # what virtual machines get is in others too
+_STOLEN_FIELD = 7
 
 
 def cpu_time(pid: int) -> float:
     """Give the seconds of CPU time that a process has had so far: proc(5), /proc/PID/stat."""
     behind_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, behind_the_name[11:13])) / _TICKS
+
+
+def stolen_share(before: tuple[int, int], now: tuple[int, int]) -> float:
+    """Give the share of the time that was wanted of all cores, but went to others on the host."""
+    stolen, wanted = (later - earlier for earlier, later in zip(before, now, strict=True))
+    return stolen / wanted if wanted else 0.0
+
+
+def stolen_and_wanted() -> tuple[int, int]:
+    """Give the ticks of all cores that others had, and those plus the ticks had: proc(5)."""
+    first = Path("/proc/stat").read_text().partition("\n")[0]
+    times = [int(field) for field in first.split()[1 : 1 + _FIELDS]]
+    return times[_STOLEN_FIELD], sum(times) - sum(times[_IDLE_FIELDS])
 
 
 def busy_time(cores: Collection[int]) -> float:

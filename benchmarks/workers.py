@@ -25,6 +25,7 @@ from benchmarks.load import Loader, wrk_on
 from benchmarks.processes import gateway_before, server
 from benchmarks.ratio import Ratio
 from benchmarks.report import Row, at_least
+from benchmarks.rounds import least_disturbed
 from benchmarks.usage import cpu_time
 from benchmarks.wire import Request, json_of_doubles, normal
 
@@ -130,9 +131,14 @@ def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int
     runs: dict[int, list[_Run]] = {count: [] for count in cases}
     for case in cases.values():
         case.load(case.port, request, _CONNECTIONS, _SECONDS)
-    for number in range(rounds):
-        for count in list(cases)[:: 1 if number % 2 else -1]:
-            runs[count].append(_run(cases[count], request))
+    for taken in least_disturbed(
+        rounds,
+        lambda number: {
+            count: _run(cases[count], request) for count in list(cases)[:: 1 if number % 2 else -1]
+        },
+    ):
+        for count, run in taken.items():
+            runs[count].append(run)
     return runs
 
 
