@@ -6,11 +6,12 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 from benchmarks.cores import Division
 from benchmarks.load import Loader
-from benchmarks.rounds import least_disturbed
+from benchmarks.rounds import go_rounds
 from benchmarks.usage import busy_time, cpu_time
 from benchmarks.wire import Request
 
@@ -72,18 +73,10 @@ def contest(
 
     All run in each round, every second one backwards, and once before unnoted.
     """
-    runs: dict[str, list[Standing]] = {name: [] for name in contenders}
     for contender in contenders.values():
         load(contender.port, course.request, course.connections, _SECONDS)
-    for taken in least_disturbed(
-        course.rounds,
-        lambda number: {
-            name: _run(contenders[name], course, load)
-            for name in list(contenders)[:: 1 if number % 2 else -1]
-        },
-    ):
-        for name, run in taken.items():
-            runs[name].append(run)
+    ways = {name: partial(_run, each, course, load) for name, each in contenders.items()}
+    runs = go_rounds(course.rounds, ways)
     return {name: _together(all_runs) for name, all_runs in runs.items()}
 
 

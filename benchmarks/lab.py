@@ -9,14 +9,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from benchmarks.client import HOST, Connection
 from benchmarks.processes import Gateway, gateway_before, server
-from benchmarks.rounds import least_disturbed
+from benchmarks.rounds import go_rounds
 from benchmarks.wire import json_of_doubles, normal
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
@@ -98,28 +98,20 @@ def in_rounds(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[s
     done ``in_a_row`` times, of which the median counts, where one alone would pay for what another
     job did to the caches.
     """
-    times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
         job()
     gc.collect()
-
-    def go(number: int) -> dict[str, float]:
-        order = list(jobs)[:: 1 if number % 2 else -1]
-        return {
-            name: statistics.median(_time(jobs[name]) for _ in range(in_a_row)) for name in order
-        }
-
-    # One exchange is too short for the kernel to tell what others had of it.
-    all_taken = least_disturbed(rounds, go) if in_a_row > 1 else map(go, range(rounds))
-    for taken in all_taken:
-        for name, seconds in taken.items():
-            times[name].append(seconds)
-    return times
+    ways = {name: partial(_median_time, job, in_a_row) for name, job in jobs.items()}
+    return go_rounds(rounds, ways, short=in_a_row == 1)
 
 
 def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Give the median of the seconds of each job."""
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _median_time(job: Job, in_a_row: int) -> float:
+    return statistics.median(_time(job) for _ in range(in_a_row))
 
 
 def _time(job: Job) -> float:

@@ -10,7 +10,7 @@ import statistics
 import time
 
 from benchmarks.report import Row, milliseconds
-from benchmarks.usage import stolen_and_wanted, stolen_share
+from benchmarks.usage import StolenTime
 
 _STEPS = 300_000
 
@@ -20,7 +20,7 @@ class Steadiness:
 
     def __init__(self) -> None:
         self._taken: list[float] = []
-        self._before = stolen_and_wanted()
+        self._stolen = StolenTime()
 
     def note(self) -> None:
         """Do the work."""
@@ -33,10 +33,9 @@ class Steadiness:
     def row(self) -> Row:
         """Tell how much the times differ, and what went to others; there must be one at least."""
         least, most = min(self._taken), max(self._taken)
-        stolen = stolen_share(self._before, stolen_and_wanted())
         return Row(
             f"the same loop of Python, at {len(self._taken)} moments of the run",
             result=f"{milliseconds(least)} to {milliseconds(most)}, "
             f"{milliseconds(statistics.median(self._taken))} in the middle; "
-            f"the host gave others {stolen:.1%} of the time that was wanted",
+            f"the host gave others {self._stolen.share():.1%} of the time that was wanted",
         )

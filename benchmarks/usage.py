@@ -39,17 +39,21 @@ def cpu_time(pid: int) -> float:
     return sum(map(int, behind_the_name[11:13])) / _TICKS
 
 
-def stolen_share(before: tuple[int, int], now: tuple[int, int]) -> float:
-    """Give the share of the time that was wanted of all cores, but went to others on the host."""
-    stolen, wanted = (later - earlier for earlier, later in zip(before, now, strict=True))
-    return stolen / wanted if wanted else 0.0
+class StolenTime:
+    """How much of the time that is wanted of all cores goes to others on the host, from now on."""
 
+    def __init__(self) -> None:
+        self._start = self._stolen_and_wanted()
 
-def stolen_and_wanted() -> tuple[int, int]:
-    """Give the ticks of all cores that others had, and those plus the ticks had: proc(5)."""
-    first = Path("/proc/stat").read_text().partition("\n")[0]
-    times = [int(field) for field in first.split()[1 : 1 + _FIELDS]]
-    return times[_STOLEN_FIELD], sum(times) - sum(times[_IDLE_FIELDS])
+    def share(self) -> float:
+        """Give the share: proc(5), /proc/stat, steal."""
+        now = self._stolen_and_wanted()
+        stolen, wanted = (later - then for then, later in zip(self._start, now, strict=True))
+        return stolen / wanted if wanted else 0.0
+
+    def _stolen_and_wanted(self) -> tuple[int, int]:
+        times = _ticks()["cpu"]
+        return times[_STOLEN_FIELD], _not_idle(times)
 
 
 def busy_time(cores: Collection[int]) -> float:
@@ -57,10 +61,19 @@ def busy_time(cores: Collection[int]) -> float:
 
     What others did there, and so disturbed, is in it too.
     """
-    ticks = 0
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in cores:
-            times = [int(field) for field in fields[:_FIELDS]]
-            ticks += sum(times) - sum(times[_IDLE_FIELDS])
-    return ticks / _TICKS
+    ticks = _ticks()
+    return sum(_not_idle(ticks[f"cpu{core}"]) for core in cores) / _TICKS
+
+
+def _ticks() -> dict[str, list[int]]:
+    """Give what the time of each core went to, and, as "cpu", that of all."""
+    lines = map(str.split, Path("/proc/stat").read_text().splitlines())
+    return {
+        name: [int(field) for field in fields[:_FIELDS]]
+        for name, *fields in lines
+        if name.startswith("cpu")
+    }
+
+
+def _not_idle(ticks: list[int]) -> int:
+    return sum(ticks) - sum(ticks[_IDLE_FIELDS])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.children import Cores
@@ -25,7 +26,7 @@ from benchmarks.load import Loader, wrk_on
 from benchmarks.processes import gateway_before, server
 from benchmarks.ratio import Ratio
 from benchmarks.report import Row, at_least
-from benchmarks.rounds import least_disturbed
+from benchmarks.rounds import go_rounds
 from benchmarks.usage import cpu_time
 from benchmarks.wire import Request, json_of_doubles, normal
 
@@ -127,19 +128,10 @@ def _children(pid: int) -> tuple[int, ...]:
 
 
 def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int, list[_Run]]:
-    """Go some rounds, every second one backwards, and one before unnoted."""
-    runs: dict[int, list[_Run]] = {count: [] for count in cases}
+    """Go some rounds, and one before unnoted."""
     for case in cases.values():
         case.load(case.port, request, _CONNECTIONS, _SECONDS)
-    for taken in least_disturbed(
-        rounds,
-        lambda number: {
-            count: _run(cases[count], request) for count in list(cases)[:: 1 if number % 2 else -1]
-        },
-    ):
-        for count, run in taken.items():
-            runs[count].append(run)
-    return runs
+    return go_rounds(rounds, {count: partial(_run, case, request) for count, case in cases.items()})
 
 
 def _run(case: _Case, request: Request) -> _Run:
