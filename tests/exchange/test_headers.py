@@ -146,8 +146,8 @@ def test_heads_that_a_server_takes(request_: UpstreamRequest) -> None:
 @pytest.mark.parametrize(
     ("request_", "part"),
     [
-        (_asked("/" * (LONGEST + 1)), f"the path and query has {LONGEST + 1} bytes"),
-        (_asked(a="x" * (LONGEST + 1)), f"header a has {LONGEST + 1} bytes"),
+        (_asked("/" * (LONGEST + 1)), "the path and query has 8177 bytes"),
+        (_asked(a="x" * (LONGEST + 1)), "header a has 8177 bytes"),
         (_asked(**{"a" * 9000: ""}), "the name of a header has 9000 bytes"),
     ],
 )
