@@ -106,7 +106,7 @@ class NumbersToJson:
         lent = LentText(loan, lambda: self._text(values, first))
         return [b",", lent] if first else [lent]
 
-    def whole(self, data: bytes | memoryview) -> memoryview:
+    def text_of(self, data: bytes | memoryview) -> memoryview:
         """Convert the bytes of a whole tensor; raises GatewayError as ``feed`` does."""
         return self._text(np.frombuffer(data, self._dtype), 0)
 

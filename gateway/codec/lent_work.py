@@ -15,7 +15,7 @@ def do(work: Work, data: bytes | memoryview) -> bytes | memoryview | None:
     """Do the work; None where there is something to be said about the data."""
     if work.to_json:
         try:
-            return NumbersToJson("", work.datatype, Nonfinite.ERROR).whole(data)
+            return NumbersToJson("", work.datatype, Nonfinite.ERROR).text_of(data)
         except GatewayError:
             return None
     plain = plain_numbers(data, work.datatype)
