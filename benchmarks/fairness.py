@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from benchmarks.lab import Lab
 from benchmarks.processes import gateway_before, server
 from benchmarks.raw_server import model_answering
 from benchmarks.report import Row, below, milliseconds
+from benchmarks.rounds import repeated
 from benchmarks.wire import Request, json_of_shortest, normal
 
 _LARGE_CLIENTS = 4
@@ -57,7 +59,7 @@ def waiting(lab: Lab) -> list[Row]:
         staying_on(cores.others),
     ):
         _times(gateway.port, small)
-        rounds = [_round(gateway.port, small, large) for _ in range(lab.rounds(5))]
+        rounds = repeated(lab.rounds(5), partial(_round, gateway.port, small, large))
     added = statistics.median(each.added for each in rounds)
     p99 = {
         "alone": statistics.median(_p99(each.alone) for each in rounds),

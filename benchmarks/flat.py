@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 from benchmarks.client import Connection
 from benchmarks.lab import Lab
 from benchmarks.processes import gateway_before
 from benchmarks.raw_server import model_answering
 from benchmarks.report import Row, below
+from benchmarks.rounds import go_rounds
 from benchmarks.wire import Request, json_of_shortest, normal
 
 _MOST_UNEVEN = 1.5
@@ -58,20 +61,31 @@ def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
     """Give the seconds for a request of one number, and those for each number of the sizes."""
     one = _to_and_fro(1)
     requests = {size: _to_and_fro(size.count) for size in _SIZES}
-    alone: list[float] = []
-    each: dict[_Size, list[float]] = {size: [] for size in _SIZES}
     gateway_running = gateway_before(lab.raw_port, helper=helper)
     with gateway_running as gateway, Connection(gateway.port) as through:
         for request in (one, *requests.values()):
             through.time(request)
-        for _ in range(lab.rounds(5)):
-            for size, request in requests.items():
-                for _ in range(size.times):
-                    # Next to each other: a machine has its phases.
-                    aside = through.time(one).total
-                    alone.append(aside)
-                    each[size].append((through.time(request).total - aside) / (size.count - 1))
-    return statistics.median(alone), [statistics.median(each[size]) for size in _SIZES]
+        ways = {size: partial(_times, through, one, requests[size], size) for size in _SIZES}
+        rounds = go_rounds(lab.rounds(5), ways)
+    pairs = {size: list(chain.from_iterable(each)) for size, each in rounds.items()}
+    alone = statistics.median(aside for each in pairs.values() for aside, _ in each)
+    return alone, [
+        statistics.median(more for _, more in pairs[size]) / (size.count - 1) for size in _SIZES
+    ]
+
+
+def _times(
+    through: Connection, one: Request, request: Request, size: _Size
+) -> list[tuple[float, float]]:
+    """Give, as often as for this size, what one number takes, and how much longer the request.
+
+    They are sent next to each other: a machine has its phases.
+    """
+    pairs = []
+    for _ in range(size.times):
+        aside = through.time(one).total
+        pairs.append((aside, through.time(request).total - aside))
+    return pairs
 
 
 def _shown(per_number: list[float]) -> str:

@@ -41,3 +41,8 @@ def go_rounds(
         gone.append((share, taken))
     gone.sort(key=lambda each: each[0])
     return {way: [taken[way] for _, taken in gone[:rounds]] for way in ways}
+
+
+def repeated(rounds: int, way: Callable[[], T]) -> list[T]:
+    """Go one way alone, in so many rounds as those above; give what came of it."""
+    return go_rounds(rounds, {"": way})[""]
