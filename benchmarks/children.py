@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -54,14 +53,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def run(command: Sequence[str], cores: Cores | None = None) -> Finished:
     """Run a program to its end."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = start(command, subprocess.PIPE, cores)
     try:
-        output, _ = process.communicate()
+        assert process.stdout is not None
+        output = process.stdout.read()
+        # Not wait(2): of this process alone, whatever else has ended meanwhile.
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         end(process)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
         raise BenchmarkError(f"{command[0]} failed:\n{output.decode()}")
-    took = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Finished(output.decode(), took)
+    return Finished(output.decode(), used.ru_utime + used.ru_stime)

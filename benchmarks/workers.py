@@ -1,12 +1,12 @@
 """What a second worker adds: requests per second of two, as a multiple of one.
 
-Where there are more than two cores, the workers have two of them, and client and server the others.
-Where there are just two, client and server need some of those, and two workers cannot have a core
-each. Then one worker shares one core with them, and two workers share both: so the second core
-comes with the second worker, and a request costs the same of client and server in both cases.
+Where there are more than two cores, the workers have two of them, clients and server the others.
 
-There are connections enough for two workers to be busy: one that has done all there is sleeps, and
-to wake it from another core takes, in a virtual machine, a third of the time of a request.
+Where there are just two, clients and server need a good part of both, and a second worker has no
+core of its own. So each worker may have 40 % of a core, and there is room for all of them, whether
+it is one worker or two.
+
+Each worker has as many connections, as a request takes more of a worker the more of them it has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,8 @@ from pathlib import Path
 
 from benchmarks.children import Cores
 from benchmarks.lab import Lab
-from benchmarks.load import Loader, wrk_on
+from benchmarks.limit import limit
+from benchmarks.load import Load, Loader, wrk_on
 from benchmarks.processes import gateway_before, server
 from benchmarks.ratio import Ratio
 from benchmarks.report import Row, at_least
@@ -30,16 +32,20 @@ from benchmarks.rounds import go_rounds
 from benchmarks.usage import cpu_time
 from benchmarks.wire import Request, json_of_doubles, normal
 
-_CONNECTIONS = 64
+_CONNECTIONS = 32
+"""For each worker, from a client of their own."""
 _LEAST = 1.8
 _SECONDS = 1
+_SHARE = 0.4
+"""Of a core, for each worker, where there are too few cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The cores of the workers, and those of client and server."""
+    """The cores of the workers, how much of one each may have, and those of clients and server."""
 
     workers: Cores
+    share: float
     others: Cores
 
 
@@ -62,40 +68,33 @@ class _Run:
     workers: tuple[float, ...]
     parent: float
     server: float
-    client: float
-
-    @property
-    def rate_per_core(self) -> float:
-        """Give the answers in a second of CPU time of the workers."""
-        return self.rate / sum(self.workers)
+    clients: float
 
     @property
     def shares(self) -> str:
         """Write the shares for the table."""
         workers = " + ".join(f"{share:.0%}" for share in self.workers)
-        return f"{workers}; server {self.server:.0%}, client {self.client:.0%}"
+        return f"{workers}; server {self.server:.0%}, clients {self.clients:.0%}"
 
 
 def scaling(lab: Lab) -> list[Row]:
     """Measure small JSON requests, in front of a server that answers at once."""
-    what = f"JSON 16 FP32, {_CONNECTIONS} connections, two workers to one"
+    what = f"JSON 16 FP32, {_CONNECTIONS} connections for each worker, two to one"
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return [Row(what, result="not measured: it takes two cores")]
-    request = json_of_doubles("static", normal(16))
+    places = _Places(cores[:2], 1, cores[2:]) if len(cores) > 2 else _Places(cores, _SHARE, cores)
     with ExitStack() as stack:
-        cases = {count: _case(stack, count, _places(cores, count)) for count in (1, 2)}
-        runs = _runs(cases, request, lab.rounds(10))
+        cases = {count: _case(stack, count, places) for count in (1, 2)}
+        runs = _runs(cases, json_of_doubles("static", normal(16)), lab.rounds(10))
     one, two = (_middle(runs[count]) for count in cases)
     ratio = Ratio.of([run.rate for run in runs[2]], [run.rate for run in runs[1]])
-    each = 2 * two.rate_per_core / one.rate_per_core
-    where = "" if len(cores) > 2 else ", with client and server on one core and on two"
     return [
         Row(
-            what + where,
+            what if places.share == 1 else f"{what}, each with {places.share:.0%} of a core",
             f"one {one.rate:,.0f} /s",
             f"two {two.rate:,.0f} /s",
-            f"{ratio.shown(2, 'one')}, {each:.2f} × by the workers' CPU time",
+            ratio.shown(2, "one"),
             at_least(ratio.median, _LEAST, f"{_LEAST} ×"),
         ),
         Row(
@@ -107,12 +106,6 @@ def scaling(lab: Lab) -> list[Row]:
     ]
 
 
-def _places(cores: Sequence[int], workers: int) -> _Places:
-    if len(cores) > 2:
-        return _Places(cores[:2], cores[2:])
-    return _Places(cores[:workers], cores[:workers])
-
-
 def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
     load = wrk_on(places.others)
     static = stack.enter_context(server("static_server", places.others))
@@ -120,6 +113,9 @@ def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
         gateway_before(static.ports[1], cores=places.workers, workers=count)
     )
     workers = _children(gateway.pid) or (gateway.pid,)
+    if places.share < 1:
+        for worker in workers:
+            limit(worker, places.share)
     return _Case(gateway.port, gateway.pid, workers, static.pid, load)
 
 
@@ -130,18 +126,28 @@ def _children(pid: int) -> tuple[int, ...]:
 def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int, list[_Run]]:
     """Go some rounds, and one before unnoted."""
     for case in cases.values():
-        case.load(case.port, request, _CONNECTIONS, _SECONDS)
+        _run(case, request)
     return go_rounds(rounds, {count: partial(_run, case, request) for count, case in cases.items()})
 
 
 def _run(case: _Case, request: Request) -> _Run:
     pids = (case.server_pid, case.pid, *case.workers)
     began, before = time.perf_counter(), [cpu_time(pid) for pid in pids]
-    result = case.load(case.port, request, _CONNECTIONS, _SECONDS)
+    loads = _loads(case, request)
     used = [cpu_time(pid) - then for pid, then in zip(pids, before, strict=True)]
     took = time.perf_counter() - began
     of_server, parent, *workers = (each / took for each in used)
-    return _Run(result.rate, tuple(workers), parent, of_server, result.client_share)
+    rate, clients = sum(load.rate for load in loads), sum(load.client_share for load in loads)
+    return _Run(rate, tuple(workers), parent, of_server, clients)
+
+
+def _loads(case: _Case, request: Request) -> list[Load]:
+    """Put load on the gateway, from as many clients as it has workers."""
+    with ThreadPoolExecutor(len(case.workers)) as pool:
+        clients = [
+            pool.submit(case.load, case.port, request, _CONNECTIONS, _SECONDS) for _ in case.workers
+        ]
+        return [client.result() for client in clients]
 
 
 def _middle(runs: Sequence[_Run]) -> _Run:
