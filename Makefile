@@ -12,8 +12,9 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # What is compiled stands before this checkout, in which `-m` would look first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # Of the tests, those of what is compiled, and those that see all of the gateway from outside.
-TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/codec/test_small_*.py \
-  tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
+TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/helper tests/codec/test_small_*.py \
+  tests/codec/test_floats.py tests/codec/test_plain_numbers.py tests/codec/test_elements_from_json.py \
+  tests/codec/test_infer_request.py tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
@@ -72,10 +73,10 @@ clean: ## Remove all that the targets above have set up, and what a compiler lef
 	@touch .venv/.demo-ready $@
 
 # From a copy, as a compiler leaves what it made beside the sources, where it would hide them.
-.cache/compiled/.ready: pyproject.toml $(shell find gateway -name '*.py') | .venv/.test-ready
+.cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway -name '*.py' -o -name '*.c') | .venv/.test-ready
 	@echo "compiling the gateway into .cache/compiled (a minute or two) ..."
 	@rm -rf .cache/compiled && mkdir -p .cache/compiled/source
-	@cp -R pyproject.toml README.md LICENSE gateway .cache/compiled/source
+	@cp -R pyproject.toml hatch_build.py README.md LICENSE gateway .cache/compiled/source
 	@HATCH_BUILD_HOOKS_ENABLE=1 $(PIP) install --no-deps --target .cache/compiled/site .cache/compiled/source
 	@touch $@
 

@@ -1,10 +1,12 @@
 """The text of an array of numbers → little-endian bytes, in a few calls.
 
 No Python object is made for an element: pysimdjson's buffers hold them, and numpy rounds them.
+Where the gateway is compiled, C of our own does both in one go for most floats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +15,12 @@ import numpy.typing as npt
 import simdjson
 
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+
+_read_floats: Callable[[bytes | memoryview, int], bytes | None] | None
+try:
+    from gateway.codec._floats import read_floats as _read_floats
+except ImportError:  # not compiled
+    _read_floats = None
 
 Values = npt.NDArray[Any]
 
@@ -33,6 +41,10 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     known to JSON.
     """
     form = _FORMS[datatype.name]
+    if _read_floats is not None and form.is_read_in_c:
+        floats = _read_floats(text, form.dtype.itemsize)
+        if floats is not None:
+            return floats
     try:
         values = parse_numbers(text, form.of_type)
     except REFUSALS:
@@ -89,12 +101,14 @@ class _Form:
     of_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]
     is_widest: bool
+    is_read_in_c: bool
 
 
 def _form(datatype: Datatype, dtype: np.dtype[Any]) -> _Form:
     unsigned: Literal["i", "u"] = "u" if dtype.kind == "u" else "i"
     of_type = "d" if datatype.family is Family.FLOAT else unsigned
-    return _Form(of_type, dtype, dtype == _WIDEST[of_type])
+    is_read_in_c = of_type == "d" and dtype.itemsize >= 4  # smaller ones are not rounded there
+    return _Form(of_type, dtype, dtype == _WIDEST[of_type], is_read_in_c)
 
 
 _FORMS = {

@@ -1,0 +1,288 @@
+/*
+ * The text of a JSON array of numbers to the bytes of FP32 or FP64, in one pass.
+ *
+ * simdjson does this for any JSON, and numpy rounds its doubles; here is the one case that large
+ * requests are made of, without what lies between. It says nothing of text that it is not sure of,
+ * broken text above all: that is left to them.
+ *
+ * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021): the digits times the first
+ * 128 bits of the power of ten (powers_of_ten.h, which the build makes) tell the nearest double.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "powers_of_ten.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "eight digits are loaded as a little-endian word"
+#endif
+
+typedef unsigned __int128 uint128_t;
+
+enum {
+    DEEPEST = 64,     /* arrays in arrays */
+    MOST_DIGITS = 19, /* any so many fit into 64 bits */
+};
+
+/* Where the text goes on; NULL where it is nothing that is read here. */
+typedef const char *place;
+
+static inline bool
+is_digit(char c)
+{
+    return (unsigned char)(c - '0') < 10;
+}
+
+/* ---- Eight digits at a time ---- */
+
+static const uint64_t EIGHT_ZEROS = 0x3030303030303030; /* "00000000" */
+static const uint64_t TENS[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+
+/* Tell how many of eight characters are digits, up to the first that is none. */
+static inline int
+leading_digits(uint64_t word)
+{
+    /* The upper half of a digit is 3, with 6 added too. A carry changes only what comes behind. */
+    const uint64_t upper = 0xF0F0F0F0F0F0F0F0;
+    uint64_t others = ((word & upper) ^ EIGHT_ZEROS)
+        | (((word + 0x0606060606060606) & upper) ^ EIGHT_ZEROS);
+    return others ? __builtin_ctzll(others) / 8 : 8;
+}
+
+/* Give the value of eight digits: neighbours are joined to pairs, these to fours, these to all. */
+static inline uint64_t
+value_of_eight(uint64_t digits)
+{
+    digits = digits * 10 + (digits >> 8);
+    uint64_t first = (digits & 0x000000FF000000FF) * (100 + (1000000ULL << 32));
+    uint64_t second = (digits >> 16 & 0x000000FF000000FF) * (1 + (10000ULL << 32));
+    return (first + second) >> 32;
+}
+
+/* Read digits behind those read before; what is beyond 64 bits is lost. */
+static inline place
+read_digits(place at, place end, uint64_t *value)
+{
+    while (end - at >= 8) {
+        uint64_t word;
+        memcpy(&word, at, sizeof word);
+        int count = leading_digits(word);
+        if (count == 0)
+            return at;
+        /* Shifted, they are the last of eight, with zeros before them. */
+        word = (word ^ EIGHT_ZEROS) << (64 - 8 * count);
+        *value = *value * TENS[count] + value_of_eight(word);
+        at += count;
+        if (count < 8)
+            return at;
+    }
+    for (; at < end && is_digit(*at); at++)
+        *value = *value * 10 + (uint64_t)(*at - '0');
+    return at;
+}
+
+/* ---- One number ---- */
+
+/* Give the bits of the double nearest to digits * 10^exponent; false where they are in doubt. */
+static inline bool
+nearest_double(uint64_t digits, int64_t exponent, uint64_t *bits)
+{
+    if (digits == 0) {
+        *bits = 0;
+        return true;
+    }
+    /* Within these bounds, all are normal numbers. */
+    if (exponent < LEAST_POWER || exponent > MOST_POWER)
+        return false;
+    const uint64_t *power = POWERS_OF_TEN[exponent - LEAST_POWER];
+    int zeros = __builtin_clzll(digits);
+    digits <<= zeros;
+    uint128_t product = (uint128_t)digits * power[0];
+    uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
+    if ((high & 0x1FF) == 0x1FF) {
+        /* What the power's lower half adds may carry into the bits that count. */
+        uint64_t more = (uint64_t)((uint128_t)digits * power[1] >> 64);
+        low += more;
+        high += low < more;
+        if (low == UINT64_MAX && (exponent < -27 || exponent > 55))
+            return false;
+    }
+    int top = (int)(high >> 63), shift = top + 9;
+    uint64_t mantissa = high >> shift; /* 53 bits, and one that tells the half */
+    bool is_half = low <= 1 && exponent >= -4 && exponent <= 23 && mantissa << shift == high;
+    /* To nearest, ties to even. */
+    mantissa += (mantissa & 1) && !(is_half && (mantissa & 3) == 1);
+    /* floor(log2(10^exponent)), and the bias; the leading bit, or a carry, adds the one missing. */
+    int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + 1022;
+    *bits = ((uint64_t)binary << 52) + (mantissa >> 1);
+    return true;
+}
+
+static inline place
+read_exponent(place at, place end, int64_t *exponent)
+{
+    bool negative = at < end && *at == '-';
+    at += negative || (at < end && *at == '+');
+    int64_t value = 0;
+    place start = at;
+    for (; at < end && is_digit(*at) && value < 1000; at++)
+        value = value * 10 + (*at - '0');
+    *exponent += negative ? -value : value;
+    return at == start || (at < end && is_digit(*at)) ? NULL : at;
+}
+
+/* Read a number as RFC 8259, section 6, has it. */
+static inline place
+read_double(place at, place end, double *number)
+{
+    bool negative = at < end && *at == '-', is_integer = true;
+    at += negative;
+    place start = at;
+    uint64_t digits = 0;
+    int64_t exponent = 0;
+    at = read_digits(at, end, &digits);
+    Py_ssize_t count = at - start;
+    if (count == 0 || (count > 1 && *start == '0'))
+        return NULL;
+    if (at < end && *at == '.') {
+        place fraction = at + 1;
+        at = read_digits(fraction, end, &digits);
+        if (at == fraction)
+            return NULL;
+        exponent = fraction - at;
+        count += at - fraction;
+        is_integer = false;
+    }
+    if (count > MOST_DIGITS) {
+        for (; start < at && (*start == '0' || *start == '.'); start++)
+            count -= *start == '0';
+        if (count > MOST_DIGITS)
+            return NULL;
+    }
+    if (at < end && (*at | 0x20) == 'e') {
+        at = read_exponent(at + 1, end, &exponent);
+        is_integer = false;
+    }
+    uint64_t bits;
+    if (at == NULL || !nearest_double(digits, exponent, &bits))
+        return NULL;
+    /* An integer has no -0. */
+    bits |= (uint64_t)(negative && (digits || !is_integer)) << 63;
+    memcpy(number, &bits, sizeof bits);
+    return at;
+}
+
+/* Read a number that fits, into so many bytes. */
+static inline place
+read_float(place at, place end, int size, char *to)
+{
+    double number;
+    at = read_double(at, end, &number);
+    if (at == NULL)
+        return NULL;
+    if (size == sizeof number) {
+        memcpy(to, &number, sizeof number);
+        return at;
+    }
+    float narrow = (float)number;
+    memcpy(to, &narrow, sizeof narrow);
+    return __builtin_isinf(narrow) ? NULL : at;
+}
+
+/* ---- The array ---- */
+
+static inline place
+behind_space(place at, place end)
+{
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r'))
+        at++;
+    return at;
+}
+
+/* Read the numbers of an array, and of arrays in it; give how many there are, or -1. */
+static inline Py_ssize_t
+read_array(place at, place end, int size, char *to)
+{
+    int depth = 0;
+    Py_ssize_t count = 0;
+    for (;;) {
+        /* An element is due. */
+        at = behind_space(at, end);
+        if (at < end && *at == '[') {
+            if (++depth > DEEPEST)
+                return -1;
+            at = behind_space(at + 1, end);
+            if (at == end || *at != ']')
+                continue;
+        } else {
+            at = depth ? read_float(at, end, size, to + count * size) : NULL;
+            if (at == NULL)
+                return -1;
+            count++;
+            at = behind_space(at, end);
+        }
+        while (depth > 0 && at < end && *at == ']') {
+            at = behind_space(at + 1, end);
+            depth--;
+        }
+        if (depth == 0)
+            return at == end ? count : -1;
+        if (at == end || *at++ != ',')
+            return -1;
+    }
+}
+
+/* ---- The module ---- */
+
+PyDoc_STRVAR(read_floats_doc,
+"read_floats(text: bytes | memoryview, size: int) -> bytes | None\n\n"
+"Give the numbers of a JSON array, nested or flat, as floats of 4 or 8 bytes.\n\n"
+"None where the text is no such array, a number does not fit, or takes a closer look.\n"
+"Raises ValueError for another size.");
+
+static PyObject *
+read_floats(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer text;
+    int size;
+    if (!PyArg_ParseTuple(arguments, "y*i", &text, &size))
+        return NULL;
+    PyObject *floats = NULL;
+    if (size != 4 && size != 8)
+        PyErr_Format(PyExc_ValueError, "there are no floats of %d bytes", size);
+    else /* A number takes two bytes at least, with the comma or the bracket before it. */
+        floats = PyBytes_FromStringAndSize(NULL, text.len / 2 * size);
+    if (floats != NULL) {
+        place at = text.buf, end = at + text.len;
+        char *to = PyBytes_AS_STRING(floats);
+        /* To the compiler, each of these is a function of its own. */
+        Py_ssize_t count = size == 4 ? read_array(at, end, 4, to) : read_array(at, end, 8, to);
+        if (count >= 0)
+            _PyBytes_Resize(&floats, count * size); /* where that fails, the error is set */
+        else
+            Py_SETREF(floats, Py_NewRef(Py_None));
+    }
+    PyBuffer_Release(&text);
+    return floats;
+}
+
+static PyMethodDef methods[] = {
+    {"read_floats", read_floats, METH_VARARGS, read_floats_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_floats",
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC
+PyInit__floats(void)
+{
+    return PyModuleDef_Init(&definition);
+}

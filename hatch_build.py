@@ -1,0 +1,69 @@
+"""Builds what is written in C, where a build is asked to compile: pyproject.toml, "hooks"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_LEAST, _MOST = -300, 288
+"""Exponents of the powers of ten: times 64 bits of digits, each gives normal doubles."""
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """Compiles the module that reads floats, and puts it beside its sources in the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; raises what the compiler has to say."""
+        self._folder = TemporaryDirectory(prefix="tensorgate-build-")
+        built = _compiled("gateway.codec._floats", Path(self.root), Path(self._folder.name))
+        build_data["force_include"][str(built)] = f"gateway/codec/{built.name}"
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was made on the way."""
+        self._folder.cleanup()
+
+
+def _compiled(module: str, root: Path, folder: Path) -> Path:
+    # Not at the top: an install that compiles nothing has no setuptools.
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+
+    (folder / "powers_of_ten.h").write_text(powers_of_ten())
+    source = root.joinpath(*module.split(".")).with_suffix(".c")
+    extension = Extension(
+        module, [str(source)], include_dirs=[str(folder)], extra_compile_args=["-O3", "-std=c11"]
+    )
+    command = build_ext(Distribution({"ext_modules": [extension]}))
+    command.build_lib = command.build_temp = str(folder)
+    command.ensure_finalized()
+    command.run()
+    return Path(command.get_ext_fullpath(module))
+
+
+def powers_of_ten() -> str:
+    """Give a C header with the first 128 bits of the powers of ten, as two words each."""
+    words = [divmod(_first_bits(exponent), 2**64) for exponent in range(_LEAST, _MOST + 1)]
+    rows = "\n".join(f"    {{{high:#x}, {low:#x}}}," for high, low in words)
+    return f"""\
+enum {{ LEAST_POWER = {_LEAST}, MOST_POWER = {_MOST} }};
+static const uint64_t POWERS_OF_TEN[][2] = {{
+{rows}
+}};
+"""
+
+
+def _first_bits(exponent: int) -> int:
+    """Give the first 128 bits of 10**exponent: cut off, or, below 1, one more than that.
+
+    They are those of 5**exponent, as the rest are powers of two.
+    """
+    five = 5 ** abs(exponent)
+    size = five.bit_length()
+    if exponent < 0:
+        return (1 << (127 + size)) // five + 1
+    return five << (128 - size) if size <= 128 else five >> (size - 128)
