@@ -22,6 +22,7 @@ from gateway.exchange.held import Holding, work_off
 from gateway.exchange.listed_outputs import listing_outputs
 from gateway.exchange.models import model_metadata
 from gateway.exchange.pump import CHUNK, ClientBody, kept
+from gateway.exchange.turns import LARGEST_WITHOUT
 from gateway.protocol.endpoints import Endpoint
 from gateway.protocol.header_facts import HeaderFacts
 from gateway.protocol.inference_header import AnswerForm
@@ -30,9 +31,6 @@ from gateway.upstream.base import Body
 
 ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
 _NO_FACTS = HeaderFacts(())
-
-_SMALL = 32 * 1024
-"""Bytes of a request that need not wait for a turn: they are converted in little time."""
 
 _UNKNOWN = sys.maxsize
 """The bytes of a body that does not say how many there are."""
@@ -85,7 +83,7 @@ async def _convert_json(
     largest = min(LARGEST, route.limits.header_bytes)
     if length is None and body.size is not None and body.size <= largest:
         text = await body.whole()
-        if len(text) > _SMALL:
+        if len(text) > LARGEST_WITHOUT:
             await route.turns.next()
         small = convert_small_request(text, route.limits.json_depth)
         if small is not None:
@@ -127,7 +125,7 @@ async def _read_json(
         route.limits.header_bytes, route.limits.json_depth, route.lender_for(body.size)
     )
     size = body.size if length is None else length
-    is_small = size is not None and size <= _SMALL
+    is_small = size is not None and size <= LARGEST_WITHOUT
     taken = 0
     while text:
         codec.feed(text)

@@ -14,9 +14,10 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.nesting import nests_deeper
+from gateway.codec.small_request import LARGEST as LARGEST_CONVERTED
 from gateway.codec.small_request import SmallRequest, convert_small_request
 from gateway.errors import GatewayError
-from gateway.exchange.base import Limits, StraightClient
+from gateway.exchange.base import Limits, Route, StraightClient
 from gateway.exchange.cloud_forms import is_cloud_form
 from gateway.exchange.codings import accepted_coding
 from gateway.exchange.gate import enter_at_once, leave
@@ -24,6 +25,7 @@ from gateway.exchange.headers import HEADER_LENGTH, has_longer_part, to_server, 
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
 from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
+from gateway.exchange.turns import LARGEST_WITHOUT
 from gateway.exchange.watch import Watch
 from gateway.protocol.endpoints import EndpointKind
 from gateway.protocol.model_name import named_by
@@ -33,9 +35,7 @@ from gateway.upstream.base import (
 )
 
 LARGEST = 64 * 1024
-"""Bytes of a request."""
-LARGEST_CONVERTED = 32 * 1024
-"""Bytes of one that is converted as it comes: those of many clients may come in the same turn."""
+"""Bytes of a request that passes as it is."""
 
 _LONG = 4 * 1024
 """Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
@@ -108,7 +108,7 @@ class Straight:
         if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
             return None
         if plan.converts:
-            request = _converted(plan, body, route.limits.json_depth)
+            request = _converted(plan, body, route)
             if request is None:
                 return None
             body = request.body
@@ -159,9 +159,11 @@ def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) ->
     return 0 < length <= limits.header_bytes
 
 
-def _converted(plan: Plan, body: bytes, depth_cap: int) -> SmallRequest | None:
+def _converted(plan: Plan, body: bytes, route: Route) -> SmallRequest | None:
     """Convert a request whose answer is all JSON; None where the ordinary way looks closer."""
-    request = convert_small_request(body, depth_cap)
+    if len(body) > LARGEST_WITHOUT and not route.turns.take():
+        return None  # those of many clients may come in the same turn of the event loop
+    request = convert_small_request(body, route.limits.json_depth)
     if request is None or not request.answer.all_json or request.answer.as_base64:
         return None
     if plan.declared is not None and not plan.declared.takes(request.facts.inputs):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+LARGEST_WITHOUT = 32 * 1024
+"""Bytes of a request that need no turn: they are converted in little time."""
+
 
 class Turns:
     """Lets one exchange convert a chunk in each turn of the event loop."""
@@ -15,15 +18,20 @@ class Turns:
 
     async def next(self) -> None:
         """Let others have their turn, and wait for the next one; comes between two chunks."""
-        loop = asyncio.get_running_loop()
-        if self._taken:
-            turn = loop.create_future()
-            self._waiting.append(turn)
-            await turn
+        if self.take():
+            await asyncio.sleep(0)
             return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def take(self) -> bool:
+        """Take this turn for a chunk that is converted at once; tell whether it was free."""
+        if self._taken:
+            return False
         self._taken = True
-        loop.call_soon(self._pass_on)
-        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(self._pass_on)
+        return True
 
     def _pass_on(self) -> None:
         """Give the turn to who has waited longest."""

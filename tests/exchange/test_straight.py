@@ -18,6 +18,7 @@ from gateway.exchange.deadline import Deadline
 from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import LARGEST, LARGEST_CONVERTED, Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
+from gateway.exchange.turns import LARGEST_WITHOUT
 from gateway.routing.matcher import Match
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
@@ -359,6 +360,22 @@ async def test_a_request_is_converted_and_sent() -> None:
     }
     assert len(scene.asked.lines) == 4
     assert scene.log == [f"server is asked POST {INFER}"]
+
+
+def _of_size(size: int) -> bytes:
+    return JSON.replace(b"1.5", b" " * (size - len(JSON)) + b"1.5")
+
+
+async def test_of_large_requests_one_is_converted_in_a_turn_of_the_loop() -> None:
+    scene = _Scene(replace(LIMITS, header_bytes=LARGEST_CONVERTED))
+    large, small = _of_size(LARGEST_CONVERTED), _of_size(LARGEST_WITHOUT)
+    assert scene.begin(body=large) is not None
+    assert scene.begin(body=large) is None
+    assert scene.begin(body=small) is not None
+    for _ in range(2):  # who waits for a turn goes first
+        await asyncio.sleep(0)
+    assert scene.begin(body=large) is not None
+    assert len(scene.endpoint.asked) == 3
 
 
 @pytest.mark.parametrize(

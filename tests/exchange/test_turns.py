@@ -52,3 +52,27 @@ async def test_one_that_leaves_does_not_keep_its_turn() -> None:
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.wait_for(turns.next(), 5)
+
+
+async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
+    turns = Turns()
+    assert turns.take()
+    assert not turns.take()
+    waiting = asyncio.create_task(turns.next())
+    await asyncio.sleep(0)
+    assert not turns.take()  # the one that waits has it
+    await waiting
+    await asyncio.sleep(0)
+    assert turns.take()
+
+
+async def test_who_waits_has_its_turn_before_one_that_comes() -> None:
+    turns = Turns()
+    log: list[str] = []
+    tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]
+    await asyncio.sleep(0)
+    while not all(task.done() for task in tasks):
+        if turns.take():
+            log.append("t")
+        await asyncio.sleep(0)
+    assert "".join(log).strip("t").count("t") <= 1

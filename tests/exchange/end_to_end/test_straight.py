@@ -246,6 +246,7 @@ class Asked:
 REQUESTS = {
     "infer": Asked(infer_json()),
     "two inputs": Asked(_with(inputs=TWO_INPUTS)),
+    "numbers that need a turn": Asked(_tensor(shape=[6_000], data=[1.25, -2.5e3] * 3_000)),
     "no inputs": Asked(infer_json(b'{"inputs":[]}')),
     "an id and parameters": Asked(_with(id="x", parameters={"priority": 1, "x": "y"})),
     "an output as JSON": Asked(_with(outputs=[{"name": "O"}])),
