@@ -11,6 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -135,7 +136,25 @@ read_exponent(place at, place end, int64_t *exponent)
     return at == start || (at < end && is_digit(*at)) ? NULL : at;
 }
 
-/* Read a number as RFC 8259, section 6, has it. */
+static inline bool
+starts_with(place at, place end, const char *word, size_t size)
+{
+    return (size_t)(end - at) >= size && memcmp(at, word, size) == 0;
+}
+
+/* Read what JSON has no numbers for, as clients write it. */
+static place
+read_nonfinite(place at, place end, bool negative, double *number)
+{
+    if (!negative && starts_with(at, end, "NaN", 3)) {
+        *number = NAN;
+        return at + 3;
+    }
+    *number = negative ? -INFINITY : INFINITY;
+    return starts_with(at, end, "Infinity", 8) ? at + 8 : NULL;
+}
+
+/* Read a number as RFC 8259, section 6, has it, or a bare NaN, Infinity or -Infinity. */
 static inline place
 read_double(place at, place end, double *number)
 {
@@ -146,7 +165,9 @@ read_double(place at, place end, double *number)
     int64_t exponent = 0;
     at = read_digits(at, end, &digits);
     Py_ssize_t count = at - start;
-    if (count == 0 || (count > 1 && *start == '0'))
+    if (count == 0)
+        return read_nonfinite(at, end, negative, number);
+    if (count > 1 && *start == '0')
         return NULL;
     if (at < end && *at == '.') {
         place fraction = at + 1;
@@ -190,7 +211,7 @@ read_float(place at, place end, int size, char *to)
     }
     float narrow = (float)number;
     memcpy(to, &narrow, sizeof narrow);
-    return __builtin_isinf(narrow) ? NULL : at;
+    return isinf(narrow) && !isinf(number) ? NULL : at;
 }
 
 /* ---- The array ---- */

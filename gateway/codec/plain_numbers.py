@@ -38,7 +38,7 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     """Convert a JSON array, nested or flat, to elements of a datatype of integers or floats.
 
     Gives None where that takes a closer look: at what is no such number, does not fit, or is not
-    known to JSON.
+    known to JSON. C knows the bare NaN, Infinity and -Infinity that clients write.
     """
     form = _FORMS[datatype.name]
     if _read_floats is not None and form.is_read_in_c:

@@ -46,6 +46,7 @@ READ = [
     (b"[-9223372036854775809]", [-9223372036854775809.0]),
     (json.dumps([MIDDLE, math.nextafter(MIDDLE, 2)]).encode(), [MIDDLE, math.nextafter(MIDDLE, 2)]),
     (b"[" * 64 + b"7" + b"]" * 64, [7]),
+    (b"[NaN,Infinity , -Infinity,[NaN]]", [math.nan, math.inf, -math.inf, math.nan]),
 ]
 
 
@@ -62,7 +63,8 @@ LEFT = [
     *(b"", b" ", b"1", b"]", b"[", b"[1", b"[1,", b"[1,]", b"[,1]", b"[1]]", b"[[1]", b"[1][2]"),
     *(b"[1] 2", b"[1 2]", b"[[1][2]]", b"[1,,2]", b"[1]\0", b"{}", b"[{}]"),
     *(b"[01]", b"[-]", b"[+1]", b"[.5]", b"[1.]", b"[1.e5]", b"[1e]", b"[1e+]", b"[0x1]", b"[1_0]"),
-    *(b"[NaN]", b"[Infinity]", b"[-Infinity]", b"[null]", b"[true]", b'["1"]', b"[1,NaN]"),
+    *(b"[-NaN]", b"[+Infinity]", b"[NaN1]", b"[1NaN]", b"[NaNNaN]", b"[Na", b"[NaN", b"[nan]"),
+    *(b"[Infinit]", b"[Infinity", b"[--Infinity]", b"[Inf]", b"[null]", b"[true]", b'["1"]'),
     *(b"[1e400]", b"[1e-400]", b"[1e99999999999999999999]", b"[12345678901234567890]"),
     b"[" * 65 + b"7" + b"]" * 65,
 ]
@@ -92,6 +94,7 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
     st.floats(allow_nan=False, allow_infinity=False, width=32).map(lambda x: str(np.float32(x))),
     st.integers(-(2**70), 2**70).map(str),
+    st.sampled_from(["NaN", "Infinity", "-Infinity"]),
     st.tuples(DIGITS, DIGITS, st.integers(-330, 310)).map(lambda of: f"-{of[0]}.{of[1]}e{of[2]}"),
     st.text("0123456789.eE+-", min_size=1, max_size=12),
 )

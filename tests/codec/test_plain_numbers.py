@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.build import COMPILED
 from gateway.codec.plain_numbers import REFUSALS, parse_numbers, plain_numbers, round_to
 from gateway.protocol.datatypes import DATATYPES, Family
 
@@ -55,10 +56,17 @@ def test_floats_are_rounded_to_nearest_unless_one_becomes_infinity(
 
 @pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize(
-    "text", [b"[NaN]", b"[1, Infinity]", b"[1e400]", b"[01]", b"[1][2]", b"[{}]", b"[.5]", b"[1"]
+    "text", [b"[1e400]", b"[-NaN]", b"[nan]", b"[01]", b"[1][2]", b"[{}]", b"[.5]", b"[1"]
 )
 def test_what_is_no_plain_float_takes_a_closer_look(datatype: str, text: bytes) -> None:
     assert converted(text, datatype) is None
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_what_json_has_no_numbers_for_takes_a_closer_look_unless_compiled(datatype: str) -> None:
+    values = np.array([1, np.nan, np.inf, -np.inf], DATATYPES[datatype].dtype)
+    read = COMPILED and values.itemsize >= 4
+    assert converted(b"[1,NaN,Infinity,-Infinity]", datatype) == (values.tobytes() if read else None)
 
 
 def test_integers_are_fine_as_floats() -> None:
