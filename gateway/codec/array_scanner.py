@@ -25,6 +25,9 @@ STRING_WINDOW = 32 * 1024
 
 _NEAR = 16
 
+_FEW = 6
+"""Brackets of a window, as at the begin and the end of an array."""
+
 _CULPRIT = 64
 """Bytes of text behind a misplaced character that still go into the run, to be quoted."""
 
@@ -33,14 +36,25 @@ _CULPRIT = 64
 class Run:
     """Text of whole elements, as it stands between two commas of the array.
 
+    It is the first ``size`` bytes of ``window``, or all: to cut it out is to copy it.
     ``depth_before`` and ``depth_after`` count the brackets open around it, so that
     ``balanced()`` is a JSON array of its own.
     """
 
-    text: bytes
+    window: bytes
     depth_before: int
     depth_after: int
     first: bool
+    size: int | None = None
+
+    @property
+    def text(self) -> bytes:
+        """Give the text."""
+        return self.window[: self.size]
+
+    def __len__(self) -> int:
+        """Give the bytes of the text."""
+        return len(self.window) if self.size is None else self.size
 
     def balanced(self) -> bytes:
         """Give the run as a JSON array, with the brackets that it lacks."""
@@ -49,9 +63,13 @@ class Run:
         return b"".join(self.pieces)
 
     @property
-    def pieces(self) -> tuple[bytes, bytes, bytes]:
+    def pieces(self) -> tuple[bytes, memoryview, bytes]:
         """Give what makes up the run as a JSON array."""
-        return b"[" * self.depth_before, self.text, b"]" * self.depth_after
+        return b"[" * self.depth_before, self._view, b"]" * self.depth_after
+
+    @property
+    def _view(self) -> memoryview:
+        return memoryview(self.window)[: self.size]
 
     @property
     def lacks_element(self) -> bool:
@@ -59,8 +77,8 @@ class Run:
 
         Alone, it would pass for an empty array, or for one that ends in an empty array.
         """
-        begins = not self.first and _first_mark(self.text) in (b"", b"]")
-        return begins or (self.depth_after > 0 and _last_mark(self.text) in (b"", b"["))
+        begins = not self.first and _first_mark(self._view) in (b"", b"]")
+        return begins or (self.depth_after > 0 and _last_mark(self._view) in (b"", b"["))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,10 @@ class StringPart:
     """
 
     text: bytes
+
+    def __len__(self) -> int:
+        """Give the bytes of the text."""
+        return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +176,26 @@ class ArrayScanner:
         if not stopped and not full:
             return self._wait(window)
         close = window.rfind(b"]", 0, stop) + 1
-        if close and window[close:stop].strip(_SPACE) in (b"", b","):
-            text = window[:close]
-            if self._depth_after(text, closes=True) == 0:
-                return self._run(text, 0, close)
+        ends = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
+        if ends and self._depth_at(close, window, closes=True) == 0:
+            return self._run(window, close, 0, close)
         if stopped:
             return self._faulty_run(window, stop, full or last)
         cut = window.rfind(b",")
-        text = window[:cut] if cut >= 0 else window
-        depth = self._depth_after(text, closes=close > 0)
+        depth = self._depth_at(cut if cut >= 0 else len(window), window, closes=close > 0)
         if cut < 0:
             raise self._no_comma()
-        return self._run(text, depth, cut + 1)
+        return self._run(window, cut, depth, cut + 1)
 
-    def _depth_after(self, text: bytes, closes: bool) -> int:
-        """Give the depth behind a text of numbers; checks how deep it goes in between.
+    def _depth_at(self, end: int, window: bytes, closes: bool) -> int:
+        """Give the depth where text of numbers is cut; checks how deep it goes before.
 
         ``closes`` tells that there may be closing brackets.
         """
-        if text.find(b"[") < 0 and not (closes and text.find(b"]") >= 0):
-            return self._depth
-        codes = np.frombuffer(text, np.int8)
-        opened, closed = (int(np.count_nonzero(codes == mark)) for mark in _BRACKETS)
+        opened = _count(b"[", window, end)
+        closed = _count(b"]", window, end) if closes else 0
         if self._depth + opened > self._depth_cap:
-            self._check_depth(self._depth + deepest(text))
+            self._check_depth(self._depth + deepest(window[:end]))
         return self._depth + opened - closed
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
@@ -186,14 +204,14 @@ class ArrayScanner:
         walk = walk_strings(window, self._depth)
         self._check_depth(walk.deepest)
         if walk.ended:
-            return self._run(window[: walk.position], 0, walk.position)
+            return self._run(window, walk.position, 0, walk.position)
         tail = window[walk.position :].lstrip(_SPACE)
         if tail and not tail.startswith(b'"'):
             return self._faulty_run(window, walk.position, full or last)
         if not full:
             return self._wait(window)
         if walk.cut:
-            return self._run(window[: walk.cut - 1], walk.depth_at_cut, walk.cut)
+            return self._run(window, walk.cut - 1, walk.depth_at_cut, walk.cut)
         return self._open_long_string(window, walk)
 
     def _open_long_string(self, window: bytes, walk: Walk) -> _Step:
@@ -222,8 +240,10 @@ class ArrayScanner:
         self._searched = len(window)
         return None
 
-    def _run(self, text: bytes, depth_after: int, used: int) -> _Step:
-        run = Run(text, self._depth, depth_after, self._first)
+    def _run(self, window: bytes, size: int, depth_after: int, used: int) -> _Step:
+        if 2 * size < len(window):
+            window = window[:size]  # so that little text does not keep a whole window
+        run = Run(window, self._depth, depth_after, self._first, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
         return _Step(run, used)
@@ -233,7 +253,8 @@ class ArrayScanner:
         if not whole and len(window) - stop < _CULPRIT:
             return None
         self.culprit = window[stop : stop + _CULPRIT]
-        return self._run(window[: stop + _CULPRIT], max(1, self._depth), len(window))
+        size = min(stop + _CULPRIT, len(window))
+        return self._run(window, size, max(1, self._depth), len(window))
 
     def _no_comma(self) -> GatewayError:
         size = self._window
@@ -257,6 +278,16 @@ def end_of_numbers(text: bytes, start: int) -> int:
         if at >= 0:
             end = at
     return end
+
+
+def _count(mark: bytes, text: bytes, end: int) -> int:
+    """Count a mark: few are sooner found one by one than by a look at every byte."""
+    at = -1
+    for count in range(_FEW):
+        at = text.find(mark, at + 1, end)
+        if at < 0:
+            return count
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == ord(mark)))
 
 
 def deepest(text: bytes) -> int:
@@ -283,16 +314,15 @@ def cut_string(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None
     return _character_end(window, end), False
 
 
-def _first_mark(text: bytes) -> bytes:
+def _first_mark(text: memoryview) -> bytes:
     # Mostly it is near, and the whole need not be copied.
-    return (text[:_NEAR].lstrip(_SPACE) or text.lstrip(_SPACE))[:1]
+    return (bytes(text[:_NEAR]).lstrip(_SPACE) or bytes(text).lstrip(_SPACE))[:1]
 
 
-def _last_mark(text: bytes) -> bytes:
-    return (text[-_NEAR:].rstrip(_SPACE) or text.rstrip(_SPACE))[-1:]
+def _last_mark(text: memoryview) -> bytes:
+    return (bytes(text[-_NEAR:]).rstrip(_SPACE) or bytes(text).rstrip(_SPACE))[-1:]
 
 
-_BRACKETS = tuple(map(np.int8, b"[]"))
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))
 # An opening bracket is one less, a closing one is one more.
 _MIDDLE = np.int8(sum(b"[]") // 2)

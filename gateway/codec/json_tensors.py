@@ -138,7 +138,7 @@ class JsonTensors(ABC):
             self._learn(self._arrays[-1], event.fields)
         else:
             self._waiting.append((self._arrays[-1], event))
-            self._waiting_text += len(event.text)
+            self._waiting_text += len(event)
 
     def _learn(self, array: Array, fields: Fields) -> None:
         """Take note of a tensor's fields: what is there by now of its name and datatype, say."""
@@ -170,8 +170,8 @@ class JsonTensors(ABC):
             if array.elements is None:
                 break
             self._waiting.popleft()
-            self._waiting_text -= len(item.text)
-            size += len(item.text)
+            self._waiting_text -= len(item)
+            size += len(item)
             self._convert(array.elements, item)
         return size > 0
 

@@ -7,8 +7,8 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -16,7 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gateway.codec import array_scanner
+from gateway.codec.array_scanner import Run
 from tests.codec.plain import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
+
+T = TypeVar("T")
 
 LAW = settings(max_examples=150)
 
@@ -49,6 +52,11 @@ def windows_of(size: int) -> Iterator[None]:
         mock.patch.object(array_scanner, "STRING_WINDOW", size),
     ):
         yield
+
+
+def alone(item: T) -> T:
+    """Take a run out of its window; what follows it there hangs on how the text arrived."""
+    return replace(item, window=item.text, size=None) if isinstance(item, Run) else item
 
 
 # ---------------------------------------------------------------------------------- JSON text

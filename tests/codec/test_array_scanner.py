@@ -41,7 +41,7 @@ def scan(pieces: list[bytes], depth_cap: int = 64) -> Scanned:
         if scanner.ended:
             buffer += piece
             continue
-        items += scanner.scan(buffer + piece, last=number == len(pieces) - 1)
+        items += map(bodies.alone, scanner.scan(buffer + piece, last=number == len(pieces) - 1))
         buffer = scanner.rest
     return Scanned(items, scanner.ended, buffer, scanner.culprit)
 
@@ -191,6 +191,14 @@ def test_the_first_value_tells_strings_from_numbers_however_late_it_comes(window
 )
 def test_a_comma_needs_an_element_on_either_side(run: Run, lacks: bool) -> None:
     assert run.lacks_element is lacks
+
+
+@pytest.mark.parametrize("text", [b"[1]}" + b" " * 200, b'["a"]}' + b" " * 200, b"[1}" * 100])
+def test_little_text_does_not_keep_a_large_window(text: bytes) -> None:
+    (run,) = ArrayScanner("input 'x'", 64).scan(text, last=True)
+    assert isinstance(run, Run)
+    assert run.text == text[: len(run)]
+    assert len(run.window) <= 2 * len(run)
 
 
 # ---------------------------------------------------------------------------------- depth

@@ -16,8 +16,8 @@ def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event],
     cutter = JsonCutter(header_cap, 64)
     events: list[Event] = []
     for piece in pieces:
-        events += cutter.feed(piece)
-    events += cutter.feed(b"", last=True)
+        events += map(bodies.alone, cutter.feed(piece))
+    events += map(bodies.alone, cutter.feed(b"", last=True))
     return events, cutter.finish()
 
 

@@ -66,7 +66,9 @@ def test_what_is_no_plain_float_takes_a_closer_look(datatype: str, text: bytes) 
 def test_what_json_has_no_numbers_for_takes_a_closer_look_unless_compiled(datatype: str) -> None:
     values = np.array([1, np.nan, np.inf, -np.inf], DATATYPES[datatype].dtype)
     read = COMPILED and values.itemsize >= 4
-    assert converted(b"[1,NaN,Infinity,-Infinity]", datatype) == (values.tobytes() if read else None)
+    assert converted(b"[1,NaN,Infinity,-Infinity]", datatype) == (
+        values.tobytes() if read else None
+    )
 
 
 def test_integers_are_fine_as_floats() -> None:

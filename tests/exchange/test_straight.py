@@ -11,12 +11,13 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.small_request import LARGEST as LARGEST_CONVERTED
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.exchange import straight_exchange as straight_module
 from gateway.exchange.base import Limits, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.routes import Routes, Rule
-from gateway.exchange.straight import LARGEST, LARGEST_CONVERTED, Straight
+from gateway.exchange.straight import LARGEST, Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.exchange.turns import LARGEST_WITHOUT
 from gateway.routing.matcher import Match
