@@ -266,6 +266,7 @@ read_array(place at, place end, int size, char *to)
 PyDoc_STRVAR(read_floats_doc,
 "read_floats(text: bytes | memoryview, size: int) -> bytes | None\n\n"
 "Give the numbers of a JSON array, nested or flat, as floats of 4 or 8 bytes.\n\n"
+"Bare NaN, Infinity and -Infinity are numbers here.\n"
 "None where the text is no such array, a number does not fit, or takes a closer look.\n"
 "Raises ValueError for another size.");
 

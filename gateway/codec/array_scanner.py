@@ -241,8 +241,8 @@ class ArrayScanner:
         return None
 
     def _run(self, window: bytes, size: int, depth_after: int, used: int) -> _Step:
-        if 2 * size < len(window):
-            window = window[:size]  # so that little text does not keep a whole window
+        if len(window) - size > len(window) // 16:
+            window = window[:size]  # what is held counts by its text, and must not be much more
         run = Run(window, self._depth, depth_after, self._first, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
