@@ -13,7 +13,7 @@ from gateway.codec.base64_elements import Base64Elements
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import Fields, says_base64
 from gateway.protocol.messages import Message, Tensor
@@ -126,7 +126,7 @@ class JsonTensors(ABC):
                     break
                 self._take(event)
         except GatewayError as error:
-            self._failure = error
+            self._failure = without_frames(error)
         return True
 
     def _take(self, event: Event) -> None:
@@ -206,7 +206,7 @@ class JsonTensors(ABC):
         except GatewayError as error:
             if not self._lent:
                 raise
-            self._failure = error
+            self._failure = without_frames(error)
             self._waiting.clear()
 
     def _convert_or_lend(self, tensor: TensorFromJson, run: Run, work: Work) -> None:

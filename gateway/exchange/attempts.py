@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
@@ -167,6 +167,7 @@ async def _reach(
             loan.end(deadline.cause(error))
             if not again.after_failure(error, endpoint):
                 raise
+            without_frames(error)
 
 
 class _ServerNext(AsyncIterable[bytes | memoryview]):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.codings import CODINGS
 from gateway.exchange.compression import compressed
@@ -48,7 +48,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     try:
         found = routes.find(request.method, request.target, request.headers)
     except GatewayError as error:
-        await answer_error(answer, error)
+        await answer_error(answer, without_frames(error))
         return
     answer = compressed(answer, request, found)
     # From here on, it asks for what the server is asked for.
@@ -73,6 +73,7 @@ async def _answer(
             else:
                 await _dispatch(request, answer, found, route, readiness, turns)
         except ServerRefusalError as refusal:
+            without_frames(refusal)
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
             await answer.send(refusal.status, "", headers, refusal.body)
@@ -91,6 +92,7 @@ async def in_time(
         with deadline:
             await run(deadline)
     except GatewayError as error:
+        without_frames(error)
         if answer.started:
             _log.warning("request %s: answer aborted: %s", answer.request_id or "-", error.message)
             answer.abort()

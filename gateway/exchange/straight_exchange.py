@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Route, StraightClient
 from gateway.exchange.compression import CompressedAnswer, varying
@@ -146,6 +146,7 @@ class StraightExchange:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
         outcome, why = told_by(error)
         if self._again.after_failure(error, self._loan.endpoint):
+            without_frames(error)
             self._go_on_elsewhere(outcome, why)
         else:
             self._end(outcome, why)
@@ -219,6 +220,7 @@ class StraightExchange:
             start = self._plan.start
             where = (request_id or "-", start.method, start.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
+        without_frames(error)
         told = error if isinstance(error, GatewayError) else FAULT
         headers = error_headers(request_id)
         if self._plan.varies:

@@ -40,12 +40,20 @@ class Reading:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._holders: set[object] = set()
+        self._closed = False
 
     def hold(self, holder: object) -> None:
         """Read nothing until this holder, and all others, have released it."""
+        if self._closed:
+            return
         if not self._holders and not self._transport.is_closing():
             self._transport.pause_reading()
         self._holders.add(holder)
+
+    def close(self) -> None:
+        """Forget the holders, as nothing more comes: a stream that holds refers to this as well."""
+        self._closed = True
+        self._holders.clear()
 
     def release(self, holder: object) -> None:
         """Read on, unless another holds the sender back."""
@@ -221,6 +229,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""
         self.closed = True
+        self.reading.close()
         self.resume_writing()
 
     def pause_writing(self) -> None:

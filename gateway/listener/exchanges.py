@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import Forwarding
@@ -122,6 +122,9 @@ class ExchangeMaker(Owner):
     ) -> None:
         try:
             await self._run(request, answer, rest)
+        except asyncio.CancelledError as error:
+            without_frames(error)  # the task keeps it, and the frames lead back to the task
+            raise
         finally:
             connection.answered(answer)
 
@@ -133,13 +136,14 @@ class ExchangeMaker(Owner):
             else:
                 await rest(answer)
         except GatewayError as error:
-            await answer_error(answer, error)
-        except ConnectionError:
-            pass  # the client is gone
-        except Exception:
+            await answer_error(answer, without_frames(error))
+        except ConnectionError as error:
+            without_frames(error)  # the client is gone
+        except Exception as error:
             # A fault of our own: never a silent one, and never one that takes the process along.
             where = (answer.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
+            without_frames(error)
             if answer.started:
                 answer.abort()
             else:
