@@ -96,7 +96,8 @@ class Gateway:
         self._listening = self._listen(settings)
         self._helper = HelperProcess() if wants_helper(settings) else None
         self._shared = shared_limits(settings)
-        held = held_upstreams(material.recipes, {}, self._hearsay)
+        buffers = self._shared.held.buffers
+        held = held_upstreams(material.recipes, {}, buffers, self._hearsay)
         try:
             await _start(held)
         except BaseException:
@@ -115,6 +116,7 @@ class Gateway:
             material.tls,
             _patience(settings),
             forwarding(settings),
+            buffers,
         )
         self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
         self._watch_files_of(material)
@@ -139,7 +141,9 @@ class Gateway:
         material = await asyncio.to_thread(gather, settings, before)
         helper = (self._helper or HelperProcess()) if wants_helper(settings) else None
         shared = shared_limits(settings, self._shared)
-        held = held_upstreams(material.recipes, self.runtime.held, self._hearsay)
+        held = held_upstreams(
+            material.recipes, self.runtime.held, shared.held.buffers, self._hearsay
+        )
         try:
             await _start(held)
             routes = await asyncio.to_thread(

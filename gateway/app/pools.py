@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 
+from gateway.http1.buffers import BufferAccount
 from gateway.routing.balancer import BY_LOAD, BalancePolicy
 from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.settings.upstreams import Balance, Ejection, Health
@@ -26,17 +27,18 @@ def build_pool(
     declared: UpstreamSettings,
     context: ssl.SSLContext | None,
     connect_time: float,
+    buffers: BufferAccount | None = None,
     tell: Tell | None = None,
     interpreter: Interpreter | None = None,
 ) -> Pool:
     """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds.
 
-    ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
-    what they are, where the settings do not say.
+    ``buffers`` counts what connections buffer; ``tell`` is told which endpoints are ejected, and
+    which answer again; ``interpreter`` asks them what they are, where the settings do not say.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, connect_time, declared.keep_alive)
+        return HttpEndpoint(address, connect_time, declared.keep_alive, buffers)
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [server_at(url, context, server_name) for url in declared.endpoints]

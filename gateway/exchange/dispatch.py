@@ -40,6 +40,9 @@ FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 _OF_ONE_SERVER = KINDS["infer"]
 """What one server answers, and yet is not forwarded as it is."""
 
+_OF_THE_GATEWAY = KINDS["health"]
+"""What is answered also where no memory is left: who asks would think the gateway dead."""
+
 _log = logging.getLogger("tensorgate.exchange")
 
 
@@ -68,6 +71,8 @@ async def _answer(
 
     async def run(turns: Deadline) -> None:
         try:
+            if found.asked.kind not in _OF_THE_GATEWAY:
+                route.held.admit()
             if found.is_forwarded or found.asked.kind in _OF_ONE_SERVER:
                 await at_one_server(request, answer, found.asked, route, turns)
             else:
@@ -108,13 +113,14 @@ async def at_one_server(
     Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
     """
     await understand(request, asked, route.upstream, turns)
-    request = await decoded(request, asked, route, turns)
-    if asked.kind is EndpointKind.INFER:
-        await infer(request, answer, asked, route, turns)
-    elif asked.kind is EndpointKind.PREDICT:
-        await predict(request, answer, asked, route, turns)
-    else:
-        await forward(request, answer, route, turns, model=named_by(asked))
+    with route.held.holding() as holding:
+        request = await decoded(request, asked, route, turns, holding)
+        if asked.kind is EndpointKind.INFER:
+            await infer(request, answer, asked, route, turns)
+        elif asked.kind is EndpointKind.PREDICT:
+            await predict(request, answer, asked, route, turns)
+        else:
+            await forward(request, answer, route, turns, model=named_by(asked))
 
 
 async def _dispatch(
@@ -125,8 +131,20 @@ async def _dispatch(
     readiness: Readiness,
     turns: Deadline,
 ) -> None:
+    with route.held.holding() as holding:
+        request = await decoded(request, found.asked, route, turns, holding)
+        await _by_kind(request, answer, found, route, readiness, turns)
+
+
+async def _by_kind(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    found: Found,
+    route: Route,
+    readiness: Readiness,
+    turns: Deadline,
+) -> None:
     asked, upstreams = found.asked, found.upstreams
-    request = await decoded(request, asked, route, turns)
     match asked.kind:
         case EndpointKind.LIVENESS:
             await live(answer)

@@ -82,7 +82,7 @@ async def _relay_binary(
     chunks = response_chunks(response, url, deadline)
     if header_size is None:
         change = partial(with_empty_data, form=form, route=route)
-        await relay_document(response, chunks, answer, change, cap, deadline)
+        await relay_document(response, chunks, answer, change, cap, route, deadline)
     else:
         await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
 
@@ -168,16 +168,23 @@ async def _relay_as_json(
     codec = JsonAnswer(header_size, route.policies)
     lender = route.lender_for(size)
     waiting: deque[Text | LentText] = deque()
-    async for chunk in response_chunks(response, url, deadline):
-        for start in range(0, len(chunk), _PIECE):
-            waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
-            if waiting and not answer.started:
-                await answer.start(200, response.reason, headers)
-            await _write_parts(waiting, answer, deadline, _MOST_WAITING)
-            await route.turns.next()
-    codec.finish()
-    await _write_parts(waiting, answer, deadline, 0)
+    with route.held.holding() as holding:
+        async for chunk in response_chunks(response, url, deadline):
+            for start in range(0, len(chunk), _PIECE):
+                waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
+                holding.note(sum(map(_size_of, waiting)))
+                if waiting and not answer.started:
+                    await answer.start(200, response.reason, headers)
+                await _write_parts(waiting, answer, deadline, _MOST_WAITING)
+                await route.turns.next()
+        codec.finish()
+        await _write_parts(waiting, answer, deadline, 0)
     await answer.finish()
+
+
+def _size_of(part: Text | LentText) -> int:
+    """Give the bytes of a part of an answer, about; what is lent is in memory of its own."""
+    return _PIECE if isinstance(part, LentText) else len(part)
 
 
 async def _write_parts(
@@ -212,24 +219,27 @@ async def relay_document(
     answer: ClientAnswer,
     change: Callable[[bytes], bytes],
     cap: int,
+    route: Route,
     deadline: Deadline,
 ) -> None:
     """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
-    held: list[bytes | memoryview] = []
+    first: list[bytes | memoryview] = []
     size = 0
-    async for chunk in chunks:
-        held.append(chunk)
-        size += len(chunk)
-        if size > cap:
-            break
-    else:
-        document = change(b"".join(held))
-        deadline.wait_for_client()
-        await answer.send(200, response.reason, with_body(response.headers, {}), document)
-        return
-    await answer.start(response.status, response.reason, end_to_end(response.headers))
-    for chunk in held:
-        await write(answer, chunk, deadline)
+    with route.held.holding() as holding:
+        async for chunk in chunks:
+            first.append(chunk)
+            size += len(chunk)
+            if size > cap:
+                break
+            holding.is_now(size)
+        else:
+            document = change(b"".join(first))
+            deadline.wait_for_client()
+            await answer.send(200, response.reason, with_body(response.headers, {}), document)
+            return
+        await answer.start(response.status, response.reason, end_to_end(response.headers))
+        for chunk in first:
+            await write(answer, chunk, deadline)
     async for chunk in chunks:
         await write(answer, chunk, deadline)
     await answer.finish()

@@ -42,6 +42,9 @@ from gateway.upstream.base import (
 from gateway.upstream.ejections import FIRST_ERROR
 from gateway.upstream.loan import Loan, Outcome, told_by
 
+COPIES = 2
+"""How often a request's body is there while it is under way: as it is, and as it was sent."""
+
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
 
@@ -116,6 +119,7 @@ class StraightExchange:
         self._sent = sent
         self._loan.take()
         self._watch.add(self)
+        self._route.held.buffers.reserved += COPIES * len(self._body)
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Answer the client."""
@@ -163,8 +167,7 @@ class StraightExchange:
     def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Have a task ask another endpoint: it is one exchange, with its places and its time."""
         spent = self._let_go(outcome, why)
-        over = partial(leave, self._route.gates)
-        self._client.go_on(partial(self._ask_another, spent), over)
+        self._client.go_on(partial(self._ask_another, spent), self._leave)
 
     @property
     def _again(self) -> Again:
@@ -186,7 +189,12 @@ class StraightExchange:
     def _end(self, outcome: Outcome, why: str = "") -> None:
         if self._sent is not None:
             self._let_go(outcome, why)
-            leave(self._route.gates)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give back the places and the memory."""
+        leave(self._route.gates)
+        self._route.held.buffers.reserved -= COPIES * len(self._body)
 
     def _let_go(self, outcome: Outcome, why: str) -> float:
         """Give the server back; give the seconds that it has taken."""

@@ -103,6 +103,11 @@ class HeadReader:
         """Tell whether a part of a head is there."""
         return bool(self._received)
 
+    @property
+    def size(self) -> int:
+        """Give the bytes that are there of a head that is not whole."""
+        return len(self._received)
+
     def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
         """Give the whole head and what follows it; None while it is not whole.
 

@@ -13,6 +13,8 @@ from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
+from gateway.http1.buffers import BufferAccount
+from gateway.http1.hangups import HangupWatch
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
@@ -41,8 +43,11 @@ class ExchangeMaker(Owner):
         access_log: AccessLog | None,
         patience: Patience,
         forwarding: Forwarding,
+        buffers: BufferAccount,
     ) -> None:
         self.draining = False
+        self.buffers = buffers
+        self.hangups = HangupWatch()
         self.patience = patience
         self.forwarding = forwarding
         self._exchange = exchange

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from httptools import HttpResponseParser
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
+from gateway.http1.buffers import BufferAccount
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,
@@ -49,11 +50,21 @@ class HeadReceiver(Protocol):
         """Take it that there will be no answer."""
 
 
+class _ClosedTransport(asyncio.Transport):
+    """The transport of a connection that was never made."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        pass
+
+
 class ServerConnection(Connection):
     """Reads the answers of the server at ``url``; its user writes the requests."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__()
+    def __init__(self, url: str, buffers: BufferAccount | None = None) -> None:
+        super().__init__(buffers)
         self._url = url
         self._reader = HeadReader(HttpResponseParser)
         self._method = ""
@@ -95,22 +106,39 @@ class ServerConnection(Connection):
 
     def hold(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
-        self.body = BodyStream(self.reading)
-        self.body.feed(body)
+        self.body = BodyStream(self.reading, self.buffers)
+        self.body.feed(body, last=True)
         self.body.end()
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for the answer have this error, and drop the connection."""
         self._keep = False
+        without_frames(error)  # it may never be raised
         receiver, self._receiver = self._receiver, None
         if self.body is not None:
             self.body.fail(error)
         elif receiver is not None:
             receiver.failed(error)
-        self.drop()
+        self._abort()
+
+    def forget_transport(self) -> None:
+        """Let go of the transport where connecting was cancelled: uvloop does not end it then.
+
+        It and the connection would keep each other.
+        """
+        self.connection_made(_ClosedTransport())
 
     def drop(self) -> None:
-        """Close at once; nobody waits any more."""
+        """Close at once; nobody waits any more, nor reads what came of a body."""
+        self.forget_body()
+        self._abort()
+
+    def forget_body(self) -> None:
+        """Drop what nobody has read of an answer's body."""
+        if self.body is not None:
+            self.body.discard()
+
+    def _abort(self) -> None:
         self.forget_kept()
         self._keep = False
         self._receiver = None
@@ -178,7 +206,7 @@ class ServerConnection(Connection):
     def _begin_body(
         self, head: ResponseHead, receiver: HeadReceiver, data: bytes | memoryview
     ) -> None:
-        self.body = BodyStream(self.reading)
+        self.body = BodyStream(self.reading, self.buffers)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:

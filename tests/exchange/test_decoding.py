@@ -310,7 +310,8 @@ async def _decoded(
 ) -> DecodedRequest:
     request = ScriptedRequest(Log(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
     route = route_to(ScriptedEndpoint(Log()), limits=limits)
-    made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline)
+    holding = route.held.holding()
+    made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline, holding)
     assert isinstance(made, DecodedRequest)
     return made
 
@@ -337,7 +338,8 @@ async def test_a_client_that_sends_is_not_idle_though_nothing_comes_of_it() -> N
     request = Slow(Log(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
     route = route_to(ScriptedEndpoint(Log()))
     with Deadline(0.15, 60) as deadline:
-        made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline)
+        holding = route.held.holding()
+    made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline, holding)
     assert made.content_length == 1500
 
 

@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
-from gateway.http1.connection import HIGH_WATER
+from gateway.http1.buffers import LARGEST_WINDOW
 from gateway.http1.head import ResponseHead
 from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
@@ -152,10 +152,10 @@ async def test_a_body_is_there_as_it_comes() -> None:
 async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(HIGH_WATER + 2))[:-1])
+    connection.data_received(answer(bytes(LARGEST_WINDOW + 2))[:-1])
     assert transport.calls == ["pause"]
     assert connection.body is not None
-    assert len(await connection.body.read()) == HIGH_WATER + 1
+    assert len(await connection.body.read()) == LARGEST_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
     connection.data_received(b"x")
     assert await _read(connection) == b"x"
@@ -165,9 +165,9 @@ async def test_a_body_nobody_reads_holds_the_server_back() -> None:
 async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(HIGH_WATER + 1)))
+    connection.data_received(answer(bytes(LARGEST_WINDOW + 1)))
     assert transport.calls == []
-    assert len(await _read(connection)) == HIGH_WATER + 1
+    assert len(await _read(connection)) == LARGEST_WINDOW + 1
     assert connection.reusable
 
 
