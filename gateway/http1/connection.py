@@ -45,6 +45,11 @@ class Reading:
         self._holders: set[object] = set()
         self._closed = False
 
+    @property
+    def paused(self) -> bool:
+        """Tell whether anybody holds the sender back."""
+        return bool(self._holders)
+
     def hold(self, holder: object) -> None:
         """Read nothing until this holder, and all others, have released it."""
         if self._closed:

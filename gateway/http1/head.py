@@ -108,6 +108,10 @@ class HeadReader:
         """Give the bytes that are there of a head that is not whole."""
         return len(self._received)
 
+    def forget(self) -> None:
+        """Drop what is there of a head that is not whole."""
+        self._received, self._early = b"", None
+
     def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
         """Give the whole head and what follows it; None while it is not whole.
 

@@ -286,4 +286,6 @@ class ClientConnection(Connection):
         """Answer what is no request, and close."""
         self.transport.write(refusal(status, message))
         self._broken = True
+        self._reader.forget()
+        self._count_head(0)
         self.close()
