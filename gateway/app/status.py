@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ def status(gateway: Observed) -> dict[str, Any]:
         "settings": asdict(gateway.revision),
         "connections": listener.connections,
         "requests": listener.requests,
+        "tasks": len(asyncio.all_tasks()),
         "places": _places(runtime.shared.gate),
         "held_bytes": runtime.shared.held.total,
         "upstreams": {name: _upstream(each) for name, each in runtime.upstreams.items()},
