@@ -20,6 +20,7 @@ class Observed(Protocol):
 
     revision: Revision
     runtime: Runtime
+    draining: bool
 
     @property
     def listener(self) -> HttpListener:
@@ -33,7 +34,7 @@ def status(gateway: Observed) -> dict[str, Any]:
         "version": __version__,
         "compiled": COMPILED,
         "process": os.getpid(),
-        "draining": listener.draining,
+        "draining": gateway.draining,
         "settings": asdict(gateway.revision),
         "connections": listener.connections,
         "requests": listener.requests,

@@ -61,6 +61,8 @@ class Readiness:
         self._upstreams = [upstream for upstream in upstreams if upstream.required]
         self._check = check or unusable
         self._clock = clock
+        self.draining = False
+        """The gateway is about to end, whatever its upstreams do."""
         self._missing = ""
         self._expires = float("-inf")
         self._look: asyncio.Task[str] | None = None
@@ -71,7 +73,12 @@ class Readiness:
         return [upstream.name for upstream in self._upstreams]
 
     async def missing(self) -> str:
-        """Tell which upstreams cannot be used, and why; nothing if all can."""
+        """Tell which upstreams cannot be used, and why; nothing if all can.
+
+        While the gateway drains, that it does is all there is to tell.
+        """
+        if self.draining:
+            return "draining"
         if self._look is None:
             if self._clock() < self._expires:
                 return self._missing

@@ -240,6 +240,13 @@ async def test_a_check_that_nobody_waits_for_any_more_counts(checks: _Checks) ->
     assert checks.count == 1
 
 
+async def test_a_gateway_that_drains_is_not_ready_whatever_was_found(checks: _Checks) -> None:
+    assert await checks.readiness.missing() == ""
+    checks.readiness.draining = True
+    assert await checks.readiness.missing() == "draining"
+    assert checks.count == 1
+
+
 async def test_closing_ends_the_check(checks: _Checks) -> None:
     await checks.readiness.close()
     checks.gate.clear()
