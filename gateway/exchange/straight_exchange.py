@@ -27,6 +27,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch
+from gateway.observe.failure_log import FAILURES
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
@@ -220,6 +221,7 @@ class StraightExchange:
             where = (request_id or "-", start.method, start.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         told = error if isinstance(error, GatewayError) else FAULT
+        FAILURES.write(told, request_id)
         headers = error_headers(request_id)
         if self._plan.varies:
             headers = varying(headers)
