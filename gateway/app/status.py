@@ -48,6 +48,7 @@ def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
         "usable": upstream.pool.is_usable,
+        "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "places": _places(upstream.gate),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],

@@ -133,7 +133,7 @@ def _build(recipe: Recipe, hearsay: Hearsay | None, gate: Gate | None) -> Upstre
     return Upstream(
         recipe.name,
         interpreter or declared_speech(DIALECTS[declared.dialect]),
-        build_pool(declared, recipe.context, recipe.connect_time, tell, interpreter),
+        build_pool(recipe.name, declared, recipe.context, recipe.connect_time, tell, interpreter),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
         gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers, gate),

@@ -80,12 +80,17 @@ class Readiness:
         if self.draining:
             return "draining"
         if self._look is None:
-            if self._clock() < self._expires:
+            if self._clock() < self._expires and not self._is_lost:
                 return self._missing
             self._look = asyncio.create_task(self._look_at_all())
             self._look.add_done_callback(self._looked)
         # One client that leaves must not take the outcome from the others.
         return await asyncio.shield(self._look)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Tell whether calls have found an upstream unreachable since all were ready."""
+        return not self._missing and any(each.pool.unreachable for each in self._upstreams)
 
     async def close(self) -> None:
         """End the check under way."""
@@ -113,12 +118,15 @@ class Readiness:
 async def unusable(upstream: Upstream) -> tuple[str, ...]:
     """Tell why no endpoint of an upstream is ready, or nothing if one is.
 
-    Its probes know, if there are any; the first ones are waited for, but not for long. Else all
-    endpoints are asked at once, and the first that is ready settles it.
+    None is while recent calls could not connect to any. Else its probes know, if there are any; the
+    first ones are waited for, but not for long. Without probes all endpoints are asked at once, and
+    the first that is ready settles it.
     """
     pool = upstream.pool
     if not pool.endpoints:
         return (pool.why_empty,)
+    if pool.unreachable is not None:
+        return (pool.unreachable,)
     if pool.is_usable is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PROBE_TIME):

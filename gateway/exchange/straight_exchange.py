@@ -157,7 +157,7 @@ class StraightExchange:
         statuses = self._route.retry.statuses
         if not statuses or not self._again.after_answer(status, self._loan.endpoint):
             return False
-        self._go_on_elsewhere(Outcome.FAILED, f"it answered {status}")
+        self._go_on_elsewhere(*self._loan.retried(status))
         return True
 
     def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:

@@ -55,14 +55,24 @@ class _Status(Collector):
         healthy = GaugeMetricFamily(
             "tensorgate_endpoint_healthy", "Whether its probes succeed.", labels=labels
         )
+        failures = CounterMetricFamily(
+            "tensorgate_endpoint_failures",
+            "Calls that failed there: no whole response, or one of 5xx.",
+            labels=labels,
+        )
+        responses_5xx = CounterMetricFamily(
+            "tensorgate_endpoint_responses_5xx", "Responses of 5xx from there.", labels=labels
+        )
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
                 values = [name, endpoint["url"]]
                 outstanding.add_metric(values, endpoint["outstanding"])
                 ejected.add_metric(values, float(endpoint["ejections"] > 0))
+                failures.add_metric(values, endpoint["failures_total"])
+                responses_5xx.add_metric(values, endpoint["responses_5xx"])
                 if endpoint["healthy"] is not None:
                     healthy.add_metric(values, float(endpoint["healthy"]))
-        yield from (outstanding, ejected, healthy)
+        yield from (outstanding, ejected, healthy, failures, responses_5xx)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

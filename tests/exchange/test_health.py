@@ -29,6 +29,7 @@ from tests.servers.doubles import (
 )
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.several import A, B, C, among, ask, asked, says, servers, unreachable
+from tests.upstream.pools import failing
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 OK = ScriptedResponse(200)
@@ -289,6 +290,22 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     if not ready:
         assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
     assert asked(endpoint) == [["GET /probe"]]
+    await pool.close()
+
+
+async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
+    (endpoint,) = servers(a=OK)
+    route = route_to(endpoint, keeper=_prober())
+    pool, routes = route.upstream.pool, only(route)
+    await pool.start()
+    assert (await ask(routes, "GET", READY)).status == 200
+    failing(pool, 0, unreachable(A), times=2)
+    assert (await ask(routes, "GET", READY)).status == 200
+    failing(pool, 0, unreachable(A))
+    answer = await ask(routes, "GET", READY)
+    assert answer.status == 503
+    why = f"cannot connect to {A}: Connection refused"
+    assert _error(answer) == f"not ready: upstream servers ({why})"
     await pool.close()
 
 

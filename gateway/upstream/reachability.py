@@ -1,0 +1,85 @@
+"""Whether calls can connect to any endpoint of an upstream; where none can, it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.document import ask
+from gateway.upstream.member import Member
+
+_ENOUGH = 3
+"""Calls in a row that could not connect, from which on the upstream is unreachable."""
+
+_PAUSE = 1.0
+"""Seconds between two attempts of the gateway's own."""
+_TIME = 2.0
+"""Seconds within which an endpoint has to respond to one."""
+
+_PATH = "/v2/health/ready"
+"""What is asked for; any response will do."""
+_LARGEST_RESPONSE = 64 * 1024
+
+_UNCONNECTED = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
+
+_log = logging.getLogger("tensorgate.upstream")
+
+
+class Reachability:
+    """Marks an upstream unreachable after connect failures at all its endpoints.
+
+    ``lost`` is called then. It stays so until a call or an attempt connects.
+    """
+
+    def __init__(self, upstream: str, lost: Callable[[], None]) -> None:
+        self._upstream = upstream
+        self._lost = lost
+        self.failures = 0
+        """Calls in a row that could not connect, to whichever endpoint."""
+        self.unreachable: str | None = None
+        """The last error, while the upstream is unreachable."""
+
+    def failed(self, members: Sequence[Member], why: str) -> None:
+        """Note that a call could not connect to one of an upstream's endpoints."""
+        self.failures += 1
+        if self.unreachable is not None:
+            self.unreachable = why
+        elif self.failures >= _ENOUGH and all(each.calls.connect_failures for each in members):
+            self.unreachable = why
+            message = "upstream %s is not ready: %d calls in a row could not connect; at last: %s"
+            _log.warning(message, self._upstream, self.failures, why)
+            self._lost()
+
+    def connected(self, url: str) -> None:
+        """Note that an endpoint was connected to."""
+        self.failures = 0
+        if self.unreachable is not None:
+            self.unreachable = None
+            _log.warning("upstream %s is ready again: %s responds", self._upstream, url)
+
+    async def try_again(self, members: Callable[[], Sequence[Member]]) -> None:
+        """Connect to the endpoints every second until one of them responds.
+
+        So an upstream becomes ready again where clients send nothing, as the gateway is not ready.
+        """
+        while self.unreachable is not None:
+            await asyncio.sleep(_PAUSE)
+            tried = members()
+            found = await asyncio.gather(*map(_responds, tried))
+            for member, responds in zip(tried, found, strict=True):
+                if responds and self.unreachable is not None:
+                    member.calls.connect_failures = 0
+                    self.connected(member.endpoint.url)
+
+
+async def _responds(member: Member) -> bool:
+    try:
+        async with asyncio.timeout(_TIME):
+            await ask(member.endpoint, "GET", _PATH, _LARGEST_RESPONSE)
+    except TimeoutError:
+        return False
+    except GatewayError as error:
+        return error.kind not in _UNCONNECTED
+    return True
