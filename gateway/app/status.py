@@ -47,7 +47,7 @@ def status(gateway: Observed) -> dict[str, Any]:
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": upstream.pool.is_usable,
+        "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
         "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "places": _places(upstream.gate),

@@ -126,7 +126,7 @@ async def unusable(upstream: Upstream) -> tuple[str, ...]:
     if not pool.endpoints:
         return (pool.why_empty,)
     if pool.unreachable is not None:
-        return (pool.unreachable,)
+        return tuple(member.calls.last_error or pool.unreachable for member in pool.members)
     if pool.is_usable is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PROBE_TIME):

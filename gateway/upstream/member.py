@@ -50,7 +50,7 @@ class Member:
             self.outstanding,
             calls.failures,
             self.health.ejections,
-            ejected,
+            round(ejected, 3),
             self.probed.healthy,
             self.reason,
             models,

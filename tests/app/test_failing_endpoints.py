@@ -67,7 +67,7 @@ async def test_an_unreachable_endpoint_shows_though_it_is_alone(
         assert (endpoint["responses_5xx"], endpoint["last_error"]) == (0, why)
         assert endpoint["last_error_at"]
         upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
-        assert upstream["unreachable"] == why
+        assert (upstream["usable"], upstream["unreachable"]) == (False, why)
         assert await _metric(operator, "tensorgate_endpoint_failures_total") == [4]
         for asked, path in ((client, "/v2/health/ready"), (operator, "/ready")):
             reply = await asked.call("GET", path)

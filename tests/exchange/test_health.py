@@ -294,18 +294,19 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
 
 
 async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
-    (endpoint,) = servers(a=OK)
-    route = route_to(endpoint, keeper=_prober())
+    route = route_to(*servers(a=OK, b=OK), keeper=_prober())
     pool, routes = route.upstream.pool, only(route)
     await pool.start()
     assert (await ask(routes, "GET", READY)).status == 200
     failing(pool, 0, unreachable(A), times=2)
     assert (await ask(routes, "GET", READY)).status == 200
-    failing(pool, 0, unreachable(A))
+    failing(pool, 1, unreachable(B))
     answer = await ask(routes, "GET", READY)
     assert answer.status == 503
-    why = f"cannot connect to {A}: Connection refused"
-    assert _error(answer) == f"not ready: upstream servers ({why})"
+    assert _error(answer) == (
+        f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
+        f"cannot connect to {B}: Connection refused)"
+    )
     await pool.close()
 
 
