@@ -66,20 +66,23 @@ class Reachability:
         """
         while self.unreachable is not None:
             await asyncio.sleep(_PAUSE)
-            tried = members()
-            found = await asyncio.gather(*map(_responds, tried))
-            for member, responds in zip(tried, found, strict=True):
-                if responds and self.unreachable is not None:
-                    member.calls.connect_failures = 0
-                    self.connected(member.endpoint.url)
+            found = await asyncio.gather(*map(_responds, members()), return_exceptions=True)
+            for each in found:
+                if isinstance(each, BaseException):
+                    # A fault of our own: never silent, and never the end of the attempts.
+                    _log.error("an endpoint could not be tried", exc_info=each)
+                elif each is not None and self.unreachable is not None:
+                    each.calls.connect_failures = 0
+                    self.connected(each.endpoint.url)
 
 
-async def _responds(member: Member) -> bool:
+async def _responds(member: Member) -> Member | None:
+    """Give the member if its endpoint responds."""
     try:
         async with asyncio.timeout(_TIME):
             await ask(member.endpoint, "GET", _PATH, _LARGEST_RESPONSE)
     except TimeoutError:
-        return False
+        return None
     except GatewayError as error:
-        return error.kind not in _UNCONNECTED
-    return True
+        return None if error.kind in _UNCONNECTED else member
+    return member

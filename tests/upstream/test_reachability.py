@@ -8,7 +8,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream import reachability
 from gateway.upstream.pool import Pool
 from tests.servers.addresses import free_port
-from tests.servers.doubles import Log, ScriptedEndpoint
+from tests.servers.doubles import Log, ScriptedEndpoint, ScriptedResponse
 from tests.servers.faulty_server import FaultyServer, always, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import nothing_left, until
@@ -110,6 +110,22 @@ async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
         await server.connection(3)
         assert pool.unreachable is not None
         await pool.close()
+
+
+async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedResponse(200))
+    endpoint = ScriptedEndpoint(Log(), *answers, url="http://0")
+    async with nothing_left():
+        pool = Pool([endpoint], upstream="u")
+        await pool.start()
+        failing(pool, 0, UNREACHABLE, times=3)
+        await until(lambda: pool.unreachable is None)
+        await pool.close()
+    assert len(endpoint.requests) == 3
+    assert caplog.messages[1] == "an endpoint could not be tried"
 
 
 async def test_a_pool_that_is_closed_tries_no_more() -> None:
