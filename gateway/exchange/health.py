@@ -126,7 +126,9 @@ async def unusable(upstream: Upstream) -> tuple[str, ...]:
     if not pool.endpoints:
         return (pool.why_empty,)
     if pool.unreachable is not None:
-        return tuple(member.calls.last_error or pool.unreachable for member in pool.members)
+        records = [member.calls for member in pool.members]
+        whys = [each.last_error if each.connect_failures else None for each in records]
+        return tuple(dict.fromkeys(why or pool.unreachable for why in whys))
     if pool.is_usable is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PROBE_TIME):

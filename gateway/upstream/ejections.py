@@ -20,7 +20,10 @@ FIRST_ERROR = 400
 _log = logging.getLogger("tensorgate.upstream")
 
 Tell = Callable[[str, Health], None]
-"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does."""
+"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does.
+
+Without a URL, it is told of all endpoints: that they are unreachable, or that one is reachable.
+"""
 
 
 class Ejections:

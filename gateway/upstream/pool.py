@@ -10,13 +10,16 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
-from gateway.routing.health import EjectionPolicy
+from gateway.routing.health import EjectionPolicy, Health
 from gateway.upstream.base import HeaderLines, UpstreamEndpoint
 from gateway.upstream.ejections import Ejections, Tell
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.loan import Loan, Outcome
 from gateway.upstream.member import Member, MemberState
 from gateway.upstream.reachability import Reachability
+
+_NEWS = 10.0
+"""Seconds for which it counts for other processes that the endpoints are unreachable."""
 
 
 class Pool:
@@ -42,7 +45,8 @@ class Pool:
         self.balance = balance or BY_LOAD
         self._clock = clock
         self._keeper = keeper or Keeper()
-        self._reachability = Reachability(upstream, self._try_again)
+        self._tell = tell
+        self._reachability = Reachability(upstream, self._try_again, self._tell_unreachable)
         doubt = self._keeper.doubt
         policy = ejection or EjectionPolicy()
         self.ejections = Ejections(policy, clock, doubt, self._reachability, tell)
@@ -95,6 +99,15 @@ class Pool:
         """Have the gateway itself connect to the endpoints until one responds."""
         if self._started:
             self._keeper.run(self._reachability.try_again(lambda: self.members))
+
+    def _tell_unreachable(self, unreachable: bool) -> None:
+        if self._tell is not None:
+            self._tell("", Health(ejections=int(unreachable), until=self._clock() + _NEWS))
+
+    def hear_unreachable(self, until: float) -> None:
+        """Note that another process finds all endpoints unreachable, and until when that counts."""
+        if until > self._clock():
+            self._reachability.hear(until)
 
     async def probed(self) -> None:
         """Wait until an endpoint is healthy by its probes, or all have been probed."""

@@ -30,12 +30,18 @@ _log = logging.getLogger("tensorgate.upstream")
 class Reachability:
     """Marks an upstream unreachable after connect failures at all its endpoints.
 
-    ``lost`` is called then. It stays so until a call or an attempt connects.
+    It stays so until a call or an attempt connects. ``lost`` is called when attempts are to begin,
+    ``tell`` with whether calls here have found it unreachable, or reachable again.
     """
 
-    def __init__(self, upstream: str, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, upstream: str, lost: Callable[[], None], tell: Callable[[bool], None]
+    ) -> None:
         self._upstream = upstream
         self._lost = lost
+        self._tell = tell
+        self._heard = 0.0
+        self._is_trying = False
         self.failures = 0
         """Calls in a row that could not connect, to whichever endpoint."""
         self.unreachable: str | None = None
@@ -47,10 +53,20 @@ class Reachability:
         if self.unreachable is not None:
             self.unreachable = why
         elif self.failures >= _ENOUGH and all(each.calls.connect_failures for each in members):
-            self.unreachable = why
             message = "upstream %s is not ready: %d calls in a row could not connect; at last: %s"
             _log.warning(message, self._upstream, self.failures, why)
-            self._lost()
+            self._mark(why)
+            self._tell(True)
+
+    def hear(self, until: float) -> None:
+        """Note that another worker found it unreachable; attempts of this one find out the rest.
+
+        ``until`` tells one such message from the next.
+        """
+        if until != self._heard and self.unreachable is None:
+            _log.info("upstream %s is not ready, as another worker says", self._upstream)
+            self._mark(f"another worker cannot connect to upstream {self._upstream}")
+        self._heard = until
 
     def connected(self, url: str) -> None:
         """Note that an endpoint was connected to."""
@@ -58,22 +74,35 @@ class Reachability:
         if self.unreachable is not None:
             self.unreachable = None
             _log.warning("upstream %s is ready again: %s responds", self._upstream, url)
+            self._tell(False)
+
+    def _mark(self, why: str) -> None:
+        self.unreachable = why
+        if not self._is_trying:
+            self._lost()
 
     async def try_again(self, members: Callable[[], Sequence[Member]]) -> None:
         """Connect to the endpoints every second until one of them responds.
 
         So an upstream becomes ready again where clients send nothing, as the gateway is not ready.
         """
-        while self.unreachable is not None:
-            await asyncio.sleep(_PAUSE)
-            found = await asyncio.gather(*map(_responds, members()), return_exceptions=True)
-            for each in found:
-                if isinstance(each, BaseException):
-                    # A fault of our own: never silent, and never the end of the attempts.
-                    _log.error("an endpoint could not be tried", exc_info=each)
-                elif each is not None and self.unreachable is not None:
-                    each.calls.connect_failures = 0
-                    self.connected(each.endpoint.url)
+        self._is_trying = True
+        try:
+            while self.unreachable is not None:
+                await asyncio.sleep(_PAUSE)
+                await self._try_all(members())
+        finally:
+            self._is_trying = False
+
+    async def _try_all(self, members: Sequence[Member]) -> None:
+        found = await asyncio.gather(*map(_responds, members), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                # A fault of our own: never silent, and never the end of the attempts.
+                _log.error("an endpoint could not be tried", exc_info=each)
+            elif each is not None:
+                each.calls.connect_failures = 0
+                self.connected(each.endpoint.url)
 
 
 async def _responds(member: Member) -> Member | None:

@@ -13,7 +13,7 @@ from tests.servers.faulty_server import FaultyServer, always, hang
 from tests.servers.http_text import answer
 from tests.servers.running_gateway import nothing_left, until
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import failing
+from tests.upstream.pools import Times, failing
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
 LOST = "upstream u is not ready: 3 calls in a row could not connect; at last: cannot connect"
@@ -126,6 +126,46 @@ async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
         await pool.close()
     assert len(endpoint.requests) == 3
     assert caplog.messages[1] == "an endpoint could not be tried"
+
+
+async def test_what_another_worker_says_is_heeded_once_and_then_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    clock = Times()
+    endpoint = ScriptedEndpoint(Log(), UNREACHABLE, ScriptedResponse(200), url="http://0")
+    async with nothing_left():
+        pool = Pool([endpoint], clock=clock, upstream="u")
+        await pool.start()
+        clock.now = 10
+        pool.hear_unreachable(9)
+        assert pool.unreachable is None  # that is long ago
+        for _ in range(2):
+            pool.hear_unreachable(11)
+        assert pool.unreachable == "another worker cannot connect to upstream u"
+        await until(lambda: pool.unreachable is None)
+        pool.hear_unreachable(11)
+        assert pool.unreachable is None
+        await pool.close()
+    assert len(endpoint.requests) == 2
+
+
+async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    endpoint = ScriptedEndpoint(Log(), ScriptedResponse(200), url="http://0")
+    async with nothing_left():
+        pool = Pool([endpoint], upstream="u")
+        await pool.start()
+        for _ in range(5):
+            failing(pool, 0, UNREACHABLE, times=3)
+            await asyncio.sleep(0)
+            failing(pool, 0, None)
+        failing(pool, 0, UNREACHABLE, times=3)
+        await until(lambda: pool.unreachable is None)
+        await pool.close()
+    assert len(endpoint.requests) == 1
 
 
 async def test_a_pool_that_is_closed_tries_no_more() -> None:
