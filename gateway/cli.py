@@ -186,7 +186,7 @@ def _serve_with(workers: int, settings: Settings, source: Source) -> None:
     parent = Parent(
         leader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.has_closed, post.first), post)),
+        lambda post: _run(_work(leader.gateway(post.has_closed, post.first, post.drained), post)),
         settings.limits.drain_time,
         _Events(leader),
         leader,
@@ -200,7 +200,7 @@ async def _work(gateway: Gateway, post: Post) -> None:
     async with gateway, Follower(gateway, _set_level) as follower, SpareMemory():
         settle()
         post.is_up()
-        await post.deliver(gateway.take, follower.take)
+        await post.deliver(gateway.take, follower.take, gateway.begin_draining)
     post.has_dropped(gateway.dropped)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -38,8 +38,8 @@ from gateway.settings.schema import Settings
 from gateway.upstream.pool import Pool
 from gateway.workers.board import Board
 
-_LAST_PAGE = 0.1
-"""Seconds for an operator to get the page that is being written at the end."""
+_LAST_PAGE, _LAST_REQUEST = 0.5, 0.1
+"""Seconds at the end for an operator to get a page, and to ask for it once connected."""
 
 
 class Gateway:
@@ -48,8 +48,9 @@ class Gateway:
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``material`` is what
     ``gather`` gave for these settings, if it was asked already; ``board`` is what it shares with
-    other workers, if there are any, of which one is the ``first``. Raises ListenError on entering,
-    where an address cannot be had, UpstreamTlsError and KeysError.
+    other workers, if there are any, of which one is the ``first``. ``drained`` is awaited when no
+    call of a client is under way any more; operators are served until it returns. Raises
+    ListenError on entering, where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Gateway:
         revision: Revision | None = None,
         board: Board | None = None,
         first: bool = True,
+        drained: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._settings = settings
+        self._drained = drained
         self._on_closed = on_closed
         self._given = material
         self._hearsay = None if board is None else Hearsay(board, first)
@@ -75,6 +78,8 @@ class Gateway:
         """Where clients reach it: URLs, or unix:/path."""
         self.dropped = 0
         """Exchanges that took longer than the drain time allows."""
+        self.draining = False
+        """It stops, and finishes the calls that are under way."""
 
     @property
     def listener(self) -> HttpListener:
@@ -129,6 +134,10 @@ class Gateway:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         listener = self._admin if is_operator else self._listener
         listener.take(connection)
+
+    def begin_draining(self) -> None:
+        """Say from now on that it drains, and so is not ready; leaving the context drains."""
+        self.draining = self.runtime.routes.readiness.draining = True
 
     async def reload(self, settings: Settings) -> str:
         """Go on with other settings, but for the number of workers; tell what has changed.
@@ -197,8 +206,11 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         limits = self._settings.limits
+        self.begin_draining()
         self.dropped = await self._listener.drain(limits.drain_time, limits.drain_grace)
-        await self._admin.drain(_LAST_PAGE)
+        if self._drained is not None:
+            await self._drained()
+        await self._admin.drain(_LAST_PAGE, _LAST_REQUEST)
         close(self._listening)
         self._watch_nothing()
         if self._hearsay is not None:

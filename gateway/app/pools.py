@@ -24,6 +24,7 @@ _DISCOVER_EVERY = 10.0
 
 
 def build_pool(
+    name: str,
     declared: UpstreamSettings,
     context: ssl.SSLContext | None,
     connect_time: float,
@@ -31,10 +32,11 @@ def build_pool(
     tell: Tell | None = None,
     interpreter: Interpreter | None = None,
 ) -> Pool:
-    """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds.
+    """Make the pool of the upstream ``name``, and who looks after it.
 
-    ``buffers`` counts what connections buffer; ``tell`` is told which endpoints are ejected, and
-    which answer again; ``interpreter`` asks them what they are, where the settings do not say.
+    ``context`` is for TLS, ``connect_time`` in seconds; ``buffers`` counts what connections buffer.
+    ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
+    what they are, where the settings do not say.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
@@ -53,7 +55,7 @@ def build_pool(
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
-    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell)
+    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
 
 
 def _balance(declared: Balance) -> BalancePolicy:

@@ -21,6 +21,7 @@ class Observed(Protocol):
 
     revision: Revision
     runtime: Runtime
+    draining: bool
 
     @property
     def listener(self) -> HttpListener:
@@ -34,7 +35,7 @@ def status(gateway: Observed) -> dict[str, Any]:
         "version": __version__,
         "compiled": COMPILED,
         "process": os.getpid(),
-        "draining": listener.draining,
+        "draining": gateway.draining,
         "settings": asdict(gateway.revision),
         "connections": listener.connections,
         "requests": listener.requests,
@@ -48,7 +49,8 @@ def status(gateway: Observed) -> dict[str, Any]:
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": upstream.pool.is_usable,
+        "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
+        "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "places": _places(upstream.gate),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],

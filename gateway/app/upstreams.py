@@ -145,7 +145,15 @@ def _build(
     return Upstream(
         recipe.name,
         interpreter or declared_speech(DIALECTS[declared.dialect]),
-        build_pool(declared, recipe.context, recipe.connect_time, buffers, tell, interpreter),
+        build_pool(
+            recipe.name,
+            declared,
+            recipe.context,
+            recipe.connect_time,
+            buffers,
+            tell,
+            interpreter,
+        ),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
         gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers, gate),

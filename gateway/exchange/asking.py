@@ -253,6 +253,7 @@ async def _ask_endpoint(
                 return None
             deadline.wait_for_server(url)
             response = await endpoint.send(request)
+            loan.judge(response.status)
             try:
                 return Asked(upstream, url, await whole_reply(response, url, deadline, holding))
             finally:

@@ -29,6 +29,7 @@ from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
 from gateway.exchange.v1_models import v1_models
+from gateway.observe.failure_log import FAILURES
 from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
 from gateway.protocol.model_name import named_by
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -170,6 +171,7 @@ async def _by_kind(
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
+    FAILURES.write(error, answer.request_id)
     headers = CIMultiDict(error_headers(answer.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)

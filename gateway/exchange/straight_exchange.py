@@ -27,6 +27,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch
+from gateway.observe.failure_log import FAILURES
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
@@ -161,7 +162,7 @@ class StraightExchange:
         statuses = self._route.retry.statuses
         if not statuses or not self._again.after_answer(status, self._loan.endpoint):
             return False
-        self._go_on_elsewhere(Outcome.FAILED, f"it answered {status}")
+        self._go_on_elsewhere(*self._loan.retried(status))
         return True
 
     def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
@@ -230,6 +231,7 @@ class StraightExchange:
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         without_frames(error)
         told = error if isinstance(error, GatewayError) else FAULT
+        FAILURES.write(told, request_id)
         headers = error_headers(request_id)
         if self._plan.varies:
             headers = varying(headers)
