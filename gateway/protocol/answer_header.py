@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_answer
+from gateway.errors import GatewayError, bad_answer
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.inference_header import AnswerForm, Fields, is_deeper, shown
 from gateway.protocol.tensors import element_count
@@ -93,6 +93,26 @@ def _why_unread(index: int, entry: Any) -> str:
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         return f"{label} has the unknown datatype {shown(datatype)}"
     return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
+
+
+def check_promised(document: bytes) -> None:
+    """Check an answer that tells no header length: no output may come as binary behind its JSON.
+
+    Raises GatewayError (502) that names an output without data of which bytes are promised.
+    """
+    if b'"binary_data_size"' not in document:
+        return
+    try:
+        fields = parse_answer(document)
+        outputs = read_outputs(fields)
+    except GatewayError:
+        return  # whoever converts it says what is wrong with it
+    for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
+        if output.binary_size and "data" not in entry:
+            raise bad_answer(
+                f"output '{output.name}' of the server's answer has {output.binary_size} bytes of "
+                "binary data, but the answer has no Inference-Header-Content-Length"
+            )
 
 
 def is_in_form(fields: Fields, form: AnswerForm) -> bool:
