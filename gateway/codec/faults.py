@@ -33,11 +33,14 @@ def element_fault(
     ``first_index`` is the flat index of the run's first element. The error names the tensor of the
     message, and index and value of the first element at fault.
     """
-    text = run.text.decode("utf-8", "replace")
+    text = run.text.decode("utf-8", "surrogateescape")
     index = first_index
     for between, token in _TOKEN.findall(text):
         if not token:
             continue
+        if token.startswith("{"):
+            needed = f"{datatype.name} needs {datatype.family.value}"
+            return message.fault(f"{label}: element {index} is an object, {needed}")
         if fault := _token_fault(token, datatype, message.null_is_nan):
             return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
         if index > first_index and not between.strip("]" + _SPACE):
@@ -77,7 +80,7 @@ def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | Non
     if type(value) not in _TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        return _text_fault(value)
+        return _text_fault(value) if _sent(token) == token else "is not UTF-8"
     if datatype.family is Family.BOOLEAN or _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
@@ -134,5 +137,11 @@ _OVERFLOWS = {
 }
 
 
+def _sent(token: str) -> str:
+    """Give a token with escapes for its bytes that are not UTF-8."""
+    return token.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def _quoted(token: str) -> str:
+    token = _sent(token)
     return token if len(token) <= 40 else token[:37] + "..."
