@@ -26,6 +26,7 @@ from gateway.protocol.inference_header import (
     says_base64,
     set_binary_size,
 )
+from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import REQUEST
 
 Body = tuple[Sequence[bytes] | int, ...]
@@ -81,8 +82,8 @@ class InferRequestCodec(JsonTensors):
             return TensorFromJson(label, DATATYPES[datatype])
         return None
 
-    def _parse(self, text: bytes) -> tuple[Fields, tuple[InputTensor, ...]]:
-        fields = parse_header(text, self._depth_cap)
+    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, tuple[InputTensor, ...]]:
+        fields = parse_header(text, self._depth_cap, cuts)
         self._inputs = read_inputs(fields)
         return fields, self._inputs
 

@@ -239,7 +239,8 @@ def test_what_the_table_accepts(datatype: str, shape: str, data: str, expected: 
 DEEP = 100_000
 X = "input 'x': "
 NOT_JSON = "the request is not valid JSON"
-NOT_AN_ARRAY = "the data of inputs[0] must be an array"
+NOT_AN_ARRAY = X + "data must be an array, got "
+TOO_DEEP = X + f"data is nested deeper than {DEPTH_CAP}"
 
 # The same table: what is refused, each with 400.
 REFUSED = [
@@ -295,16 +296,16 @@ REFUSED = [
         request_body("INT32", "[-1]", "[1]"),
         X + "shape [-1] must hold integers of 0 or more only",
     ),
-    (request_body("INT32", "[1]", "1"), NOT_AN_ARRAY),
-    (request_body("INT32", "[1]", '"1"'), NOT_AN_ARRAY),
-    (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY),
-    (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY),
+    (request_body("INT32", "[1]", "1"), NOT_AN_ARRAY + "a number"),
+    (request_body("INT32", "[1]", '"1"'), NOT_AN_ARRAY + "a string"),
+    (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY + "an object"),
+    (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY + "null"),
     (
         b'{"note":"'
         + b"long " * 40
         + b'","x":{"data":1},'
         + request_body("INT32", "[1]", "null")[1:],
-        NOT_AN_ARRAY + " under a plain key",
+        NOT_AN_ARRAY + "null",
     ),
     (
         request_body("FP8", "[1]", "[1]"),
@@ -313,19 +314,19 @@ REFUSED = [
     ),
     (
         request_body("INT32", "[1]", "[" * DEEP + "]" * DEEP),
-        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+        TOO_DEEP,
     ),
     (
         request_body("BYTES", "[1]", "[" * DEEP + '"a"' + "]" * DEEP),
-        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+        TOO_DEEP,
     ),
     (
         request_body("BYTES", "[1]", '["a",' + "[" * DEEP + "]" * DEEP + "]"),
-        f"the data of inputs[0]: data is nested deeper than {DEPTH_CAP}",
+        TOO_DEEP,
     ),
     (
         request_body("INT32", "[1]", "[1]", '"y":' + "[" * DEEP + "]" * DEEP),
-        NOT_JSON + " (",
+        "the request is JSON nested deeper than 1024",
     ),
     (
         request_body("INT32", "[1]", "[1]", '"y":' + "[" * 100 + "]" * 100),
@@ -339,16 +340,16 @@ REFUSED = [
         request_body("BYTES", "[1]", r'["\udc00"]'),
         X + r'element 0 ("\udc00") holds half of a surrogate pair',
     ),
-    (request_body("INT32", "[1]", "[1]", '"data":[1]'), "inputs[0] has more than one data"),
-    (request_body("INT32", "[1]", "[1]", '"data":1'), NOT_AN_ARRAY),
+    (request_body("INT32", "[1]", "[1]", '"data":[1]'), "input 'x' has more than one data"),
+    (request_body("INT32", "[1]", "[1]", '"data":1'), NOT_AN_ARRAY + "a number"),
     (b'{"id":7,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got 7"),
     (b'{"id":null,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got null"),
     (b"", NOT_JSON + " ("),
     (b" \n", NOT_JSON + " ("),
     (b"\xff" * 99, NOT_JSON + " ("),
-    (b"[" * DEEP, NOT_JSON + " ("),
-    (b'{"a":' * DEEP, NOT_JSON + " ("),
-    (b'{"x":[' * DEEP, NOT_JSON + " ("),
+    (b"[" * DEEP, "the request is JSON nested deeper than 1024"),
+    (b'{"a":' * DEEP, "the request is JSON nested deeper than 1024"),
+    (b'{"x":[' * DEEP, "the request is JSON nested deeper than 1024"),
 ]
 
 
@@ -509,10 +510,11 @@ def test_chunks_held_are_the_tensor() -> None:
 
 # ---------------------------------------------------------------------------------- more refusals
 
+ENDS_INSIDE = "the request ends at byte 62, inside the data of input 'x'"
 OTHERS = [
     (
         b'{"inputs":[{"name":"x","shape":[1],"data":[1]}]}',
-        X + "unknown datatype null; known are",
+        X + "datatype is missing",
     ),
     (
         request_body("INT32", "[1]", "[1]", '"datatype":"INT64"'),
@@ -525,24 +527,24 @@ OTHERS = [
     ),
     (
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":[]}',
-        "a data array stands in inputs that the request gives more than once",
+        "the request has the key inputs more than once",
     ),
     (
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":'
         b'[{"name":"y","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}}]}',
-        "a data array stands in inputs that the request gives more than once",
+        "the request has the key inputs more than once",
     ),
     (
         rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":[1]}]}',
-        "the data of inputs[0] must be an array under a plain key",
+        X + 'data must be given once, under the key "data" written without escapes',
     ),
     (
         rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
-        "the data of inputs[0] must be an array under a plain key",
+        X + "data must be an array, got 0",
     ),
     (
         rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"\u0064ata":0}]}',
-        "the data of inputs[0] must be an array under a plain key",
+        X + "data must be an array, got 0",
     ),
     (
         b'{"inputs":[{"data":["x"],"name":"x","datatype":"INT8","shape":[1]}]}',
@@ -556,11 +558,14 @@ OTHERS = [
         b'{"inputs":[{"name":"x","data":["x"],"datatype":"INT8","shape":[1]}]}',
         X + 'element 0 ("x") is not an integer, as INT8 needs',
     ),
-    (request_body("INT8", "[1]", "[1")[:-3], "the request ends inside the data of inputs[0]"),
-    (request_body("INT8", "[1]", '[1,{"a":2}]'), X + "element 1 ({) is not a JSON value"),
+    (request_body("INT8", "[1]", "[1")[:-3], ENDS_INSIDE),
+    (
+        request_body("INT8", "[1]", '[1,{"a":2}]'),
+        X + "element 1 is an object, INT8 needs an integer",
+    ),
     (
         b'{"inputs":[{"name":"x","data":[1,{"a":2}],"datatype":"INT8"',
-        'the data of inputs[0] is not an array of plain values, near: {"a":2}],"datatype":"INT8"',
+        X + 'data is not an array of plain values, at byte 33, near: {"a":2}],"datatype":"INT8"',
     ),
     (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
     (request_body("INT8", "[1]", "[,1]"), X + "data is not a valid JSON array, near element 0"),
@@ -825,7 +830,7 @@ def test_the_depth_cap(depth_cap: int) -> None:
 
     assert isinstance(outcome([body(depth_cap, depth_cap)], depth_cap=depth_cap), Accepted)
     assert outcome([body(depth_cap + 1, depth_cap)], depth_cap=depth_cap) == Failed(
-        ErrorKind.BAD_REQUEST, f"the data of inputs[0]: data is nested deeper than {depth_cap}"
+        ErrorKind.BAD_REQUEST, X + f"data is nested deeper than {depth_cap}"
     )
     assert outcome([body(depth_cap, depth_cap + 1)], depth_cap=depth_cap) == Failed(
         ErrorKind.BAD_REQUEST, f"the request's JSON is nested deeper than {depth_cap}"
