@@ -34,10 +34,14 @@ def element_fault(
     message, and index and value of the first element at fault.
     """
     text = run.text.decode("utf-8", "surrogateescape")
-    index = first_index
+    index, depth = first_index, run.depth_before
     for between, token in _TOKEN.findall(text):
+        depth += between.count("[") - between.count("]")
         if not token:
             continue
+        if brackets := _bracket_fault(token, depth):
+            last = index - (depth <= 0 or token.startswith("}"))
+            return message.fault(f"{label}: data {brackets}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
             return message.fault(f"{label}: element {index} is an object, {needed}")
@@ -47,6 +51,19 @@ def element_fault(
             break  # no comma
         index += 1
     return no_array(label, max(first_index, index - 1), message)
+
+
+def _bracket_fault(token: str, depth: int) -> str:
+    """Say what is wrong with the brackets before a token, if anything is.
+
+    ``depth`` counts those that are open there.
+    """
+    if depth < 0:
+        return "has a closing bracket too many"
+    if not depth:
+        return f"ends and is followed by {_quoted(token)}"
+    is_string = token.startswith('"')
+    return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
 
 
 def no_array(label: str, near: int, message: Message) -> GatewayError:
