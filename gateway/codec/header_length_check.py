@@ -1,11 +1,15 @@
-"""Finds tensors behind the JSON of an answer that does not tell the length of its header."""
+"""Finds binary tensors behind the JSON of a message that does not tell the length of its header."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from gateway.codec.string_walk import codes_and_inside
-from gateway.errors import bad_answer
+from gateway.codec.value_walk import walk_values
+from gateway.errors import bad_answer, bad_request
+from gateway.protocol.json_errors import Cut, sent_place
 
 _WINDOW = 64 * 1024
 """Bytes that are looked at at once."""
@@ -81,6 +85,20 @@ class HeaderLengthCheck:
         if text and inside[-1]:
             self._before = b'"\\' if codes[-1] == _BACKSLASH else b'"'
         return len(window)
+
+
+def check_header_end(text: bytes, cuts: Sequence[Cut] = ()) -> None:
+    """Check what was taken for the JSON part of a request, with arrays cut out of it.
+
+    Raises GatewayError (400) if binary tensors stand in it.
+    """
+    ends, _ = walk_values(text)
+    if _KEY in text and ends.size and text[ends[0] :].strip(_SPACE):
+        size = sent_place(int(ends[0]), cuts)
+        raise bad_request(
+            f"bytes follow the request's JSON of {size} bytes: a request with binary tensors needs "
+            f"the header Inference-Header-Content-Length: {size}"
+        )
 
 
 def check_header_length(body: bytes) -> None:

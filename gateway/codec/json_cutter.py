@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
+from gateway.codec.header_length_check import check_header_end
 from gateway.codec.misplaced_array import misplaced_array
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.inference_header import V1_REQUEST
-from gateway.protocol.json_errors import Cut, kind_of, quoted
+from gateway.protocol.json_errors import Cut, kind_of, parsed_json, quoted
 from gateway.protocol.messages import REQUEST, Message
 
 _KEY = b'"data"'
@@ -214,7 +215,7 @@ class JsonCutter:
         key = self._message.tensors
         opening = b'{"%s":[{"data":0' % key.encode() if self.arrays else b""
         try:
-            fields = orjson.loads(opening + fragment + b"1}]}")
+            fields = parsed_json(opening + fragment + b"1}]}")
         except orjson.JSONDecodeError:
             return None
         tensors = fields.get(key) if isinstance(fields, dict) else None
@@ -233,8 +234,12 @@ class JsonCutter:
             raise self._too_large()
 
     def _too_large(self) -> GatewayError:
-        if self._message is REQUEST and _V1_START.match(self._header):
-            return bad_request(V1_REQUEST)
+        if self._message is REQUEST:
+            # No more of it, as that would hang on how the text arrived.
+            start = bytes(self._header[: self._header_cap + 1])
+            if _V1_START.match(start):
+                return bad_request(V1_REQUEST)
+            check_header_end(start, self.cuts)
         return GatewayError(
             self._message.too_large,
             f"the JSON around the data is larger than {self._header_cap} bytes "

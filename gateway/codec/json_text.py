@@ -12,7 +12,7 @@ import orjson
 from gateway.codec.array_scanner import WINDOW
 from gateway.codec.value_walk import walk_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.json_errors import invalid_json, quoted
+from gateway.protocol.json_errors import invalid_json, parsed_json, quoted
 from gateway.protocol.messages import REQUEST
 
 _T = TypeVar("_T")
@@ -225,7 +225,7 @@ class JsonText:
         """Parse a value that was just taken."""
         try:
             # With a space behind it, a number that lacks digits does not look cut short.
-            return orjson.loads(raw + b" ")
+            return parsed_json(raw + b" ")
         except orjson.JSONDecodeError as error:
             raise invalid_json(REQUEST, raw, error, before=self.place - len(raw)) from None
 

@@ -10,7 +10,7 @@ import orjson
 from gateway.codec.string_walk import codes_and_inside
 from gateway.errors import GatewayError
 from gateway.protocol.inference_header import check_entries, check_object
-from gateway.protocol.json_errors import Cut, invalid_json, quoted_around, sent_place
+from gateway.protocol.json_errors import Cut, invalid_json, parsed_json, quoted_around, sent_place
 from gateway.protocol.messages import Message
 
 _OPENINGS, _CLOSINGS = b"[{", b"]}"
@@ -24,7 +24,7 @@ def misplaced_array(
     ``cuts`` are the arrays before it. Names what is wrong before the key, if anything is.
     """
     try:
-        fields = orjson.loads(header + b"1" + _closings(header))
+        fields = parsed_json(header + b"1" + _closings(header))
     except orjson.JSONDecodeError as error:
         return invalid_json(message, header, error, cuts)
     try:
@@ -33,7 +33,7 @@ def misplaced_array(
     except GatewayError as error:
         return error
     return message.fault(
-        f'an array stands under "data" that belongs to no tensor of {message.tensors}, '
+        f'there is an array "data" outside the tensors of {message.tensors}, '
         f"at byte {sent_place(key_at, cuts)}, near: {quoted_around(header, key_at, cuts)}"
     )
 

@@ -18,7 +18,7 @@ from gateway.protocol.inference_header import (
     is_deeper,
     shown,
 )
-from gateway.protocol.json_errors import Cut, invalid_json
+from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
 from gateway.protocol.messages import ANSWER
 from gateway.protocol.tensors import element_count
 
@@ -45,7 +45,7 @@ def parse_answer(text: bytes, cuts: Sequence[Cut] = ()) -> Fields:
     Raises GatewayError (502).
     """
     try:
-        fields = orjson.loads(text)
+        fields = parsed_json(text)
     except orjson.JSONDecodeError as error:
         raise invalid_json(ANSWER, text, error, cuts) from None
     checked = check_object(fields, ANSWER)

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.json_errors import Cut, invalid_json
+from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
 from gateway.protocol.messages import REQUEST, Message
 from gateway.protocol.tensors import element_count
 
@@ -89,7 +89,7 @@ def parse_header(text: bytes, depth_cap: int, cuts: Sequence[Cut] = ()) -> Field
     Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
     """
     try:
-        fields = orjson.loads(text)
+        fields = parsed_json(text)
     except orjson.JSONDecodeError as error:
         raise invalid_json(REQUEST, text, error, cuts) from None
     checked = check_object(fields, REQUEST)

@@ -402,7 +402,7 @@ def test_the_content_type_counts_for_bytes_alone() -> None:
         (answer(output("FP32", [1]))[:-5], "the server's answer ends at byte"),
         (
             b'{"a":{"data":[1]}}',
-            'an array stands under "data" that belongs to no tensor of outputs, at byte 6, near: ',
+            'there is an array "data" outside the tensors of outputs, at byte 6, near: ',
         ),
         (
             b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1]}],"outputs":[]}',

@@ -365,6 +365,53 @@ def test_what_the_table_refuses(body: bytes, message: str) -> None:
     assert outcome(bodies.cut(body, 1)) == found
 
 
+@pytest.mark.parametrize("start", ["{", "{ ", "{\n  ", "\n {\n\t "])
+def test_many_tiny_values_beside_the_data_are_fine(start: str) -> None:
+    """orjson fails on them by itself, if what stands before them looks indented."""
+    many = "[" + "1," * 5000 + "1]"
+    body = start + f'"parameters":{{"x":{many}}},' + request_body("INT8", "[1]", "[7]")[1:].decode()
+    for pieces in ([body.encode()], bodies.cut(body.encode(), 1)):
+        found = outcome(pieces, header_cap=1 << 20)
+        assert isinstance(found, Accepted)
+        assert json.loads(found.header)["parameters"]["x"] == [1] * 5001
+    broken = body[:-1] + "x"
+    assert outcome([broken.encode()], header_cap=1 << 20) == Failed(
+        ErrorKind.BAD_REQUEST,
+        "the request is not valid JSON (unexpected character, expected ',' or '}' "
+        f"at byte {len(body) - 1}), near: " + 'pe":[1],"data":[…]}]x',
+    )
+
+
+V1_AT_V2 = (
+    "inputs is missing; the request has instances, as in the V1 protocol: "
+    "send such a request to /v1/models/MODEL:predict"
+)
+
+
+@pytest.mark.parametrize(
+    "instances", ["[[1,2],[3,4]]", "[" + "1," * 100_000 + "1]", '[{"data":1}]']
+)
+@pytest.mark.parametrize("space", ["", " \n"])
+def test_a_v1_request_is_told_where_to_go(instances: str, space: str) -> None:
+    body = f'{space}{{{space}"instances"{space}:{instances},"parameters":{{}}}}'.encode()
+    for pieces in ([body], bodies.cut(body, 1), bodies.cut(body, 2)):
+        assert outcome(pieces) == Failed(ErrorKind.BAD_REQUEST, V1_AT_V2)
+
+
+@pytest.mark.parametrize("tensor", [bytes(8), b"\0\0\x80\xbf" * 2, b"\xff" * 200_000])
+@pytest.mark.parametrize("data", [b"", b',{"name":"y","shape":[1],"datatype":"INT8","data":[17]}'])
+def test_binary_tensors_without_a_header_length_are_told_it(tensor: bytes, data: bytes) -> None:
+    entry = b'{"name":"x","shape":[2],"datatype":"FP32","parameters":{"binary_data_size":8}}'
+    header = b'{"inputs":[' + entry + data + b"]}"
+    body = header + tensor
+    message = (
+        f"bytes follow the request's JSON of {len(header)} bytes: a request with binary tensors "
+        f"needs the header Inference-Header-Content-Length: {len(header)}"
+    )
+    for pieces in ([body], bodies.cut(body, 1), bodies.cut(body, 2)):
+        assert outcome(pieces) == Failed(ErrorKind.BAD_REQUEST, message)
+
+
 def test_unknown_keys_are_passed_on() -> None:
     body = (
         b'{"model_name":"other","x":{"data":{"y":[1.5,null,true,"\xc3\xa9\\u0000"]}},'

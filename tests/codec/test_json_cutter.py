@@ -128,7 +128,7 @@ def test_an_input_has_one_array_of_data(text: bytes, message: str) -> None:
     assert error.message == message
 
 
-MISPLACED = 'an array stands under "data" that belongs to no tensor of inputs, at byte '
+MISPLACED = 'there is an array "data" outside the tensors of inputs, at byte '
 INVALID = "the request is not valid JSON ("
 
 

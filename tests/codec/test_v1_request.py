@@ -247,6 +247,10 @@ def test_parameters_are_for_the_model() -> None:
     assert json.loads(request.header)["parameters"] == {"top": 3, "binary_data_output": True}
 
 
+OF_V2 = (
+    "inputs is an array of tensors, as in the V2 protocol: "
+    "send such a request to /v2/models/MODEL/infer"
+)
 NOT_TAKEN = "input 'x' of model 'm' takes shape "
 REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
     "no object": (
@@ -332,6 +336,21 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         b'{"instances":[{"x":1},{"x":99999999999999999999}]}',
         {"x": ("INT64", [-1])},
         "input 'x': element 1 (99999999999999999999) does not fit INT64",
+    ),
+    "a V2 request": ({"inputs": [{"name": "x", "data": [1]}]}, X, OF_V2),
+    "a V2 request for BYTES": (b' { "inputs" :\n [ {\n "shape" :[1],"name":"t"}]}', TEXT, OF_V2),
+    "a V2 request for several inputs": ({"inputs": [{"datatype": "FP32"}]}, TWO, OF_V2),
+    "objects that are no tensors": (
+        {"inputs": [{"x": 1}]},
+        X,
+        "input 'x': element 0 is an object, FP32 needs a number",
+    ),
+    "null for an array": ({"instances": None}, X, "instances must be an array, got null"),
+    "a string for an array": ({"instances": "a"}, X, "instances must be an array, got a string"),
+    "null for inputs": (
+        {"inputs": None},
+        X,
+        "input 'x': element 0 (null) is not a number, as FP32 needs",
     ),
     "ragged": (
         {"instances": [[1, 2], [3]]},
