@@ -91,6 +91,8 @@ class JsonText:
 
     def more(self) -> Steps[None]:
         """Wait for more text; raises GatewayError (400) where there will be none."""
+        if self.ended and not self._received:
+            raise bad_request("the request has no body")
         if self.ended:
             raise bad_request(
                 f"the request's JSON ends at byte {self._received}, before it is complete"
