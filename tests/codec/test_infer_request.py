@@ -616,9 +616,9 @@ OTHERS = [
     ),
     (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
     (request_body("INT8", "[1]", "[,1]"), X + "data is not a valid JSON array, near element 0"),
-    (request_body("INT8", "[2]", "[1]]"), X + "element 1 (}) is not a JSON value"),
+    (request_body("INT8", "[2]", "[1]]"), X + "data has a closing bracket too many"),
     (request_body("INT8", "[2]", "[1][2]"), X + "data is not a valid JSON array, near element 1"),
-    (request_body("INT8", "[2]", "[1] 2,3"), X + "data is not a valid JSON array, near element 0"),
+    (request_body("INT8", "[2]", "[1] 2,3"), X + "data ends and is followed by 2, behind"),
 ]
 
 
