@@ -130,8 +130,11 @@ class ArrayScanner:
         self._searched = 0
         self.ended = False
         self.rest = b""
+        self._passed = 0
         self.culprit: bytes | None = None
         """Text that can be in no array of plain values; nothing behind it is looked at."""
+        self.culprit_at = 0
+        """Bytes of the array before it."""
 
     def scan(self, buffer: bytes, last: bool) -> Iterator[Run | StringPart]:
         """Yield what can be cut from the buffer, which starts with the ``rest`` of the last call.
@@ -147,6 +150,7 @@ class ArrayScanner:
                 break
             self._searched = 0
             position += step.used
+            self._passed += step.used - len(step.stand_in)
             if step.stand_in:
                 buffer, position = step.stand_in + buffer[position:], 0
             if step.item is not None:
@@ -253,6 +257,7 @@ class ArrayScanner:
         if not whole and len(window) - stop < _CULPRIT:
             return None
         self.culprit = window[stop : stop + _CULPRIT]
+        self.culprit_at = self._passed + stop
         size = min(stop + _CULPRIT, len(window))
         return self._run(window, size, max(1, self._depth), len(window))
 

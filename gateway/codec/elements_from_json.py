@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
-from gateway.codec.array_scanner import Run, StringPart
+from gateway.codec.array_scanner import Run, StringPart, cut_string
 from gateway.codec.faults import element_fault, no_array, smaller_runs
 from gateway.codec.plain_numbers import (
     REFUSALS,
@@ -204,7 +204,9 @@ class TensorFromJson:
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         if self.datatype.family is not Family.TEXT:
-            run = Run(b'["' + part.text[:60] + b'"]', 0, 0, first=True)
+            # Cut where no escape and no character is cut in two: it is quoted.
+            end, _ = cut_string(part.text[:60], full=True, last=True) or (60, False)
+            run = Run(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
             raise self._fault(run)
         if self._long is None:
             self._long = _LongString(len(self.chunks))

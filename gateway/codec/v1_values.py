@@ -10,6 +10,7 @@ from gateway.codec.base64_text import Base64Decoder
 from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
 from gateway.errors import bad_request
+from gateway.protocol.json_errors import quoted
 from gateway.protocol.v1 import BASE64_KEY
 
 _OPENINGS = b"[ \t\n\r"
@@ -111,6 +112,7 @@ def _is_other(seen: bytes) -> bool:
 
 def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     """Read an array of plain values in runs."""
+    start = text.place
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
         for item in scanner.scan(text.take_all(), text.ended):
@@ -118,8 +120,10 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
             if tensor.is_text:
                 yield Pause.TURN
         if scanner.culprit is not None:
-            near = scanner.culprit.decode("utf-8", "replace")
-            raise bad_request(f"{tensor.label} is not an array of plain values, near: {near}")
+            raise bad_request(
+                f"{tensor.label} is not an array of plain values, at byte "
+                f"{start + scanner.culprit_at}, near: {quoted(scanner.culprit)}"
+            )
         text.put_back(scanner.rest)
         if scanner.ended:
             return

@@ -11,6 +11,7 @@ from functools import partial
 
 from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.elements_to_json import LentText, Text
+from gateway.codec.header_length_check import HeaderLengthCheck
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
@@ -21,7 +22,7 @@ from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.exchange.held_answer import relay_mixed
 from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
-from gateway.protocol.answer_header import parse_answer, read_outputs
+from gateway.protocol.answer_header import check_promised, parse_answer, read_outputs
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import AnswerHead, UpstreamResponse
 
@@ -51,11 +52,35 @@ async def relay_answer(
     as_asked = route.upstream.dialect.answers_as_asked
     with naming_endpoint(url):
         if response.status != 200 or (form.all_binary and as_asked):
-            await forward_answer(response, answer, url, deadline)
+            await _forward_binary(response, answer, route, url, deadline)
         elif as_asked:
             await _relay_binary(response, answer, form, route, url, deadline)
         else:
             await _relay_doubted(response, answer, form, route, url, deadline)
+
+
+async def _forward_binary(
+    response: UpstreamResponse, answer: ClientAnswer, route: Route, url: str, deadline: Deadline
+) -> None:
+    """Pass on, as it is, an error or an answer whose outputs the client wants in binary form."""
+    headers = response.headers
+    # What is compressed is for the client alone to read.
+    if response.status != 200 or HEADER_LENGTH in headers or "Content-Encoding" in headers:
+        await forward_answer(response, answer, url, deadline)
+        return
+    chunks = json_alone(response_chunks(response, url, deadline))
+    cap = route.limits.header_bytes
+    await relay_document(response, chunks, answer, bytes, cap, route, deadline)
+
+
+async def json_alone(
+    chunks: AsyncIterator[bytes | memoryview],
+) -> AsyncIterator[bytes | memoryview]:
+    """Pass on an answer without a header length; raises GatewayError (502) if tensors follow."""
+    check = HeaderLengthCheck()
+    async for chunk in chunks:
+        check.feed(chunk)
+        yield chunk
 
 
 def with_wishes(route: Route, form: AnswerForm) -> Route:
@@ -82,7 +107,8 @@ async def _relay_binary(
     chunks = response_chunks(response, url, deadline)
     if header_size is None:
         change = partial(with_empty_data, form=form, route=route)
-        await relay_document(response, chunks, answer, change, cap, route, deadline)
+        document = json_alone(chunks)
+        await relay_document(response, document, answer, change, cap, route, deadline)
     else:
         await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
 
@@ -103,6 +129,8 @@ async def _relay_doubted(
         await _relay_binary(response, answer, form, route, url, deadline)
         return
     chunks = response_chunks(response, url, deadline)
+    if header_size is None:
+        chunks = json_alone(chunks)
     await relay_in_form(response, chunks, header_size, answer, form, route, deadline)
 
 
@@ -250,8 +278,9 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
 
     Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
     OpenVINO Model Server without any size. What servers give as text although it was asked for in
-    binary form may have to become base64.
+    binary form may have to become base64. Raises GatewayError (502) for one that promises tensors.
     """
+    check_promised(document)
     may_be_text = not route.upstream.dialect.answers_as_asked
     convert = _with_base64 if route.policies.some_base64 and may_be_text else _with_data
     try:

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.header_length_check import check_header_length
 from gateway.errors import GatewayError, without_frames
 from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Route, StraightClient
@@ -215,10 +216,11 @@ class StraightExchange:
             header_size, headers = _as_json(head, cap)
             if header_size is not None:
                 return headers, whole_as_json(body, header_size, self._route)
+            check_header_length(body)
+            if len(body) <= cap:
+                body = with_empty_data(body, _ALL_JSON, self._route)
         except GatewayError as error:
             raise naming(self._loan.endpoint.url, error) from error
-        if len(body) <= cap:
-            body = with_empty_data(body, _ALL_JSON, self._route)
         return headers, body
 
     def _answer_failure(self, error: Exception) -> None:
