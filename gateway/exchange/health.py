@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
@@ -158,6 +158,7 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
             finally:
                 response.close()
     except GatewayError as error:
+        without_frames(error)
         return error.message
     except TimeoutError:
         return f"{endpoint.url} did not say in {PROBE_TIME:g} s that it is ready"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.upstream.document import ask
 from gateway.upstream.member import Member
 
@@ -113,5 +113,6 @@ async def _responds(member: Member) -> Member | None:
     except TimeoutError:
         return None
     except GatewayError as error:
+        without_frames(error)
         return None if error.kind in _UNCONNECTED else member
     return member
