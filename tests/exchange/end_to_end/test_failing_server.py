@@ -192,6 +192,9 @@ LYING_ANSWERS = {
     "length over the cap": binary_answer(bytes(8), headers={LENGTH: "9" * 15}),
     "length of 30 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 30}),
     "length of 5000 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 5000}),
+    "length twice": binary_answer(bytes(8), headers={"X": "#"}).replace(
+        b"X: #", LENGTH.encode() + b": 5"
+    ),
     "tensor too short": answer(answer_header(8) + bytes(7), {LENGTH: str(len(answer_header(8)))}),
     "tensor too long": answer(answer_header(8) + bytes(9), {LENGTH: str(len(answer_header(8)))}),
     "no tensor at all": answer(answer_header(8), {LENGTH: str(len(answer_header(8)))}),
