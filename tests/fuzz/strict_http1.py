@@ -98,11 +98,11 @@ def next_request(stream: bytes) -> Request | None:
     words = _FIRST.fullmatch(first)
     if not words or words[1] == b"CONNECT":
         raise RefusedError("no request line")
-    fields = _fields(lines)
+    fields = read_fields(lines)
     _check_host(words[2], words[3], fields)
     rest = end + 4
     if (length := _length(fields, words[3])) is None:
-        found = _chunked(stream, rest)
+        found = chunked(stream, rest)
         if found is None:
             return None
         body, rest = found
@@ -113,7 +113,8 @@ def next_request(stream: bytes) -> Request | None:
     return Request(words[1], words[2], fields, body, rest, _is_last(fields, words[3]))
 
 
-def _fields(lines: list[bytes]) -> Fields:
+def read_fields(lines: list[bytes]) -> Fields:
+    """Read the lines of a head, or of a trailer; raises RefusedError."""
     found: Fields = []
     for line in lines:
         match = _FIELD.fullmatch(line)
@@ -123,12 +124,13 @@ def _fields(lines: list[bytes]) -> Fields:
     return found
 
 
-def _all(fields: Fields, name: bytes) -> list[bytes]:
+def all_of(fields: Fields, name: bytes) -> list[bytes]:
+    """Give every value of a field, by its name in lower case."""
     return [value for each, value in fields if each == name]
 
 
 def _check_host(target: bytes, version: bytes, fields: Fields) -> None:
-    hosts = _all(fields, b"host")
+    hosts = all_of(fields, b"host")
     if len(hosts) > 1 or (version == b"1" and not hosts):
         raise RefusedError("not one Host")
     absolute = _ABSOLUTE.fullmatch(target)
@@ -142,8 +144,8 @@ def _check_host(target: bytes, version: bytes, fields: Fields) -> None:
 
 def _length(fields: Fields, version: bytes) -> int | None:
     """Give the size of the body, None where it is chunked."""
-    codings = _all(fields, b"transfer-encoding")
-    lengths = _all(fields, b"content-length")
+    codings = all_of(fields, b"transfer-encoding")
+    lengths = all_of(fields, b"content-length")
     if codings:
         if lengths or version == b"0" or [each.lower() for each in codings] != [b"chunked"]:
             raise RefusedError("a coding in doubt")
@@ -155,9 +157,9 @@ def _length(fields: Fields, version: bytes) -> int | None:
     return int(lengths[0])
 
 
-def _chunked(stream: bytes, at: int) -> tuple[bytes, int] | None:
-    """Give a chunked body and where it ends; None where it is not whole."""
-    body = b""
+def chunked(stream: bytes, at: int) -> tuple[bytes, int] | None:
+    """Give a chunked body and where it ends; None where it is not whole; raises RefusedError."""
+    parts: list[bytes] = []
     while True:
         end = stream.find(b"\r\n", at)
         if end < 0:
@@ -168,8 +170,8 @@ def _chunked(stream: bytes, at: int) -> tuple[bytes, int] | None:
         size = int(match[1], 16)
         at = end + 2
         if not size:
-            return _trailers(stream, at, body)
-        body += stream[at : at + size]
+            return _trailers(stream, at, b"".join(parts))
+        parts.append(stream[at : at + size])
         at += size
         if stream[at : at + 2] != b"\r\n":
             if b"\r\n".startswith(stream[at : at + 2]):
@@ -185,13 +187,13 @@ def _trailers(stream: bytes, at: int, body: bytes) -> tuple[bytes, int] | None:
             return None
         lines.append(stream[at:end])
         at = end + 2
-    names = {name for name, _ in _fields(lines)}
+    names = {name for name, _ in read_fields(lines)}
     if names & {b"content-length", b"transfer-encoding"}:
         raise RefusedError("a trailer that tells of the body")
     return body, at + 2
 
 
 def _is_last(fields: Fields, version: bytes) -> bool:
-    options = b",".join(_all(fields, b"connection")).lower().split(b",")
+    options = b",".join(all_of(fields, b"connection")).lower().split(b",")
     words = {option.strip(b" \t") for option in options}
     return b"close" in words or (version == b"0" and b"keep-alive" not in words)
