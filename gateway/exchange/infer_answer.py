@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+
+from multidict import CIMultiDictProxy
 
 from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.elements_to_json import LentText, Text
@@ -161,12 +163,13 @@ def answer_header_size(head: AnswerHead, cap: int | None) -> int | None:
     return stated_header_size(head.headers, cap)
 
 
-def stated_header_size(headers: Mapping[str, str], cap: int | None) -> int | None:
+def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
     """Give the size of the JSON before an answer's tensors, by the answer's headers."""
     # Servers differ in Content-Type: a binary answer is known by this header alone.
-    value = headers.get(HEADER_LENGTH)
-    if value is None:
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
         return None
+    value = ", ".join(values)  # which is no number where there are two
     if not (value.isascii() and value.isdigit() and len(value) < 20):
         raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:

@@ -285,7 +285,7 @@ def _settle_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
     if absolute := ABSOLUTE_FORM.match(target):
         if not absolute[1]:
             raise MalformedError("a request target without a host")
-        hosts = [absolute[1]]
+        hosts.append(absolute[1])
         headers["Host"] = absolute[1]
     for host in hosts:
         if not _AUTHORITY.fullmatch(host):
