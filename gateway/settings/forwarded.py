@@ -61,5 +61,6 @@ class Forwarded(Section):
         json_schema_extra={"default": "none"},
     )
     via: StrictBool = Field(
-        default=True, description="Whether servers get a Via that names the gateway."
+        default=True,
+        description="Whether servers get a Via that names the gateway; with false, CDN-Loop does.",
     )

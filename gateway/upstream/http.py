@@ -40,9 +40,14 @@ class HttpEndpoint(UpstreamEndpoint):
     """
 
     def __init__(
-        self, address: ServerAddress, connect_time: float, keep_alive: float = 4.0
+        self,
+        address: ServerAddress,
+        connect_time: float,
+        keep_alive: float = 4.0,
+        own_request: HeaderLines = (),
     ) -> None:
         self.url = address.url
+        self.own_request = own_request
         self._address = address
         self._connect_time = connect_time
         self._idle = IdleConnections(keep_alive)

@@ -8,10 +8,13 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from gateway.app import material
 from gateway.app.gateway import Gateway
 from gateway.exchange.routes import Routes
 from gateway.settings.schema import Settings
@@ -82,8 +85,10 @@ async def mirrored(
             "forwarded": {"headers": False, "via": False},
         }
     )
-    async with Gateway(settings) as gateway:
-        yield RunningGateway(gateway)
+    # Else each gateway would have a name of its own in CDN-Loop.
+    with patch.object(material, "new_identity", lambda: "0" * 16):
+        async with Gateway(settings) as gateway:
+            yield RunningGateway(gateway)
 
 
 def _under_way(gateway: RunningGateway) -> int:
@@ -196,10 +201,8 @@ async def test_a_share(
     seeded = random.Random(7).random
     expected = [number for number in range(30) if seeded() < 0.3] if copied is None else copied
     drawn = random.Random(7).random
-    plain = Routes.__init__
-    monkeypatch.setattr(
-        Routes, "__init__", lambda routes, rules: plain(routes, rules, lambda: drawn())
-    )
+    seed = partialmethod(Routes.__init__, random=lambda: drawn())
+    monkeypatch.setattr(Routes, "__init__", seed)
     async with FaultyServer(model) as server, FaultyServer(model) as shadow:
         async with (
             mirrored(server.url, shadow.url, share) as gateway,
