@@ -79,7 +79,9 @@ def _validated(source: Source) -> tuple[Settings | None, list[ErrorDetails]]:
     the quotes.
     """
     settings, errors = _attempt(source.value)
-    refused = [each for each in source.unquoted if any(_is_within(each, e["loc"]) for e in errors)]
+    # An error may be within a value: of a single item, say, that stands for a list.
+    around = {e["loc"][:length] for e in errors for length in range(len(e["loc"]) + 1)}
+    refused = [path for path in source.unquoted if path in around]
     if refused:
         for path in refused:
             _put(source.value, path, source.unquoted[path])
@@ -92,10 +94,6 @@ def _attempt(value: object) -> tuple[Settings | None, list[ErrorDetails]]:
         return Settings.model_validate(value), []
     except ValidationError as error:
         return None, error.errors(include_url=False)
-
-
-def _is_within(path: KeyPath, other: KeyPath) -> bool:
-    return other[: len(path)] == path
 
 
 def _put(value: Any, path: KeyPath, item: object) -> None:

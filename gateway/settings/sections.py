@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType
 from typing import Any, get_args
 
@@ -47,7 +48,12 @@ def keys_at(path: KeyPath) -> Keys | None:
 
 def sections_with(key: str) -> list[str]:
     """Return the sections that have a key, as an operator reads their paths."""
-    return [path for path, model in _sections("", Settings) if key in model.model_fields]
+    return [path for path, model in _all_sections() if key in model.model_fields]
+
+
+@cache
+def _all_sections() -> tuple[tuple[str, type[BaseModel]], ...]:
+    return tuple(_sections("", Settings))
 
 
 def _sections(path: str, kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 
 KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
@@ -106,5 +107,6 @@ def among(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, every) or f"; known: {shown}"
 
 
+@lru_cache(maxsize=1024)
 def _folded(name: str) -> str:
     return re.sub(r"[\s-]+", "_", _HUMP.sub("_", name.strip())).casefold()
