@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partialmethod
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from gateway.app import material
 from gateway.app.gateway import Gateway
 from gateway.exchange.routes import Routes
 from gateway.settings.schema import Settings
@@ -34,6 +32,8 @@ from tests.servers.tensors import (
     json_request,
     metadata,
 )
+
+pytestmark = pytest.mark.usefixtures("one_identity")
 
 MIB = 2**20
 MOST = 64
@@ -85,10 +85,8 @@ async def mirrored(
             "forwarded": {"headers": False, "via": False},
         }
     )
-    # Else each gateway would have a name of its own in CDN-Loop.
-    with patch.object(material, "new_identity", lambda: "0" * 16):
-        async with Gateway(settings) as gateway:
-            yield RunningGateway(gateway)
+    async with Gateway(settings) as gateway:
+        yield RunningGateway(gateway)
 
 
 def _under_way(gateway: RunningGateway) -> int:
