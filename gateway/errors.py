@@ -44,6 +44,7 @@ class ErrorKind(Enum):
     NOT_READY = Answer(503, 14)
     UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)
+    LOOP = Answer(508, 9)
 
 
 TRY_AGAIN = 1

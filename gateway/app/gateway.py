@@ -11,7 +11,6 @@ from typing import Self
 
 from gateway.app.admin import pages
 from gateway.app.changes import as_far_as_possible, changes
-from gateway.app.forwarding import forwarding
 from gateway.app.hearsay import Hearsay
 from gateway.app.limits import shared_limits
 from gateway.app.listen import (
@@ -110,7 +109,12 @@ class Gateway:
             await _give_up(held)
             raise
         routes = build_routes(
-            settings, of_held(held), self._shared, self._helper, material.keys.groups
+            settings,
+            of_held(held),
+            self._shared,
+            self._helper,
+            material.keys.groups,
+            material.forwarding,
         )
         self.runtime = Runtime(held, routes, self._shared)
         self._listener = HttpListener(
@@ -120,7 +124,7 @@ class Gateway:
             self.runtime.straight,
             material.tls,
             _patience(settings),
-            forwarding(settings),
+            material.forwarding,
             buffers,
         )
         self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
@@ -156,7 +160,13 @@ class Gateway:
         try:
             await _start(held)
             routes = await asyncio.to_thread(
-                build_routes, settings, of_held(held), shared, helper, material.keys.groups
+                build_routes,
+                settings,
+                of_held(held),
+                shared,
+                helper,
+                material.keys.groups,
+                material.forwarding,
             )
             listening = self._listen(settings)
         except BaseException:
@@ -184,7 +194,7 @@ class Gateway:
             _access_log(material.settings),
             material.tls,
             _patience(material.settings),
-            forwarding(material.settings),
+            material.forwarding,
         )
         self._retired.add(self.runtime)
         self.runtime = runtime

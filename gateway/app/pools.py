@@ -10,6 +10,7 @@ from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.settings.upstreams import Balance, Ejection, Health
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import ServerAddress, server_at
+from gateway.upstream.base import HeaderLines
 from gateway.upstream.dialect import Interpreter
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.ejections import Tell
@@ -31,16 +32,17 @@ def build_pool(
     buffers: BufferAccount | None = None,
     tell: Tell | None = None,
     interpreter: Interpreter | None = None,
+    own_request: HeaderLines = (),
 ) -> Pool:
     """Make the pool of the upstream ``name``, and who looks after it.
 
     ``context`` is for TLS, ``connect_time`` in seconds; ``buffers`` counts what connections buffer.
     ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
-    what they are, where the settings do not say.
+    what they are, where the settings do not say. ``own_request`` names the gateway where it asks.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, connect_time, declared.keep_alive, buffers)
+        return HttpEndpoint(address, connect_time, declared.keep_alive, buffers, own_request)
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [server_at(url, context, server_name) for url in declared.endpoints]

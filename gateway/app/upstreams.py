@@ -16,6 +16,7 @@ from gateway.http1.buffers import BufferAccount
 from gateway.protocol.dialects import DIALECTS
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings
+from gateway.upstream.base import HeaderLines
 from gateway.upstream.dialect import Interpreter, declared_speech
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -31,7 +32,8 @@ _ASK_AGAIN = 1.0
 class Recipe:
     """Tell all that an upstream is made of: what is made of equal recipes does the same.
 
-    Times are in seconds. ``certificates`` tells what the files of its TLS hold, of which
+    Times are in seconds. ``own_request`` is what the gateway's own requests have, to name it.
+    ``certificates`` tells what the files of its TLS hold, of which
     ``context`` is made; there is none without TLS.
     """
 
@@ -42,6 +44,7 @@ class Recipe:
     metadata_time: float
     metadata_models: int
     workers: int = 1
+    own_request: HeaderLines = ()
     certificates: tuple[bytes | None, ...] = ()
     context: ssl.SSLContext | None = field(default=None, compare=False)
 
@@ -153,6 +156,7 @@ def _build(
             buffers,
             tell,
             interpreter,
+            own_request=recipe.own_request,
         ),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),

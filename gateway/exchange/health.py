@@ -151,7 +151,8 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
     """Tell why an endpoint is not ready; None if it is."""
     try:
         async with asyncio.timeout(PROBE_TIME):
-            response = await endpoint.send(UpstreamRequest("GET", _READY, CIMultiDict()))
+            headers = CIMultiDict(endpoint.own_request)
+            response = await endpoint.send(UpstreamRequest("GET", _READY, headers))
             try:
                 while await response.read():
                     pass  # so that the connection can be kept

@@ -46,8 +46,10 @@ class HttpEndpoint(UpstreamEndpoint):
         connect_time: float,
         keep_alive: float = 4.0,
         buffers: BufferAccount | None = None,
+        own_request: HeaderLines = (),
     ) -> None:
         self.url = address.url
+        self.own_request = own_request
         self._address = address
         self._connect_time = connect_time
         self._buffers = buffers
