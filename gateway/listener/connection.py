@@ -191,23 +191,28 @@ class ClientConnection(Connection):
             self._linger = self.loop.call_later(_LINGER, self.transport.abort)
 
     def _take_head(self, data: bytes | memoryview) -> None:
-        if not self._reader.begun:
-            self._quiet_since = self.loop.time()
         try:
             found = self._reader.feed(data)
-            if self._head_size or found is None:
-                self._count_head(self._reader.size)
             if found is None:
-                if self.buffers.free < 0:
-                    self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
+                self._wait_for_head()
                 return
             head = parse_request_head(found[0])
         except MalformedError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
             return
+        if self._head_size:
+            self._count_head(0)
         self._head = head
         self._began = time.perf_counter()
         self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
+
+    def _wait_for_head(self) -> None:
+        """Note a part of a head; empty lines before one are none, and give a client no time."""
+        if self._reader.begun and not self._head_size:
+            self._quiet_since = self.loop.time()
+        self._count_head(self._reader.size)
+        if self.buffers.free < 0:
+            self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
 
     def _count_head(self, size: int) -> None:
         """Count what came of a head that is not whole."""
