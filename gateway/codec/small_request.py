@@ -19,6 +19,7 @@ from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
+from gateway.codec.rounding import is_rounded, may_decide_ties
 from gateway.errors import GatewayError
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import (
@@ -48,19 +49,6 @@ _KEY = b'"data"'
 
 _SPACE = b" \t\r\n"
 _NUMERIC = b"0123456789+-.eE, \t\r\n[]"
-_CODES = {
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +101,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < _FEW:
+    if len(array) < _FEW and not (tensor.is_rounded and may_decide_ties(array)):
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
@@ -143,6 +131,7 @@ class _Tensor:
 
     layout: struct.Struct
     work: Work
+    is_rounded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +169,8 @@ def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
             layout = _layout(declared)
             if layout is None:
                 return None
-            tensors.append(_Tensor(layout, Work(to_json=False, datatype=declared.datatype)))
+            work = Work(to_json=False, datatype=declared.datatype)
+            tensors.append(_Tensor(layout, work, is_rounded(declared.datatype)))
             set_binary_size(entry, layout.size)
         elif declared.source is Source.BINARY:
             return None
@@ -189,6 +179,6 @@ def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
 
 
 def _layout(declared: InputTensor) -> struct.Struct | None:
-    code = _CODES.get(declared.datatype.name)
+    code = declared.datatype.struct_code
     count = element_count(declared.shape)
     return None if code is None or count > LARGEST else struct.Struct(f"<{count}{code}")
