@@ -8,7 +8,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 
 # Bits of precision, and the exponents of the least and the largest normal number.
 FORMATS = {"FP16": (11, -14, 15), "BF16": (8, -126, 127), "FP32": (24, -126, 127)}
@@ -50,9 +49,9 @@ def nearest(text: str, datatype: str) -> bytes | None:
     return np.array([double]).astype(_DTYPES[datatype]).tobytes()
 
 
-def tie(significand: int, exponent: int, datatype: str) -> Fraction:
+def tie(significand: int, exponent: int, of: tuple[int, int, int]) -> Fraction:
     """Give what lies halfway between two floats, perhaps subnormal ones, or the largest and 2^n."""
-    precision, least, most = FORMATS[datatype]
+    precision, least, most = of
     last = min(max(exponent, least), most) - precision
     return Fraction(2 * (significand % 2**precision) + 1) * Fraction(2) ** last
 
@@ -71,16 +70,3 @@ def written(value: Fraction, digits: int, form: int) -> str:
         return f"{sign}{whole}{'0' * exponent}{'.0' * (form == 2)}"
     text = str(whole).zfill(1 - exponent)
     return f"{sign}{text[:exponent]}.{text[exponent:]}"
-
-
-@st.composite
-def near_ties(draw: st.DrawFn) -> tuple[str, str]:
-    """Generate a datatype, and the text of a number at, or a hair beside, a tie of its floats."""
-    datatype = draw(st.sampled_from(list(FORMATS)))
-    precision, least, most = FORMATS[datatype]
-    exponent = draw(st.integers(least - precision - 2, most + 1))
-    significand = draw(st.integers(0, 2**precision - 1) | st.just(2**precision - 1))
-    value = tie(significand, exponent, datatype)
-    hair = Fraction(draw(st.integers(-9, 9)), 10 ** draw(st.integers(9, 60)))
-    value *= draw(st.sampled_from([1, -1])) * (1 + hair)
-    return datatype, written(value, draw(st.integers(7, 120)), draw(st.integers(0, 3)))

@@ -19,7 +19,8 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import bodies, plain
-from tests.codec.exact import FORMATS, near_ties, nearest
+from tests.codec.exact import FORMATS, nearest
+from tests.codec.near_ties import near_ties
 from tests.codec.plain import FLOATS, INTEGERS, LARGEST
 
 

@@ -14,7 +14,8 @@ from gateway.codec import plain_numbers
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
 from gateway.protocol.datatypes import DATATYPES
-from tests.codec.exact import near_ties, nearest
+from tests.codec.exact import nearest
+from tests.codec.near_ties import near_ties
 
 if not COMPILED:
     pytest.skip("the gateway is not compiled", allow_module_level=True)

@@ -19,7 +19,8 @@ from gateway.codec.rounding import SHORT, may_decide_ties, round_text
 from gateway.codec.small_request import convert_small_request
 from gateway.protocol.datatypes import DATATYPES, floating
 from tests.codec import bodies
-from tests.codec.exact import FORMATS, near_ties, nearest
+from tests.codec.exact import FORMATS, nearest
+from tests.codec.near_ties import near_ties
 from tests.codec.plain_v1 import Declared
 from tests.codec.test_binary_answer import Brought, brought
 from tests.codec.test_v1_request import convert as convert_v1
