@@ -40,7 +40,7 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     known to JSON. C knows the bare NaN, Infinity and -Infinity that clients write.
     """
     form = _form(datatype)
-    if _read_floats is not None and form.is_read_in_c:
+    if _read_floats is not None and form.dtype in _READ_IN_C:
         floats = _read_floats(text, form.dtype.itemsize)
         if floats is not None:
             return floats
@@ -55,6 +55,11 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
         return None if rounded is None else rounded.tobytes()
     narrow = values.astype(form.dtype)
     return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
+
+
+def is_read_in_c(datatype: Datatype) -> bool:
+    """Tell whether plain numbers of a datatype are read in C, which takes a few at once too."""
+    return _read_floats is not None and datatype.dtype in _READ_IN_C
 
 
 def parse_numbers(text: bytes | memoryview, of_type: Literal["d", "i", "u"]) -> Values:
@@ -73,7 +78,7 @@ def parsed(text: bytes | memoryview) -> object:
     return parser.parse(text)
 
 
-_READ_IN_C = (np.dtype("<f4"), np.dtype("<f8"))
+_READ_IN_C = frozenset((np.dtype("<f4"), np.dtype("<f8")))
 _WIDEST = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 
 
@@ -84,7 +89,6 @@ class _Form:
     of_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]
     is_widest: bool
-    is_read_in_c: bool
 
 
 @cache
@@ -93,5 +97,4 @@ def _form(datatype: Datatype) -> _Form:
     of_type: Literal["d", "i", "u"] = "d"
     if datatype.integers is not None:
         of_type = "u" if datatype.integers.least == 0 else "i"
-    is_read_in_c = datatype.dtype in _READ_IN_C
-    return _Form(of_type, datatype.dtype, datatype.dtype == _WIDEST[of_type], is_read_in_c)
+    return _Form(of_type, datatype.dtype, datatype.dtype == _WIDEST[of_type])

@@ -19,6 +19,7 @@ from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
+from gateway.codec.plain_numbers import is_read_in_c
 from gateway.codec.rounding import is_rounded, may_decide_ties
 from gateway.errors import GatewayError
 from gateway.protocol.header_facts import HeaderFacts, read_facts
@@ -41,7 +42,7 @@ _LARGEST_AROUND = 16 * 1024
 """Bytes around the data that are remembered."""
 
 _FEW = 2 * 1024
-"""Bytes of an array from which on simdjson and numpy take less time."""
+"""Bytes of an array from which on simdjson and numpy take less time; C always does."""
 
 _MOST_ARRAYS = 256
 _REMEMBERED = 256
@@ -101,7 +102,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < _FEW and not (tensor.is_rounded and may_decide_ties(array)):
+    if len(array) < tensor.few and not (tensor.is_rounded and may_decide_ties(array)):
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
@@ -127,10 +128,11 @@ def _numbers(array: bytes, depth_cap: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How the numbers of an input are converted, if they are few or many."""
+    """How the numbers of an input are converted: below ``few`` bytes by struct, else by work."""
 
     layout: struct.Struct
     work: Work
+    few: int
     is_rounded: bool
 
 
@@ -170,7 +172,8 @@ def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
             if layout is None:
                 return None
             work = Work(to_json=False, datatype=declared.datatype)
-            tensors.append(_Tensor(layout, work, is_rounded(declared.datatype)))
+            few = 0 if is_read_in_c(declared.datatype) else _FEW
+            tensors.append(_Tensor(layout, work, few, is_rounded(declared.datatype)))
             set_binary_size(entry, layout.size)
         elif declared.source is Source.BINARY:
             return None
