@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 
 import numpy as np
 
 from gateway.codec.array_scanner import Run
 from gateway.codec.string_walk import codes_and_inside
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
@@ -98,7 +99,7 @@ def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | Non
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
         return _text_fault(value) if _sent(token) == token else "is not UTF-8"
-    if datatype.family is Family.BOOLEAN or _fits(value, token, datatype):
+    if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
 
@@ -128,30 +129,15 @@ _decode = json.JSONDecoder(parse_int=_integer).decode
 
 
 def _fits(value: float, token: str, datatype: Datatype) -> bool:
-    if datatype.family is Family.INTEGER:
-        least, most = _INTEGER_LIMITS[datatype.name]
-        return least <= value <= most
-    if token in ("NaN", "Infinity", "-Infinity"):
+    if datatype.integers is not None:
+        return datatype.integers.least <= value <= datatype.integers.most
+    if datatype.floats is None or token in ("NaN", "Infinity", "-Infinity"):
         return True
-    try:
-        return abs(float(value)) < _OVERFLOWS[datatype.name]
-    except OverflowError:
-        return False
-
-
-_INTEGER_LIMITS = {
-    name: (int(np.iinfo(datatype.dtype).min), int(np.iinfo(datatype.dtype).max))
-    for name, datatype in DATATYPES.items()
-    if datatype.family is Family.INTEGER and datatype.dtype is not None
-}
-# Halfway between the largest number and the power of two behind it: from here on up, rounding to
-# nearest, ties to even, gives infinity.
-_OVERFLOWS = {
-    "FP16": 2.0**16 - 2.0**4,
-    "BF16": 2.0**128 - 2.0**119,
-    "FP32": 2.0**128 - 2.0**103,
-    "FP64": math.inf,
-}
+    nearest, overflow = abs(float(token)), datatype.floats.overflow
+    if nearest == overflow and math.isfinite(nearest):
+        # The digits tell on which side of it the number is.
+        return Decimal(token.removeprefix("-")) < Decimal(overflow)
+    return nearest < overflow
 
 
 def _sent(token: str) -> str:

@@ -137,8 +137,11 @@ class NestedTensor:
         self.chunks.append(data)
         self._values.size += len(data)
 
-    def convert_rows(self, rows: list[Any]) -> Rows:
-        """Convert parsed rows without taking them; the error need not be worded well."""
+    def convert_rows(self, rows: list[Any], may_tie: bool) -> Rows:
+        """Convert parsed rows without taking them; the error need not be worded well.
+
+        ``may_tie`` refuses (ValueError) numbers whose text decides what they are rounded to.
+        """
         if self.is_text:
             elements: list[bytes] = []
             marks = bytearray()
@@ -148,7 +151,10 @@ class NestedTensor:
             return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
         text = _dumped(rows)
         values = TensorFromJson(self.label, self.declared.datatype)
-        values.feed(Run(text, 1, 1, first=True))
+        run = Run(text, 1, 1, first=True)
+        values.feed(run)
+        if may_tie and values.has_ties(run):
+            raise ValueError("the text of a number is needed")
         return Rows(values.chunks, values.count, marks_of(text))
 
     def take_rows(self, rows: Rows) -> None:
