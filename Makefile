@@ -18,7 +18,7 @@ TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/helper test
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled fuzz lint format schema bench triton clean
+.PHONY: help demo test test-compiled fuzz soak lint format schema bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ lint: .venv/.test-ready ## Check style and types
 format: .venv/.test-ready ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+soak: .venv/.test-ready ## Keep the gateway under mixed traffic and failures, and see that nothing grows (MINUTES=10)
+	@$(BIN)/python -m tests.resilience.soak --minutes $(or $(MINUTES),10)
 
 schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json
