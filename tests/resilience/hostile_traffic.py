@@ -63,8 +63,8 @@ class Running:
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> None:
         """Wait until a condition of its status holds."""
         async with asyncio.timeout(PATIENCE):
-            while not condition(await self.status()):
-                await asyncio.sleep(0.1)  # nobody tells
+            while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.1)
 
     async def until_idle(self) -> None:
         """Wait until no call and no client is left, and nothing is held."""
