@@ -13,6 +13,7 @@ from tests.resilience.hostile_traffic import (
     HELD,
     MIB,
     Attack,
+    abort_responses,
     abort_uploads,
     answers_plenty,
     gateway_before,
@@ -35,6 +36,7 @@ def memory(lab: Lab) -> list[Row]:
     deaf = knows_a_model_and_never_reads
     rows = [
         _row(f"{aborted} uploads of 50 MB, aborted", deaf, partial(abort_uploads, count=aborted)),
+        _row("20 responses to 50 MB, aborted", answers_plenty, partial(abort_responses, count=20)),
         _row("300 uploads that no server reads", deaf, partial(upload_at_once, size=2_000_000)),
         _row("1,000 × 1 MB of JSON around the data", deaf, partial(send_long_ids, count=1000)),
         _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),
