@@ -125,7 +125,7 @@ async def leave(client: RawClient, gateway: RunningGateway) -> None:
 Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 
-async def each_ends(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
+async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each form leaves nothing, on a connection of its own."""
     async with FaultyServer(script) as server, gateway_before(server.url, **settings) as gateway:
         async with gateway.client() as client:
@@ -182,42 +182,42 @@ async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway
 
 
 async def test_client_leaves_during_its_upload() -> None:
-    await each_ends(LARGE, reads_heads_alone, leaves_sending)
+    await check_each(LARGE, reads_heads_alone, leaves_sending)
 
 
 async def test_client_leaves_before_the_response() -> None:
-    await each_ends(EVERY, after_the_metadata(hang), leaves_waiting)
+    await check_each(EVERY, after_the_metadata(hang), leaves_waiting)
 
 
 async def test_client_leaves_during_the_response() -> None:
-    await each_ends(EVERY, after_the_metadata(endless), leaves_reading)
+    await check_each(EVERY, after_the_metadata(endless), leaves_reading)
 
 
 @pytest.mark.parametrize("script", [cuts, closes])
 async def test_server_closes(script: Script) -> None:
-    await each_ends(EVERY, after_the_metadata(script), is_answered)
+    await check_each(EVERY, after_the_metadata(script), is_answered)
 
 
 async def test_client_hangs_during_its_upload() -> None:
-    await each_ends(LARGE, reads_heads_alone, hangs, idle_time=0.1)
+    await check_each(LARGE, reads_heads_alone, hangs, idle_time=0.1)
 
 
 async def test_server_hangs() -> None:
-    await each_ends(EVERY, after_the_metadata(hang), is_answered, idle_time=0.1)
+    await check_each(EVERY, after_the_metadata(hang), is_answered, idle_time=0.1)
 
 
 @pytest.mark.parametrize("cap", CAPS)
 async def test_request_exceeds_a_cap(cap: str) -> None:
-    await each_ends(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
+    await check_each(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
 
 
 async def test_server_cannot_be_reached() -> None:
     settings = {"upstream": {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}}
-    await each_ends(EVERY, hang, is_answered, **settings)
+    await check_each(EVERY, hang, is_answered, **settings)
 
 
 async def test_request_is_broken() -> None:
-    await each_ends(LARGE, after_the_metadata(closes), breaks)
+    await check_each(LARGE, after_the_metadata(closes), breaks)
 
 
 async def test_client_of_a_mirrored_call_leaves() -> None:
@@ -227,4 +227,4 @@ async def test_client_of_a_mirrored_call_leaves() -> None:
             "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
             "idle_time": 0.2,
         }
-        await each_ends(EVERY, after_the_metadata(hang), leaves_waiting, **settings)
+        await check_each(EVERY, after_the_metadata(hang), leaves_waiting, **settings)
