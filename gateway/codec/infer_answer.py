@@ -148,7 +148,8 @@ class MixedAnswer:
         for piece in reader.feed(data):
             output = parts.outputs[piece.index]
             if self._form.wants_binary(output.name):
-                self._hold(parts.tensors.setdefault(piece.index, []), piece.data)
+                # A copy: a view would keep all that it was cut from.
+                self._hold(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
             else:
                 text = self._text(output, piece)
                 self._hold(parts.texts.setdefault(piece.index, []), text)

@@ -18,12 +18,12 @@ from gateway.errors import GatewayError
 from gateway.protocol.messages import REQUEST, Message
 
 _KEY = b'"data"'
-_SPACE = b" \t\n\r"
-# Most text of a key needs no look: it is a mere string, or no array follows. What is passed is
-# passed as a whole, so that its last quote is not taken for the first one of another.
-_AND_WHAT_FOLLOWS = re.compile(
-    rb'"data"(?:[ \t\n\r]*+(?:(?P<cut>\Z)|:[ \t\n\r]*+(?:(?P<array>\[|\Z)|(?P<other>))))?+'
-)
+_SPACES = re.compile(rb"[ \t\n\r]*+")
+# Most text of a key needs no look: it is a mere string, or no array follows. Behind a backslash,
+# its first quote belongs to a string, which the one behind ``data`` ends. That is told by a look
+# back, as patterns that begin with plain text are found ten times sooner.
+_ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
+_OTHER_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class JsonCutter:
         self._next_look = 0
         """Bytes of the header from which on a key is looked at that no array follows."""
         self._buffer = b""
+        self._at = 0
+        """Where in the buffer is what was not looked at yet."""
         self._key_at = 0
         self._awaited = b""
         """What follows a key that is at hand, behind spaces, if it is the one of an array."""
@@ -70,7 +72,7 @@ class JsonCutter:
     @property
     def room(self) -> int:
         """Give the bytes of text that are best fed next: with them a window is full."""
-        return max(1, WINDOW - len(self._buffer))
+        return max(1, WINDOW - len(self._buffer) + self._at)
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
@@ -78,11 +80,12 @@ class JsonCutter:
         Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
         502 for either in an answer.
         """
-        self._buffer += text
+        self._buffer = self._buffer[self._at :] + text
+        self._at = 0
         while True:
             if self._array is not None:
-                yield from self._array.scan(self._buffer, last)
-                self._buffer = self._array.rest
+                yield from self._array.scan(self._buffer, last, self._at)
+                self._buffer, self._at = self._array.buffer, self._array.position
                 if not self._array.ended:
                     return
                 self._array = None
@@ -100,7 +103,7 @@ class JsonCutter:
         """
         if self._array is not None:
             raise self._unfinished(self._array)
-        self._keep(self._buffer)
+        self._move(len(self._buffer))
         return bytes(self._header)
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
@@ -117,41 +120,58 @@ class JsonCutter:
 
     def _find_key(self, last: bool) -> bool:
         """Move text to the header, up to behind the next ``"data"`` that needs a look."""
-        found = None
-        before_look = self._next_look - len(self._header)
-        for found in _AND_WHAT_FOLLOWS.finditer(self._buffer):
-            follows = found.lastgroup
-            if follows is None or (follows == "other" and found.start() < before_look):
-                continue
-            if not self._is_escaped(found.start()):
-                self._key_at = len(self._header) + found.start()
-                self._awaited = b":"
-                self._move(found.start() + len(_KEY))
-                return True
-        passed = 0 if found is None else found.start() + len(_KEY)
-        # The key may have come in part.
-        self._move(len(self._buffer) if last else max(passed, len(self._buffer) - len(_KEY) + 1))
-        return False
+        buffer, start = self._buffer, self._at
+        found = self._search(_ARRAY_KEY, start, len(buffer))
+        look = max(start, start + self._next_look - len(self._header))
+        end = len(buffer) if found is None else found.start() + 1
+        key = self._search(_OTHER_KEY, look, end) or found
+        if key is None:
+            # The key may have come in part.
+            self._move(len(buffer) if last else max(start, len(buffer) - len(_KEY) + 1))
+            return False
+        self._key_at = len(self._header) + key.start() - start
+        if buffer[key.end() - 1] == ord("["):
+            self._awaited = b"["
+            self._move(key.end() - 1)
+        else:
+            self._awaited = b":"
+            self._move(key.start() + len(_KEY))
+        return True
 
-    def _is_escaped(self, at: int) -> bool:
-        """Tell whether the quote belongs to a string, which the quote behind ``data`` ends."""
-        return (self._buffer[at - 1 : at] if at else self._header[-1:]) == b"\\"
+    def _search(self, pattern: re.Pattern[bytes], start: int, end: int) -> re.Match[bytes] | None:
+        """Search for a key in the buffer; what stands before that is in the header."""
+        found = pattern.search(self._buffer, start, end)
+        if found is not None and not found.start() and self._header.endswith(b"\\"):
+            return pattern.search(self._buffer, 1, end)
+        return found
 
     def _enter_value(self) -> Generator[Event, None, bool]:
         """Look at what follows the key; tell whether there is text left to look at."""
-        self._move(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))
-        if not self._buffer:
+        spaces = _SPACES.match(self._buffer, self._at)
+        if spaces is not None:
+            self._move(spaces.end())
+        if self._at == len(self._buffer):
             return False
         awaited, self._awaited = self._awaited, b""
-        if not self._buffer.startswith(awaited):
+        if not self._buffer.startswith(awaited, self._at):
             if awaited == b"[":
                 self._refuse_data_of_tensor()
+            elif self._header.endswith(b'"'):
+                self._take_back_quote()
         elif awaited == b":":
-            self._move(1)
+            self._move(self._at + 1)
             self._awaited = b"["
         else:
             yield self._enter_array()
         return True
+
+    def _take_back_quote(self) -> None:
+        """Look again from the last quote of a key which is none: it may be the first of another.
+
+        That makes no valid JSON, but what is refused must not hang on how the text was split.
+        """
+        self._header.pop()
+        self._buffer, self._at = b'"' + self._buffer[self._at :], 0
 
     def _refuse_data_of_tensor(self) -> None:
         """Refuse a tensor's data that is no array; ``data`` elsewhere is its writer's own.
@@ -203,10 +223,10 @@ class JsonCutter:
             return None
         return tensors if tensors and tensors[-1].get("data") == 1 else None
 
-    def _move(self, size: int) -> None:
-        """Move so many bytes of text to the header."""
-        self._keep(self._buffer[:size])
-        self._buffer = self._buffer[size:]
+    def _move(self, end: int) -> None:
+        """Move the text up to a place in the buffer to the header."""
+        self._keep(self._buffer[self._at : end])
+        self._at = end
 
     def _keep(self, text: bytes) -> None:
         self._header += text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class TensorReader:
             self.fields, self.tensors = self._parse(self._buffer[: self._header_size])
             self._buffer = b""
             yield from self._skip_empty()
+        data = memoryview(data)  # slices of bytes would be copied for each tensor
         while data:
             if self._current == len(self.tensors):
                 raise self._message.fault(
@@ -96,7 +98,7 @@ class JsonWriter(ABC):
     def __init__(self, reader: TensorReader, message: Message) -> None:
         self._reader = reader
         self._message = message
-        self._skeleton: list[bytes] | None = None
+        self._skeleton: deque[bytes] | None = None
         self._converter: TensorToJson | None = None
 
     @abstractmethod
@@ -136,8 +138,8 @@ class JsonWriter(ABC):
     def _begin(self) -> bytes:
         follows = [tensor.binary_size is not None for tensor in self._reader.tensors]
         fields = self._rewritten(self._reader.fields or {})
-        self._skeleton = skeleton(fields, self._message.tensors, follows)
-        return self._skeleton.pop(0)
+        self._skeleton = deque(skeleton(fields, self._message.tensors, follows))
+        return self._skeleton.popleft()
 
     def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[Text | LentText]:
         assert self._skeleton is not None
@@ -150,7 +152,7 @@ class JsonWriter(ABC):
         if piece.last:
             check_count(self._reader.tensors[piece.index], self._converter, self._message)
             self._converter = None
-            yield self._skeleton.pop(0)
+            yield self._skeleton.popleft()
 
 
 def check_count(tensor: Tensor, converter: TensorToJson, message: Message) -> None:
@@ -169,7 +171,7 @@ def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes
 
     ``tensors`` is the key that they stand under.
     """
-    pieces = [b"{"]
+    pieces = [bytearray(b"{")]  # bytes would be copied for each tensor
     for number, (key, value) in enumerate(fields.items()):
         pieces[-1] += (b"," if number else b"") + orjson.dumps(key) + b":"
         if key == tensors:
@@ -177,10 +179,12 @@ def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes
         else:
             pieces[-1] += orjson.dumps(value)
     pieces[-1] += b"}"
-    return pieces
+    return list(map(bytes, pieces))
 
 
-def _tensors_skeleton(tensors: list[Fields], wants_json: list[bool], pieces: list[bytes]) -> None:
+def _tensors_skeleton(
+    tensors: list[Fields], wants_json: list[bool], pieces: list[bytearray]
+) -> None:
     pieces[-1] += b"["
     for index, tensor in enumerate(tensors):
         if index:
@@ -189,7 +193,7 @@ def _tensors_skeleton(tensors: list[Fields], wants_json: list[bool], pieces: lis
             pieces[-1] += orjson.dumps(tensor)
             continue
         pieces[-1] += orjson.dumps(_without_data(tensor))[:-1] + b',"data":['
-        pieces.append(b"]}")
+        pieces.append(bytearray(b"]}"))
     pieces[-1] += b"]"
 
 

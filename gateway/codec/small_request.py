@@ -100,7 +100,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
     position = 0
     while len(arrays) <= _MOST_ARRAYS and (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
-        stop = end_of_numbers(text, opening)
+        stop = end_of_numbers(text, opening, len(text))
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
