@@ -16,7 +16,13 @@ from gateway.codec.json_writer import skeleton
 from gateway.codec.plain_numbers import REFUSALS, parsed
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
-from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
+from gateway.protocol.answer_header import (
+    DEEPEST_ANSWER,
+    MAX_OUTPUTS,
+    OutputTensor,
+    parse_answer,
+    read_outputs,
+)
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import AnswerForm, Fields, mark_base64, says_base64
 from gateway.protocol.messages import ANSWER
@@ -72,7 +78,7 @@ class BinaryAnswer(JsonTensors):
         spool_cap: int,
         policies: JsonPolicies = _AS_IT_COMES,
     ) -> None:
-        super().__init__(ANSWER, header_cap, DEEPEST_ANSWER)
+        super().__init__(ANSWER, header_cap, DEEPEST_ANSWER, tensor_cap=MAX_OUTPUTS)
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap

@@ -16,6 +16,7 @@ import orjson
 from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
 from gateway.errors import GatewayError
 from gateway.protocol.messages import REQUEST, Message
+from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
 _SPACES = re.compile(rb"[ \t\n\r]*+")
@@ -50,10 +51,17 @@ def stand_in(number: int) -> list[int]:
 class JsonCutter:
     """Takes the text of a message; gives the events of its arrays, and at last the header."""
 
-    def __init__(self, header_cap: int, depth_cap: int, message: Message = REQUEST) -> None:
+    def __init__(
+        self,
+        header_cap: int,
+        depth_cap: int,
+        message: Message = REQUEST,
+        tensor_cap: int = MAX_TENSORS,
+    ) -> None:
         self._message = message
         self._header_cap = header_cap
         self._depth_cap = depth_cap
+        self._tensor_cap = tensor_cap
         self._header = bytearray()
         self._fragment_start = 0
         self._next_look = 0
@@ -199,6 +207,8 @@ class JsonCutter:
         if not first and len(tensors) == 1:
             raise self._message.fault(f"{self._place(self._tensor)} has more than one data")
         self._tensor = len(tensors) - 1 + max(0, self._tensor)
+        if self._tensor >= self._tensor_cap:
+            raise self._message.too_many_tensors(self._tensor_cap)
         self._keep(orjson.dumps(stand_in(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)

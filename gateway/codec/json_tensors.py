@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import Fields, says_base64
 from gateway.protocol.messages import Message, Tensor
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 _AT_ONCE = 64
 """Runs that are cut or converted at once, at most: there may be one in every ten bytes."""
@@ -56,17 +56,22 @@ class _LentRun:
 class JsonTensors(ABC):
     """Takes the text of a message; has the elements of its arrays converted, run by run.
 
-    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
-    converted elsewhere. Holds the text of data for as long as what stands before it does not tell
-    what becomes of it. What comes first in the text is converted first, so that of two errors the
-    same one is raised however the text is split.
+    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting, ``tensor_cap`` a number of
+    tensors; ``lender`` may have numbers converted elsewhere. Holds the text of data for as long as
+    what stands before it does not tell what becomes of it. What comes first in the text is
+    converted first, so that of two errors the same one is raised however the text is split.
     """
 
     def __init__(
-        self, message: Message, header_cap: int, depth_cap: int, lender: Lender | None = None
+        self,
+        message: Message,
+        header_cap: int,
+        depth_cap: int,
+        lender: Lender | None = None,
+        tensor_cap: int = MAX_TENSORS,
     ) -> None:
         self._message = message
-        self._cutter = JsonCutter(header_cap, depth_cap, message)
+        self._cutter = JsonCutter(header_cap, depth_cap, message, tensor_cap)
         self._lender = lender
         self._lent: deque[_LentRun] = deque()
         self._arrays: list[Array] = []

@@ -13,7 +13,8 @@ from gateway.codec.v1_rows import RowsReader
 from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import bad_request
 from gateway.protocol.header_facts import HeaderFacts
-from gateway.protocol.tensors import ModelMetadata
+from gateway.protocol.messages import REQUEST
+from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata
 from gateway.protocol.v1 import (
     BASE64_KEY,
     OTHER_FIELDS,
@@ -47,11 +48,20 @@ class PredictRequest:
 class PredictRequestCodec:
     """Converts a predict request as it arrives, by what the model takes.
 
-    ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels. Holds
-    the binary form of the data alone. Results and errors do not depend on how the text is split.
+    ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels,
+    ``tensor_cap`` in inputs. Holds the binary form of the data alone. Results and errors do not
+    depend on how the text is split. Raises GatewayError (400) for a model with more inputs.
     """
 
-    def __init__(self, model: ModelMetadata, header_cap: int, depth_cap: int) -> None:
+    def __init__(
+        self,
+        model: ModelMetadata,
+        header_cap: int,
+        depth_cap: int,
+        tensor_cap: int = MAX_TENSORS,
+    ) -> None:
+        if len(model.inputs) > tensor_cap:
+            raise REQUEST.too_many_tensors(tensor_cap)
         self._model = model
         self._text = JsonText(header_cap, depth_cap)
         self._tensors = {each.name: NestedTensor(each) for each in model.inputs}

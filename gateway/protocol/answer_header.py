@@ -10,10 +10,14 @@ import orjson
 from gateway.errors import bad_answer
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.inference_header import AnswerForm, Fields, is_deeper, shown
+from gateway.protocol.messages import ANSWER
 from gateway.protocol.tensors import element_count
 
 DEEPEST_ANSWER = 200
 """Levels of nesting that an answer's JSON may have."""
+
+MAX_OUTPUTS = 4096
+"""Outputs that an answer has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
     entries = fields.get("outputs", [])
     if not isinstance(entries, list):
         raise bad_answer("the server's answer has outputs that are no array")
+    if len(entries) > MAX_OUTPUTS:
+        raise ANSWER.too_many_tensors(MAX_OUTPUTS)
     return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
 
 

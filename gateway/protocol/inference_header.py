@@ -15,7 +15,8 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.tensors import element_count
+from gateway.protocol.messages import REQUEST
+from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 Fields = dict[str, Any]
 
@@ -113,28 +114,36 @@ def _depth(value: object) -> int:
     return depth
 
 
-def read_inputs(fields: Fields) -> tuple[InputTensor, ...]:
+def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTensor, ...]:
     """Read and check the inputs of a request.
 
     Raises GatewayError (400) that names the input for a missing or ill-typed field, an unknown
-    datatype, a negative dimension, or not exactly one source of data.
+    datatype, a negative dimension, or not exactly one source of data; or for more than the cap.
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
         raise bad_request(f"id must be a string, got {shown(request_id)}")
-    return tuple(_read_input(i, entry) for i, entry in enumerate(_entries(fields, "inputs")))
+    entries = _entries(fields, "inputs")
+    if len(entries) > tensor_cap:
+        raise REQUEST.too_many_tensors(tensor_cap)
+    return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
 
 
-def read_answer_form(fields: Fields) -> AnswerForm:
+def read_answer_form(fields: Fields, tensor_cap: int = MAX_TENSORS) -> AnswerForm:
     """Read in which form the client wants each output.
 
     An output's own ``binary_data`` goes before the request's ``binary_data_output``.
-    Raises GatewayError (400) for ill-typed fields.
+    Raises GatewayError (400) for ill-typed fields, and for more outputs than the cap.
     """
     default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
     by_output: dict[str, bool] = {}
     as_base64: set[str] = set()
-    for i, entry in enumerate(_requested_outputs(fields)):
+    outputs = _requested_outputs(fields)
+    if len(outputs) > tensor_cap:
+        raise bad_request(
+            f"the request asks for more than {tensor_cap} outputs{REQUEST.tensor_limit}"
+        )
+    for i, entry in enumerate(outputs):
         name = _name(entry, f"outputs[{i}]")
         label = f"output '{name}'"
         wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)

@@ -51,10 +51,16 @@ class Message:
     """What else can be done where it holds text that is none, beside another policy."""
     null_is_nan: bool
     """Whether null stands for NaN: servers that know JSON only write it so."""
+    tensor_limit: str
+    """How errors name the setting that caps its tensors, if there is one."""
 
     def fault(self, what: str) -> GatewayError:
         """Make the error of one that breaks the protocol; ``what`` names the culprit."""
         return GatewayError(self.broken, what)
+
+    def too_many_tensors(self, cap: int) -> GatewayError:
+        """Make the error of one with more tensors than the cap."""
+        return self.fault(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")
 
     def label(self, name: str) -> str:
         """Name a tensor, as errors do."""
@@ -71,6 +77,7 @@ REQUEST = Message(
     instead_of_number="",
     instead_of_text="",
     null_is_nan=False,
+    tensor_limit=" (limits.max_tensors)",
 )
 ANSWER = Message(
     name="the server's answer",
@@ -82,4 +89,5 @@ ANSWER = Message(
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
+    tensor_limit="",
 )

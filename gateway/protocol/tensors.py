@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gateway.protocol.datatypes import Datatype
 
+MAX_TENSORS = 1024
+"""Tensors that a request has at most, unless the settings say otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

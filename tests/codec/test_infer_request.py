@@ -646,7 +646,7 @@ def test_what_is_fed_at_once_is_worked_off_run_by_run(
 def test_very_many_arrays_are_worked_off_a_few_at_a_time() -> None:
     entry = '{"name":"x%d","datatype":"INT8","shape":[1],"data":[%d]}'
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
     rounds, before = 0, codec.held
     while codec.work():
