@@ -140,16 +140,26 @@ class ArrayScanner:
         self._searched = 0
         self._looked = 0
         self.ended = False
-        self.buffer = b""
-        self.position = 0
-        """Where in ``buffer`` begins what is not cut yet or, where ``ended``, what follows."""
+        self._buffer = b""
+        self._position = 0
         self.culprit: bytes | None = None
         """Text that can be in no array of plain values; nothing behind it is looked at."""
 
     @property
+    def held(self) -> int:
+        """Give the bytes of text that are held beside the buffer."""
+        return len(self._before_long or b"")
+
+    @property
     def rest(self) -> bytes:
-        """Give what the buffer holds from ``position`` on."""
-        return self.buffer[self.position :]
+        """Give what is not cut yet or, where ``ended``, what follows the array."""
+        return self._buffer[self._position :]
+
+    def take_rest(self) -> tuple[bytes, int]:
+        """Give the buffer and where in it the ``rest`` begins, and keep neither."""
+        rest = self._buffer, self._position
+        self._buffer, self._position = b"", 0
+        return rest
 
     def scan(self, buffer: bytes, last: bool, position: int = 0) -> Iterator[Run | StringPart]:
         """Yield what can be cut from the buffer, which holds the ``rest`` of the last call.
@@ -157,19 +167,19 @@ class ArrayScanner:
         That begins at ``position``. ``last`` tells that no more text will come. Of the text behind
         the array, little is looked at and nothing copied: there may be many arrays in a buffer.
         """
-        self.buffer, self.position = buffer, position
+        self._buffer, self._position = buffer, position
         while not self.ended and self.culprit is None:
-            step = self._step(self.buffer, self.position, last)
+            step = self._step(self._buffer, self._position, last)
             if step is None:
                 break
             self._searched = 0
-            self.position += step.used
+            self._position += step.used
             if step.stand_in:
-                self.buffer, self.position = step.stand_in + self.rest, 0
+                self._buffer, self._position = step.stand_in + self.rest, 0
             if step.item is not None:
                 yield step.item
         if self.culprit is not None:
-            self.buffer, self.position = b"", 0
+            self._buffer, self._position = b"", 0
 
     def _step(self, buffer: bytes, start: int, last: bool) -> _Step | None:
         if self._of_strings is None and not self._see_value(buffer, start, last):

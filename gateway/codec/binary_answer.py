@@ -103,7 +103,7 @@ class BinaryAnswer(JsonTensors):
         self._convert_share()  # what is held counts in the client's form
 
     def _check_held(self) -> None:
-        if self.held > self._spool_cap:
+        if self.data_held > self._spool_cap:
             becomes, instead = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
                 becomes, instead = "base64", "ask for all outputs in binary form"
@@ -131,7 +131,7 @@ class BinaryAnswer(JsonTensors):
         return parts.joined()
 
     def parts(self) -> AnswerParts:
-        """Give what the JSON holds; raises GatewayError as ``finish`` does."""
+        """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
         header = self._finished()
         texts: dict[int, Chunks] = {}
         tensors: dict[int, Chunks] = {}
@@ -143,6 +143,7 @@ class BinaryAnswer(JsonTensors):
                     mark_base64(header.fields["outputs"][index])
             else:
                 tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
+            array.elements = None  # what it held is in the parts
         return AnswerParts(header.fields, self._outputs, texts, tensors)
 
     def _elements(self, label: str, fields: Fields) -> Elements | None:

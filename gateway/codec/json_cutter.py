@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 import orjson
@@ -82,18 +83,28 @@ class JsonCutter:
         """Give the bytes of text that are best fed next: with them a window is full."""
         return max(1, WINDOW - len(self._buffer) + self._at)
 
+    @property
+    def held(self) -> int:
+        """Give the bytes of text that are held: what the header has so far, and the buffer."""
+        size = getsizeof(self._header) + len(self._buffer)
+        return size if self._array is None else size + self._array.held
+
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
 
         Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
         502 for either in an answer.
         """
-        self._buffer = self._buffer[self._at :] + text
-        self._at = 0
+        self._buffer += text
+        yield from self._cut(last)
+        # What is done with is not held until more comes.
+        self._buffer, self._at = self._buffer[self._at :], 0
+
+    def _cut(self, last: bool) -> Iterator[Event]:
         while True:
             if self._array is not None:
                 yield from self._array.scan(self._buffer, last, self._at)
-                self._buffer, self._at = self._array.buffer, self._array.position
+                self._buffer, self._at = self._array.take_rest()
                 if not self._array.ended:
                     return
                 self._array = None
@@ -104,15 +115,17 @@ class JsonCutter:
                 return
 
     def finish(self) -> bytes:
-        """Give the header, with a stand-in for each array.
+        """Give the header, with a stand-in for each array, and keep nothing of it.
 
-        To be called after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text that
-        ends inside an array.
+        To be called once, after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text
+        that ends inside an array.
         """
         if self._array is not None:
             raise self._unfinished(self._array)
         self._move(len(self._buffer))
-        return bytes(self._header)
+        header, self._header = bytes(self._header), bytearray()
+        self._buffer, self._at = b"", 0
+        return header
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
         if array.culprit is None:

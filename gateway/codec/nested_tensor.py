@@ -28,6 +28,11 @@ _LOOSE = 1024
 _SMALL = 256 * 1024
 """Bytes that so many small chunks have at most, all together."""
 
+_OF_TENSOR = 2000
+"""Bytes of memory that a tensor takes beside its own."""
+_OF_CHUNK = 48
+"""Likewise, a chunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -38,14 +43,21 @@ class Rows:
     marks: bytes
 
 
+class HeldTotal:
+    """Counts the bytes of memory that several tensors hold, so that they need not be summed up."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
 class NestedTensor:
     """Takes a tensor's JSON, as runs of an array or element by element; holds its bytes.
 
-    Raises GatewayError (400) that names tensor, index and value of an element that is not of the
-    datatype, or says how the arrays are ragged.
+    What it holds is counted in ``held`` as well. Raises GatewayError (400) that names tensor, index
+    and value of an element that is not of the datatype, or says how the arrays are ragged.
     """
 
-    def __init__(self, declared: TensorSpec) -> None:
+    def __init__(self, declared: TensorSpec, held: HeldTotal) -> None:
         self.declared = declared
         self.label = f"input '{declared.name}'"
         self.is_text = declared.datatype.family is Family.TEXT
@@ -58,6 +70,15 @@ class NestedTensor:
         self._element: tuple[int, int] | None = None
         self._settled = 0
         self._settled_size = 0
+        self._held = held
+        self._counted = 0
+        self._count_held(_OF_TENSOR)
+
+    def _count_held(self, others: int = 0) -> None:
+        """Count what is held by now, and other bytes."""
+        size = self.size + _OF_CHUNK * len(self.chunks)
+        self._held.size += size - self._counted + others
+        self._counted = size
 
     @property
     def chunks(self) -> list[bytes]:
@@ -101,6 +122,7 @@ class NestedTensor:
                 self.mark(b",")
             self.mark(marks_of(item.text))
             self._settle()
+        self._count_held()
 
     def open_element(self) -> None:
         """Begin an element of BYTES that comes in pieces."""
@@ -136,6 +158,7 @@ class NestedTensor:
     def _hold(self, data: bytes) -> None:
         self.chunks.append(data)
         self._values.size += len(data)
+        self._count_held()
 
     def convert_rows(self, rows: list[Any]) -> Rows:
         """Convert parsed rows without taking them; the error need not be worded well."""
@@ -158,6 +181,7 @@ class NestedTensor:
         self._values.chunks += rows.chunks
         self._values.size += sum(map(len, rows.chunks))
         self._values.count += rows.count
+        self._count_held()
 
     def _flatten(self, value: Any, elements: list[bytes], marks: bytearray) -> None:
         if isinstance(value, list):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from gateway.codec.json_text import JsonText, Pause, Steps
-from gateway.codec.nested_tensor import NestedTensor
+from gateway.codec.nested_tensor import HeldTotal, NestedTensor
 from gateway.codec.policies import BytesAs
 from gateway.codec.v1_rows import RowsReader
 from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
@@ -64,7 +64,8 @@ class PredictRequestCodec:
             raise REQUEST.too_many_tensors(tensor_cap)
         self._model = model
         self._text = JsonText(header_cap, depth_cap)
-        self._tensors = {each.name: NestedTensor(each) for each in model.inputs}
+        self._held = HeldTotal()
+        self._tensors = {each.name: NestedTensor(each, self._held) for each in model.inputs}
         self._form: Form | None = None
         self._fields: dict[str, object] = {}
         self._steps = self._request()
@@ -76,8 +77,8 @@ class PredictRequestCodec:
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held, converted or not."""
-        return self._text.size + sum(tensor.size for tensor in self._tensors.values())
+        """Give the bytes of memory that are held: text, what it was converted to, and objects."""
+        return self._text.held + self._held.size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Take the next text of the request; ``last`` tells that it is the end."""
@@ -88,7 +89,10 @@ class PredictRequestCodec:
 
         Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
         """
-        return next(self._steps, Pause.MORE) is Pause.TURN
+        if next(self._steps, Pause.MORE) is Pause.TURN:
+            return True
+        self._text.compact()
+        return False
 
     def finish(self, request_id: str) -> PredictRequest:
         """Give the request, with an id, once all text was fed, the end as such, and worked off.
@@ -134,9 +138,10 @@ class PredictRequestCodec:
     def _member(self, name: str) -> Steps[None]:
         form = _FORMS.get(name)
         if form is None:
-            value = yield from self._text.value()
+            value, size = yield from self._text.value()
             if name in OTHER_FIELDS:
                 self._fields[name] = value
+                self._held.size += size
             return
         if self._form is not None:
             raise bad_request("the request must have either instances or inputs, and once")

@@ -70,7 +70,9 @@ def read_value(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     """
     mark = yield from text.mark()
     if mark == b"[":
-        if tensor.is_text and b"{" in (yield from text.window()):
+        if tensor.is_text:
+            yield from text.window()
+        if tensor.is_text and text.holds(b"{"):
             yield from _read_elements(text, tensor)
         else:
             yield from _read_array(text, tensor)
@@ -113,14 +115,16 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     """Read an array of plain values in runs."""
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
-        for item in scanner.scan(text.take_all(), text.ended):
+        buffer, at = text.take_all()
+        for item in scanner.scan(buffer, text.ended, at):
             tensor.feed(item)
             if tensor.is_text:
                 yield Pause.TURN
         if scanner.culprit is not None:
             near = scanner.culprit.decode("utf-8", "replace")
             raise bad_request(f"{tensor.label} is not an array of plain values, near: {near}")
-        text.put_back(scanner.rest)
+        del buffer  # it is held by the text alone, while more is waited for
+        text.put_back(*scanner.take_rest())
         if scanner.ended:
             return
         yield from text.more()

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from gateway.codec.string_walk import codes_and_inside
 
-_STEPS = np.zeros(256, np.int8)
-_STEPS[[ord("["), ord("{")]] = 1
-_STEPS[[ord("]"), ord("}")]] = -1
+# For bytes.translate, which takes a fifth of the time of numpy's indexing.
+_STEP_OF = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", 0xFF)}  # -1, as an int8
+_STEPS = bytes(_STEP_OF.get(code, 0) for code in range(256))
 
 
 def walk_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
@@ -18,9 +18,10 @@ def walk_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     The text starts outside of any string; what stands within others does not count, nor what
     comes behind a bracket that nothing here has opened. The grammar is not checked.
     """
-    codes, inside = codes_and_inside(text)
-    steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
-    places = np.flatnonzero(steps)
+    _, inside = codes_and_inside(text)
+    # What is escaped stands within strings, and so does not count.
+    steps = np.frombuffer(text.translate(_STEPS), np.int8) * (inside ^ 1).view(np.int8)
+    places = np.flatnonzero(steps != 0)
     depths = np.cumsum(steps[places], dtype=np.int32)
     beyond = np.flatnonzero(depths < 0)
     if beyond.size:

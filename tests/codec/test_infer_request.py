@@ -635,12 +635,12 @@ def test_what_is_fed_at_once_is_worked_off_run_by_run(
     body = request_body(datatype, "[200000]", "[" + ",".join([element] * 200_000) + "]")
     codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
     codec.feed(body)
-    assert codec.held > len(body) - 200
+    assert codec.data_held > len(body) - 200
     rounds = 0
     while codec.work():
         rounds += 1
     assert rounds >= len(body) // window
-    assert codec.held == 200_000 * (4 if datatype == "BYTES" else 1)
+    assert codec.data_held == 200_000 * (4 if datatype == "BYTES" else 1)
 
 
 def test_very_many_arrays_are_worked_off_a_few_at_a_time() -> None:
@@ -648,11 +648,11 @@ def test_very_many_arrays_are_worked_off_a_few_at_a_time() -> None:
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
     codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
-    rounds, before = 0, codec.held
+    rounds, before = 0, codec.data_held
     while codec.work():
         rounds += 1
-        assert abs(codec.held - before) <= 64 * len("[00]")
-        before = codec.held
+        assert abs(codec.data_held - before) <= 64 * len("[00]")
+        before = codec.data_held
     assert 2 * 2000 / 64 < rounds < 200
     tensors = codec.finish().tensors
     assert tensors == tuple([bytes([i % 100])] for i in range(2000))
@@ -769,16 +769,16 @@ def test_base64_is_decoded_piece_by_piece() -> None:
     codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
     codec.feed(keyed("ndspc", shape="[50001]", content=texts))
     codec.feed(b"", last=True)
-    rounds, held, most = 0, codec.held, codec.held
+    rounds, held, most = 0, codec.data_held, codec.data_held
     while codec.work():
         rounds += 1
-        assert codec.held <= held + 8
-        held = codec.held
+        assert codec.data_held <= held + 8
+        held = codec.data_held
     assert rounds > len(texts) / WINDOW
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
     assert b"".join(tensor) == pack_bytes(elements)
-    assert codec.held == sum(map(len, tensor)) < most * 0.9
+    assert codec.data_held == sum(map(len, tensor)) < most * 0.9
 
 
 def test_outputs_as_base64() -> None:

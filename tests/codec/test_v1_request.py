@@ -536,7 +536,7 @@ def test_work_is_done_in_shares() -> None:
     while codec.work():
         shares += 1
     assert shares >= len(body) / v1_rows._TOGETHER
-    assert codec.held == 20_000 * (8 + 8)
+    assert 0 < codec.held - 20_000 * (8 + 8) < 20_000
 
 
 def test_tiny_strings_are_converted_in_shares() -> None:
@@ -547,13 +547,13 @@ def test_tiny_strings_are_converted_in_shares() -> None:
     while codec.work():
         shares += 1
     assert shares >= len(body) / array_scanner.STRING_WINDOW
-    assert codec.held == 100_000 * 4
+    assert 0 < codec.held - 100_000 * 4 < 20_000
 
 
 def test_room_fills_windows() -> None:
     codec = PredictRequestCodec(model(X), 1000, 64)
     assert codec.room == WINDOW
-    codec.feed(b'{"instances":[' + b"1," * 100)
+    begin, numbers = b'{"instances":', b"[" + b"1," * 100
+    codec.feed(begin + numbers)
     codec.work()
-    assert 0 < codec.room < WINDOW
-    assert codec.room + codec.held == WINDOW
+    assert codec.room + len(numbers) == WINDOW
