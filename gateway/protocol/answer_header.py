@@ -11,7 +11,7 @@ from gateway.errors import bad_answer
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.inference_header import AnswerForm, Fields, is_deeper, shown
 from gateway.protocol.messages import ANSWER
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_RANK, element_count
 
 DEEPEST_ANSWER = 200
 """Levels of nesting that an answer's JSON may have."""
@@ -69,6 +69,11 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         raise bad_answer(
             f"output '{name}' of the server's answer has the shape {shown(shape)}, "
             "which is no array of integers of 0 or more"
+        )
+    if len(shape) > MAX_RANK:
+        raise bad_answer(
+            f"output '{name}' of the server's answer has {len(shape)} dimensions; "
+            f"at most {MAX_RANK} may be"
         )
     if not (size is None or (type(size) is int and size >= 0)):
         raise bad_answer(

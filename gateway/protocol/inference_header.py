@@ -16,7 +16,7 @@ import orjson
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST
-from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 
 Fields = dict[str, Any]
 
@@ -274,6 +274,8 @@ def _shape(entry: Fields, label: str) -> tuple[int, ...]:
     shape = entry.get("shape")
     if not isinstance(shape, list):
         raise bad_request(f"{label}: shape must be an array of integers, got {shown(shape)}")
+    if len(shape) > MAX_RANK:
+        raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
     for size in shape:
         if type(size) is not int or size < 0:
             raise bad_request(f"{label}: shape {shown(shape)} must hold integers of 0 or more only")

@@ -108,6 +108,10 @@ REFUSED_OUTPUTS = [
     ({"outputs": [tensor(shape=[2.0])]}, f"{ITS} shape [2.0], {NO_SHAPE}"),
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
     (
+        {"outputs": [tensor(shape=[1] * 65)]},
+        "output 'x' of the server's answer has 65 dimensions; at most 64 may be",
+    ),
+    (
         {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
         f"{ITS} binary_data_size -1, {NO_SIZE}",
     ),
