@@ -41,7 +41,7 @@ def parse_answer(text: bytes) -> Fields:
         raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
     if not isinstance(fields, dict):
         raise bad_answer("the server's answer is JSON, but no object")
-    if is_deeper(text, fields, DEEPEST_ANSWER):
+    if is_deeper(text, DEEPEST_ANSWER):
         raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
     return fields
 

@@ -6,11 +6,13 @@ Binary tensor data extension, "Binary Tensor Request"; KServe's extension docume
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gateway.errors import bad_request
@@ -21,6 +23,12 @@ from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 Fields = dict[str, Any]
 
 _LARGEST_SIZE = 2**63 - 1
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACES = bytes.maketrans(b"{}", b"[]")
+# An opening bracket is one less, a closing one is one more.
+_MIDDLE = np.int8(sum(b"[]") // 2)
 
 
 class Source(Enum):
@@ -88,30 +96,18 @@ def parse_header(text: bytes, depth_cap: int) -> Fields:
         raise bad_request(f"the request is not valid JSON ({error.msg}), near: {near}") from None
     if not isinstance(fields, dict):
         raise bad_request("the request's JSON must be an object with inputs")
-    if is_deeper(text, fields, depth_cap):
+    if is_deeper(text, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
     return fields
 
 
-def is_deeper(text: bytes, fields: Fields, cap: int) -> bool:
-    """Tell whether JSON, as text and parsed, nests in more levels than the cap."""
+def is_deeper(text: bytes, cap: int) -> bool:
+    """Tell whether valid JSON nests in more levels than the cap."""
     # Brackets inside strings count too, but only where the quick bound is exceeded.
-    return text.count(b"[") + text.count(b"{") > cap and _depth(fields) > cap
-
-
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
-    while level:
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        containers = [item for item in level if isinstance(item, dict | list)]
-        depth += bool(containers)
-        level = below
-    return depth
+    if text.count(b"[") + text.count(b"{") <= cap:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", text).translate(_BRACES, _NO_BRACKETS), np.int8)
+    return bool(np.cumsum(_MIDDLE - brackets, dtype=np.int32).max(initial=0) > cap)
 
 
 def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTensor, ...]:
