@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from binascii import b2a_base64
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.codec.array_scanner import Run, StringPart
-from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.elements_from_json import TensorFromJson, strings_of
 from gateway.codec.elements_to_json import tensor_to_json
 from gateway.codec.json_cutter import Event
 from gateway.codec.json_tensors import Elements, JsonTensors
@@ -30,6 +32,7 @@ from gateway.protocol.messages import ANSWER
 Chunks = list[bytes | memoryview]
 
 _AS_IT_COMES = JsonPolicies()
+_encoded = partial(b2a_base64, newline=False)
 _BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
 
 
@@ -232,6 +235,11 @@ class _EncodedText:
         """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
         strings = self._strings
         before = strings.size
+        if isinstance(item, Run) and not strings.size:
+            values = None if item.lacks_element else strings_of(item)
+            if values is not None:
+                self._encode(values)
+                return
         strings.feed(item)
         self.size += strings.size - before
         if isinstance(item, StringPart):
@@ -240,6 +248,15 @@ class _EncodedText:
         self.size += sum(map(len, texts)) - strings.size
         strings.chunks, strings.size = [], 0
         self._chunks += texts
+
+    def _encode(self, values: list[str]) -> None:
+        """Write strings at once: there may be very many of them."""
+        texts = b'","'.join(map(_encoded, map(str.encode, values)))
+        if values:
+            self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
+            self.size += len(self._chunks[-1])
+        self._strings.count += len(values)
+        self._writer.count += len(values)
 
 
 def becomes_base64(entry: Fields) -> bool:

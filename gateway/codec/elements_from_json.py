@@ -21,6 +21,7 @@ from gateway.codec.plain_numbers import (
     plain_numbers,
     round_to,
 )
+from gateway.codec.plain_strings import plain_strings
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
@@ -184,7 +185,10 @@ class TensorFromJson:
         return _with_words(values.copy(), text) if has_words else values
 
     def _text(self, run: Run) -> tuple[int, bytes] | None:
-        values = _strings(run)
+        plain = plain_strings(run.balanced()) if self._long is None else None
+        if plain is not None:
+            return plain
+        values = strings_of(run)
         if values is None:
             return None
         strings = list(map(str.encode, values))
@@ -219,7 +223,7 @@ class TensorFromJson:
         self._long = None
 
 
-def _strings(run: Run) -> list[str] | None:
+def strings_of(run: Run) -> list[str] | None:
     """Parse a run of strings; None where it is none."""
     try:
         items: list[Any] = orjson.loads(run.balanced())

@@ -178,25 +178,20 @@ class NestedTensor:
 
     def convert_rows(self, rows: list[Any]) -> Rows:
         """Convert parsed rows without taking them; the error need not be worded well."""
-        kinds = set(map(type, rows))
-        data = self._packed(rows, kinds)
+        data = self._packed(rows)
         if data is not None:
             return Rows([data], len(rows), b"," * (len(rows) - 1))
-        if self.is_text:
-            return self._flattened(rows)
-        text = _dumped(rows)
-        values = TensorFromJson(self.label, self.declared.datatype)
-        values.feed(Run(text, 1, 1, first=True))
-        return Rows(values.chunks, values.count, marks_of(text))
+        if not self.is_text:
+            return self._by_text(rows)
+        try:
+            return self._by_text(rows)
+        except GatewayError:
+            return self._flattened(rows)  # some are in base64
 
     def convert_elements(self, text: bytes) -> Rows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
         try:
-            values: list[Any] = orjson.loads(b"[%b]" % text)
-            data = self._packed(values, set(map(type, values)))
-            if data is not None:
-                return Rows([data], len(values), b"," * (len(values) - 1))
-            return self._flattened(values)
+            return self.convert_rows(orjson.loads(b"[%b]" % text))
         except (GatewayError, ValueError):
             return None
 
@@ -217,8 +212,15 @@ class NestedTensor:
             self._flatten(row, elements, marks)
         return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
 
-    def _packed(self, rows: list[Any], kinds: set[type]) -> bytes | None:
+    def _by_text(self, rows: list[Any]) -> Rows:
+        text = _dumped(rows)
+        values = TensorFromJson(self.label, self.declared.datatype)
+        values.feed(Run(text, 1, 1, first=True))
+        return Rows(values.chunks, values.count, marks_of(text))
+
+    def _packed(self, rows: list[Any]) -> bytes | None:
         """Convert rows of one element each; None for others, and for what is not plain."""
+        kinds = set(map(type, rows))
         if self.is_text:
             if kinds == {str}:
                 return length_prefixed(list(map(str.encode, rows)))

@@ -588,7 +588,7 @@ def test_elements_are_read_together(element: str, monkeypatch: pytest.MonkeyPatc
 def test_few_instances_before_a_fault_are_read_one_by_one(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = mock.Mock(wraps=v1_rows.read_members)
+    read = mock.Mock(wraps=v1_values.read_members)
     monkeypatch.setattr(v1_rows, "read_members", read)
     for before in (1, 7, 8, 9, 1000, 3000):
         read.reset_mock()
