@@ -833,7 +833,7 @@ def test_the_depth_cap(depth_cap: int) -> None:
 
 
 def test_a_shape_of_many_dimensions() -> None:
-    dimensions = 100_000
+    dimensions = 64
     ones = json.dumps([1] * dimensions)
     assert converted(request_body("INT8", ones, "[7]")).tensors == [b"\7"]
     found = outcome([request_body("INT8", json.dumps([9] * dimensions), "[7]")])
