@@ -13,12 +13,12 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # Of the tests, those of what is compiled, and those that see all of the gateway from outside.
 TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/helper tests/codec/test_small_*.py \
-  tests/codec/test_floats.py tests/codec/test_plain_numbers.py tests/codec/test_elements_from_json.py \
+  tests/codec/test_floats.py tests/codec/test_rounding.py tests/codec/test_plain_numbers.py tests/codec/test_elements_from_json.py \
   tests/codec/test_infer_request.py tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled lint format schema bench triton clean
+.PHONY: help demo test test-compiled fuzz soak lint format schema bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what
 	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
 	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
+# Each fuzz test runs so long; in `make test`, for as long as the test itself says.
+SECONDS ?= 120
+fuzz: .venv/.test-ready ## Feed generated input to parsers, each test for SECONDS=120 (ARGS= for pytest)
+	@TENSORGATE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest $(or $(ARGS),tests/fuzz)
+
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -42,6 +47,9 @@ lint: .venv/.test-ready ## Check style and types
 format: .venv/.test-ready ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+soak: .venv/.test-ready ## Keep the gateway under mixed traffic and failures, and see that nothing grows (MINUTES=10)
+	@$(BIN)/python -m tests.resilience.soak --minutes $(or $(MINUTES),10)
 
 schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json

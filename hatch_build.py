@@ -33,7 +33,7 @@ def _compiled(module: str, root: Path, folder: Path) -> Path:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
-    (folder / "powers_of_ten.h").write_text(_powers_of_ten())
+    (folder / "powers_of_ten.h").write_text(powers_of_ten())
     source = root.joinpath(*module.split(".")).with_suffix(".c")
     # With -O3, gcc 12 needs a fifth more time for most numbers.
     extension = Extension(
@@ -46,7 +46,7 @@ def _compiled(module: str, root: Path, folder: Path) -> Path:
     return Path(command.get_ext_fullpath(module))
 
 
-def _powers_of_ten() -> str:
+def powers_of_ten() -> str:
     """Give a C header with the first 128 bits of the powers of ten, as two words each."""
     words = [divmod(_first_bits(exponent), 2**64) for exponent in range(_LEAST, _MOST + 1)]
     rows = "\n".join(f"    {{{high:#x}, {low:#x}}}," for high, low in words)

@@ -14,6 +14,7 @@ from benchmarks import (
     event_loop,
     fairness,
     flat,
+    hostile,
     idle,
     kserve,
     latency,
@@ -48,6 +49,7 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "fairness": fairness.waiting,
     "flat": flat.cost,
     "idle": idle.connections,
+    "hostile": hostile.memory,
     "workers": workers.scaling,
 }
 

@@ -25,6 +25,7 @@ from gateway.app.journal import say_listening
 from gateway.app.keys import KeysError
 from gateway.app.listen import ListenError
 from gateway.app.material import gather, warn
+from gateway.app.own_address import own_addresses
 from gateway.app.probe import probe as probe_servers
 from gateway.app.processes import worker_count
 from gateway.app.reload import Reloader
@@ -36,7 +37,7 @@ from gateway.build import COMPILED
 from gateway.descriptors import allow_all_descriptors
 from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.load import load
+from gateway.settings.load import load_with_places
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings
@@ -92,10 +93,13 @@ def check(config: Path, probe: bool) -> None:
     used. With --probe, it is 3 where a server or a model is not as declared, else 4 where a server
     is not ready or cannot be asked. It is 0 where all is well.
     """
-    settings = _load(partial(load, config, os.environ))
+    loaded = _load(partial(load_with_places, config, os.environ, with_files=True))
+    settings = loaded.settings
     with _plain_errors():
         material = gather(settings)
         warn(settings)
+    for warning in own_addresses(settings):
+        click.echo(warning.describe(config, loaded.places), err=True)
     click.echo(_summary(settings))
     if probe:
         report = _run(probe_servers(material))
@@ -127,12 +131,12 @@ def demo(once: bool, port: int) -> None:
         _run(_demo(once, port))
 
 
-def _load(read: Callable[[], Settings]) -> Settings:
+def _load(read: Callable[[], _T]) -> _T:
     try:
         return read()
     except SettingsError as error:
         click.echo(str(error), err=True)
-        sys.exit(2)
+        sys.exit(1 if error.is_of_named_files else 2)
 
 
 def _start_logging(level: str, many: bool = False) -> None:
@@ -186,7 +190,7 @@ def _serve_with(workers: int, settings: Settings, source: Source) -> None:
     parent = Parent(
         leader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.has_closed, post.first), post)),
+        lambda post: _run(_work(leader.gateway(post.has_closed, post.first, post.drained), post)),
         settings.limits.drain_time,
         _Events(leader),
         leader,
@@ -200,7 +204,7 @@ async def _work(gateway: Gateway, post: Post) -> None:
     async with gateway, Follower(gateway, _set_level) as follower, SpareMemory():
         settle()
         post.is_up()
-        await post.deliver(gateway.take, follower.take)
+        await post.deliver(gateway.take, follower.take, gateway.begin_draining)
     post.has_dropped(gateway.dropped)
 
 

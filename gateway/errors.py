@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+_E = TypeVar("_E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class ErrorKind(Enum):
     NOT_READY = Answer(503, 14)
     UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
     SERVER_TIMEOUT = Answer(504, 4, of_server=True)
+    LOOP = Answer(508, 9)
 
 
 TRY_AGAIN = 1
@@ -58,6 +62,22 @@ class GatewayError(Exception):
         self.kind = kind
         self.message = message
         self.retry_after = retry_after
+
+
+def without_frames(error: _E) -> _E:
+    """Detach an exception, and those behind it, from the frames that it passed through.
+
+    For whoever catches an exception and does not raise it on, or stores it. A traceback holds all
+    those frames, and a frame its local variables: a body, and often what leads back to the
+    exception. Such a cycle keeps the body until the cyclic collector happens to run.
+    """
+    chain: list[BaseException | None] = [error]
+    while chain:
+        each = chain.pop()
+        if each is not None:
+            chain += (each.__cause__, each.__context__)
+            each.__traceback__ = each.__cause__ = each.__context__ = None
+    return error
 
 
 def bad_request(message: str) -> GatewayError:

@@ -430,10 +430,45 @@ async def test_a_file_for_tls_to_servers_that_is_not_there(
         file.write_text,
         f"workers: {workers}\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
     )
+    why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
+    assert await run(SCRIPT, *command, str(file)) == (1, "", f"{file}:3: {why}\n")
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+async def test_missing_files_are_told_with_all_other_errors(
+    file: Path, command: tuple[str, ...]
+) -> None:
+    await asyncio.to_thread(
+        file.write_text,
+        "tls: {certificate: /none.crt, key: /none.key}\n"
+        "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
+    )
+    gone = "cannot be read: No such file or directory"
     assert await run(SCRIPT, *command, str(file)) == (
-        1,
+        2,
         "",
-        "tensorgate: upstreams.triton.tls.ca: cannot read /none.pem: No such file or directory\n",
+        f"{file}:1: tls.certificate: /none.crt {gone}\n"
+        f"{file}:1: tls.key: /none.key {gone}\n"
+        f"{file}:2: upstreams.triton.dialect: expected auto, triton, kserve, openvino or json,"
+        " got 'Triton'; did you mean triton?\n",
+    )
+
+
+async def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(file: Path) -> None:
+    await asyncio.to_thread(
+        file.write_text,
+        "upstreams:\n"
+        "  a:\n"
+        "    endpoints:\n"
+        "      - http://127.0.0.1:1\n"
+        "      - http://localhost:8080\n"
+        "listen: [127.0.0.1:9, 0.0.0.0:8080]\n",
+    )
+    status, _, err = await run(SCRIPT, "check", str(file))
+    assert (status, err) == (
+        0,
+        f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
+        " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508\n",
     )
 
 

@@ -88,7 +88,9 @@ async def test_a_file_that_cannot_be_used(
     _write(file, text)
     status, out, err = await run(SCRIPT, *command, config, TEST_ROBOT_KEYS="robot-key")
     assert (status, out) == (1, "")
-    assert err.startswith(f"tensorgate: keys.people.file: {file}")
+    # What is not there is told with its line: nothing has to be opened for that.
+    place = f"{config}:6" if text is None else "tensorgate"
+    assert err.startswith(f"{place}: keys.people.file: {file}")
     assert fault in err
     assert err.count("\n") == 1
     assert "secret" not in err
@@ -96,11 +98,10 @@ async def test_a_file_that_cannot_be_used(
 
 @COMMANDS
 async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) -> None:
-    assert await run(SCRIPT, *command, _config(file)) == (
-        1,
-        "",
-        "tensorgate: keys.robots.environment: TEST_ROBOT_KEYS is not set\n",
-    )
+    config = _config(file)
+    _write(file, "key\n")
+    why = "keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
+    assert await run(SCRIPT, *command, config) == (1, "", f"{config}:7: {why}\n")
 
 
 @WORKERS

@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
 
 _CLIENT_ERRORS = range(400, 500)
-_SERVER_ERRORS = range(500, 505)
+_SERVER_ERRORS = (*range(500, 505), 508)
 _GRPC_CODES = range(1, 17)
 
 

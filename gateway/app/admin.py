@@ -6,6 +6,7 @@ import orjson
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.app.status import Observed, status
+from gateway.exchange.dispatch import error_body
 from gateway.listener.admin import Page, Pages
 from gateway.observe.metrics import exposition
 
@@ -16,17 +17,16 @@ def pages(gateway: Observed) -> Pages:
     """Make the pages of a gateway.
 
     ``/live`` is 200 while it runs; so is ``/ready``, if its required upstreams can be used and it
-    does not drain, else it is 503. ``/status`` is JSON, ``/metrics`` Prometheus' text format.
+    does not drain, else it is 503. These and ``/status`` are JSON, ``/metrics`` is Prometheus' text
+    format. While it drains, all pages but ``/ready`` go on as before.
     """
 
     async def live() -> Page:
-        return Page(b"live\n")
+        return Page(b'{"live":true}\n', _JSON)
 
     async def ready() -> Page:
-        if gateway.listener.draining:
-            return _not_ready("it drains")
         missing = await gateway.runtime.routes.readiness.missing()
-        return _not_ready(missing) if missing else Page(b"ready\n")
+        return _not_ready(missing) if missing else Page(b'{"ready":true}\n', _JSON)
 
     async def shown_status() -> Page:
         body = orjson.dumps(status(gateway), option=orjson.OPT_INDENT_2)
@@ -39,4 +39,4 @@ def pages(gateway: Observed) -> Pages:
 
 
 def _not_ready(why: str) -> Page:
-    return Page(f"not ready: {why}\n".encode(), status=503)
+    return Page(error_body(f"not ready: {why}") + b"\n", _JSON, 503)

@@ -8,7 +8,7 @@ import pickle
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.app.background import Background
@@ -76,11 +76,19 @@ class Leader(Superior):
         """Tell where clients connect."""
         return shown(self._listening, self.settings)
 
-    def gateway(self, on_closed: Callable[[], None], first: bool = True) -> Gateway:
-        """Make the gateway of a worker that starts now; ``first`` is whether it has that seat."""
+    def gateway(
+        self,
+        on_closed: Callable[[], None],
+        first: bool = True,
+        drained: Callable[[], Awaitable[None]] | None = None,
+    ) -> Gateway:
+        """Make the gateway of a worker that starts now; ``first`` is whether it has that seat.
+
+        ``drained`` is as in Gateway.
+        """
         # The files may have become unusable since they were loaded.
-        revision = self._journal.revision
-        return Gateway(self.settings, on_closed, self._material, revision, self._board, first)
+        material, revision = self._material, self._journal.revision
+        return Gateway(self.settings, on_closed, material, revision, self._board, first, drained)
 
     def look(self, wished: bool) -> Orders | None:
         """Read the settings if that is wished, or if the files have changed; see Superior."""

@@ -8,8 +8,8 @@ from gateway.exchange.forwarding import Forwarding
 from gateway.settings.schema import Settings
 
 
-def forwarding(settings: Settings) -> Forwarding:
-    """Make what the settings say of it."""
+def forwarding(settings: Settings, identity: str) -> Forwarding:
+    """Make what the settings say of it; ``identity`` is that of the gateway."""
     declared = settings.forwarded
     trusted = tuple(map(ip_network, declared.trust))
-    return Forwarding(declared.headers, trusted, declared.via, settings.request_id)
+    return Forwarding(declared.headers, trusted, declared.via, settings.request_id, identity)

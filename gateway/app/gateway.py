@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from gateway.app.admin import pages
 from gateway.app.changes import as_far_as_possible, changes
-from gateway.app.forwarding import forwarding
 from gateway.app.hearsay import Hearsay
 from gateway.app.limits import shared_limits
 from gateway.app.listen import (
@@ -38,8 +37,8 @@ from gateway.settings.schema import Settings
 from gateway.upstream.pool import Pool
 from gateway.workers.board import Board
 
-_LAST_PAGE = 0.1
-"""Seconds for an operator to get the page that is being written at the end."""
+_LAST_PAGE, _LAST_REQUEST = 0.5, 0.1
+"""Seconds at the end for an operator to get a page, and to ask for it once connected."""
 
 
 class Gateway:
@@ -48,8 +47,9 @@ class Gateway:
     It listens where the settings say; with ``on_closed`` it does not listen at all, but is given
     connections with ``take``, and calls that function for each that is over. ``material`` is what
     ``gather`` gave for these settings, if it was asked already; ``board`` is what it shares with
-    other workers, if there are any, of which one is the ``first``. Raises ListenError on entering,
-    where an address cannot be had, UpstreamTlsError and KeysError.
+    other workers, if there are any, of which one is the ``first``. ``drained`` is awaited when no
+    call of a client is under way any more; operators are served until it returns. Raises
+    ListenError on entering, where an address cannot be had, UpstreamTlsError and KeysError.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class Gateway:
         revision: Revision | None = None,
         board: Board | None = None,
         first: bool = True,
+        drained: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._settings = settings
+        self._drained = drained
         self._on_closed = on_closed
         self._given = material
         self._hearsay = None if board is None else Hearsay(board, first)
@@ -75,6 +77,8 @@ class Gateway:
         """Where clients reach it: URLs, or unix:/path."""
         self.dropped = 0
         """Exchanges that took longer than the drain time allows."""
+        self.draining = False
+        """It stops, and finishes the calls that are under way."""
 
     @property
     def listener(self) -> HttpListener:
@@ -96,7 +100,8 @@ class Gateway:
         self._listening = self._listen(settings)
         self._helper = HelperProcess() if wants_helper(settings) else None
         self._shared = shared_limits(settings)
-        held = held_upstreams(material.recipes, {}, self._hearsay)
+        buffers = self._shared.held.buffers
+        held = held_upstreams(material.recipes, {}, buffers, self._hearsay)
         try:
             await _start(held)
         except BaseException:
@@ -104,7 +109,12 @@ class Gateway:
             await _give_up(held)
             raise
         routes = build_routes(
-            settings, of_held(held), self._shared, self._helper, material.keys.groups
+            settings,
+            of_held(held),
+            self._shared,
+            self._helper,
+            material.keys.groups,
+            material.forwarding,
         )
         self.runtime = Runtime(held, routes, self._shared)
         self._listener = HttpListener(
@@ -114,7 +124,8 @@ class Gateway:
             self.runtime.straight,
             material.tls,
             _patience(settings),
-            forwarding(settings),
+            material.forwarding,
+            buffers,
         )
         self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
         self._watch_files_of(material)
@@ -128,6 +139,10 @@ class Gateway:
         listener = self._admin if is_operator else self._listener
         listener.take(connection)
 
+    def begin_draining(self) -> None:
+        """Say from now on that it drains, and so is not ready; leaving the context drains."""
+        self.draining = self.runtime.routes.readiness.draining = True
+
     async def reload(self, settings: Settings) -> str:
         """Go on with other settings, but for the number of workers; tell what has changed.
 
@@ -139,11 +154,19 @@ class Gateway:
         material = await asyncio.to_thread(gather, settings, before)
         helper = (self._helper or HelperProcess()) if wants_helper(settings) else None
         shared = shared_limits(settings, self._shared)
-        held = held_upstreams(material.recipes, self.runtime.held, self._hearsay)
+        held = held_upstreams(
+            material.recipes, self.runtime.held, shared.held.buffers, self._hearsay
+        )
         try:
             await _start(held)
             routes = await asyncio.to_thread(
-                build_routes, settings, of_held(held), shared, helper, material.keys.groups
+                build_routes,
+                settings,
+                of_held(held),
+                shared,
+                helper,
+                material.keys.groups,
+                material.forwarding,
             )
             listening = self._listen(settings)
         except BaseException:
@@ -171,7 +194,7 @@ class Gateway:
             _access_log(material.settings),
             material.tls,
             _patience(material.settings),
-            forwarding(material.settings),
+            material.forwarding,
         )
         self._retired.add(self.runtime)
         self.runtime = runtime
@@ -193,8 +216,11 @@ class Gateway:
         traceback: TracebackType | None,
     ) -> None:
         limits = self._settings.limits
+        self.begin_draining()
         self.dropped = await self._listener.drain(limits.drain_time, limits.drain_grace)
-        await self._admin.drain(_LAST_PAGE)
+        if self._drained is not None:
+            await self._drained()
+        await self._admin.drain(_LAST_PAGE, _LAST_REQUEST)
         close(self._listening)
         self._watch_nothing()
         if self._hearsay is not None:

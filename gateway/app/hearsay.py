@@ -21,6 +21,8 @@ _log = logging.getLogger("tensorgate")
 class Hearsay:
     """Tells others which endpoints are ejected and which answer again, and hears them.
 
+    Likewise which upstreams are unreachable.
+
     An endpoint is told of as one of its upstream: another one may leave it out for other reasons.
     What all of them find out alike as they begin is logged by the ``first`` alone.
     """
@@ -63,6 +65,9 @@ class Hearsay:
             await asyncio.sleep(_LOOK)
 
     def _hear(self, upstream: str, pool: Pool) -> None:
+        news = self._board.news(_name(upstream, ""))
+        if news is not None and news.ejections:
+            pool.hear_unreachable(news.until)
         for member in pool.members:
             news = self._board.news(_name(upstream, member.endpoint.url))
             if news is not None:

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 
+from gateway.app.forwarding import forwarding
 from gateway.app.keys import ClientKeys
 from gateway.app.processes import worker_count
 from gateway.app.tls import (
@@ -16,6 +17,7 @@ from gateway.app.tls import (
     warnings,
 )
 from gateway.app.upstreams import Recipe
+from gateway.exchange.forwarding import Forwarding, new_identity
 from gateway.files import digest
 from gateway.listener.tls import ServerTls
 from gateway.settings.schema import Settings
@@ -25,12 +27,16 @@ _log = logging.getLogger("tensorgate")
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Hold settings, TLS with clients if it is spoken, clients' keys, and recipes of upstreams."""
+    """Hold settings, TLS with clients if it is spoken, clients' keys, and recipes of upstreams.
+
+    ``forwarding`` holds the identity of the gateway, which all of its workers share.
+    """
 
     settings: Settings
     tls: ServerTls | None
     keys: ClientKeys
     recipes: tuple[Recipe, ...]
+    forwarding: Forwarding
 
     def renew(self) -> None:
         """Load keys, and TLS with clients, whose files have changed, and not since the last look.
@@ -46,7 +52,7 @@ def gather(settings: Settings, before: Material | None = None) -> Material:
     """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, KeysError.
 
     TLS with clients that is declared as ``before`` is the one from before, and so are keys: they
-    renew themselves.
+    renew themselves. The identity always is the one from before.
     """
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
@@ -56,9 +62,10 @@ def gather(settings: Settings, before: Material | None = None) -> Material:
         keys = before.keys
     else:
         keys = ClientKeys(settings, os.environ)
-    return Material(
-        settings, tls, keys, tuple(_recipe(settings, name) for name in settings.upstreams)
-    )
+    identity = new_identity() if before is None else before.forwarding.identity
+    told = forwarding(settings, identity)
+    recipes = tuple(_recipe(settings, name, told) for name in settings.upstreams)
+    return Material(settings, tls, keys, recipes, told)
 
 
 def files_named(settings: Settings) -> tuple[str, ...]:
@@ -80,7 +87,7 @@ def warn(settings: Settings, before: Settings | None = None) -> None:
             _log.warning("%s", warning)
 
 
-def _recipe(settings: Settings, name: str) -> Recipe:
+def _recipe(settings: Settings, name: str, told: Forwarding) -> Recipe:
     declared, limits = settings.upstreams[name], settings.limits
     # The digests come first: files that change between the two are loaded again next time.
     certificates = tuple(map(digest, server_files(declared)))
@@ -92,6 +99,7 @@ def _recipe(settings: Settings, name: str) -> Recipe:
         limits.metadata_time,
         limits.metadata_models,
         worker_count(settings),
+        told.own_request,
         certificates,
         server_context(name, declared),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ssl
 
+from gateway.http1.buffers import BufferAccount
 from gateway.routing.balancer import BY_LOAD, BalancePolicy
 from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.settings.upstreams import Balance, Ejection, Health
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.upstream.address import ServerAddress, server_at
+from gateway.upstream.base import HeaderLines
 from gateway.upstream.dialect import Interpreter
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.ejections import Tell
@@ -23,20 +25,24 @@ _DISCOVER_EVERY = 10.0
 
 
 def build_pool(
+    name: str,
     declared: UpstreamSettings,
     context: ssl.SSLContext | None,
     connect_time: float,
+    buffers: BufferAccount | None = None,
     tell: Tell | None = None,
     interpreter: Interpreter | None = None,
+    own_request: HeaderLines = (),
 ) -> Pool:
-    """Make a pool, and who looks after it; ``context`` is for TLS, ``connect_time`` in seconds.
+    """Make the pool of the upstream ``name``, and who looks after it.
 
+    ``context`` is for TLS, ``connect_time`` in seconds; ``buffers`` counts what connections buffer.
     ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
-    what they are, where the settings do not say.
+    what they are, where the settings do not say. ``own_request`` names the gateway where it asks.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, connect_time, declared.keep_alive)
+        return HttpEndpoint(address, connect_time, declared.keep_alive, buffers, own_request)
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [server_at(url, context, server_name) for url in declared.endpoints]
@@ -51,7 +57,7 @@ def build_pool(
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
-    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell)
+    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
 
 
 def _balance(declared: Balance) -> BalancePolicy:

@@ -68,7 +68,13 @@ def _endpoints(recipe: Recipe) -> Sequence[UpstreamEndpoint]:
     # Names stay names: it does not matter here which of their addresses answers.
     care = {"resolve": None, "health": None, "discover": None}
     declared = recipe.declared.model_copy(update=care)
-    return build_pool(declared, recipe.context, recipe.connect_time).endpoints
+    return build_pool(
+        recipe.name,
+        declared,
+        recipe.context,
+        recipe.connect_time,
+        own_request=recipe.own_request,
+    ).endpoints
 
 
 async def _visit(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gateway.app.forwarding import forwarding
 from gateway.app.limits import SharedLimits
 from gateway.app.models import declared_models
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
 from gateway.exchange.base import Limits, Route, Upstream
 from gateway.exchange.dispatch import at_one_server
+from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.gate import Gate
 from gateway.exchange.held import HeldBytes
 from gateway.exchange.keys import KeyGroup
@@ -34,9 +34,10 @@ def build_routes(
     shared: SharedLimits,
     lender: Lender | None,
     keys: Mapping[str, KeyGroup],
+    forwarding: Forwarding,
 ) -> Routes:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
-    replaced = forwarding(settings).replaced
+    replaced = forwarding.replaced
     turns = Turns()  # one for all: there is one event loop
     models = declared_models(settings.models)
     mirrors = _Mirrors(upstreams, shared.copied, lender, models)
@@ -79,7 +80,7 @@ def build_routes(
                 declared.compress,
             )
         )
-    return Routes(rules)
+    return Routes(rules, forwarding=forwarding)
 
 
 def _gates(*gates: Gate | None) -> tuple[Gate, ...]:

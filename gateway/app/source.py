@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.app.material import files_named
 from gateway.app.tls import client_files
-from gateway.settings.load import load
+from gateway.settings.load import load_with_places
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
 from gateway.settings.watch import ContentWatch
@@ -30,7 +30,9 @@ class Source:
             problem = Problem("", None, None, "is no file that can be read again")
             raise SettingsError(self.file, [problem])
         self._watch.use()
-        settings = load(self.file, self._environ)
+        # Later on, what is used already stays in use where its file has vanished.
+        at_start = not self._was_read
+        settings = load_with_places(self.file, self._environ, with_files=at_start).settings
         self._was_read = True
         self._named = ContentWatch(files_named(settings))
         self._of_clients = ContentWatch(client_files(settings.tls))

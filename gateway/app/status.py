@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ class Observed(Protocol):
 
     revision: Revision
     runtime: Runtime
+    draining: bool
 
     @property
     def listener(self) -> HttpListener:
@@ -33,10 +35,11 @@ def status(gateway: Observed) -> dict[str, Any]:
         "version": __version__,
         "compiled": COMPILED,
         "process": os.getpid(),
-        "draining": listener.draining,
+        "draining": gateway.draining,
         "settings": asdict(gateway.revision),
         "connections": listener.connections,
         "requests": listener.requests,
+        "tasks": len(asyncio.all_tasks()),
         "places": _places(runtime.shared.gate),
         "held_bytes": runtime.shared.held.total,
         "upstreams": {name: _upstream(each) for name, each in runtime.upstreams.items()},
@@ -46,7 +49,8 @@ def status(gateway: Observed) -> dict[str, Any]:
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": upstream.pool.is_usable,
+        "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
+        "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "places": _places(upstream.gate),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],

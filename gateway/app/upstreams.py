@@ -12,9 +12,11 @@ from gateway.app.limits import gate_of, set_places
 from gateway.app.pools import build_pool
 from gateway.exchange.base import Upstream
 from gateway.exchange.gate import Gate
+from gateway.http1.buffers import BufferAccount
 from gateway.protocol.dialects import DIALECTS
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings
+from gateway.upstream.base import HeaderLines
 from gateway.upstream.dialect import Interpreter, declared_speech
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool import Pool
@@ -30,7 +32,8 @@ _ASK_AGAIN = 1.0
 class Recipe:
     """Tell all that an upstream is made of: what is made of equal recipes does the same.
 
-    Times are in seconds. ``certificates`` tells what the files of its TLS hold, of which
+    Times are in seconds. ``own_request`` is what the gateway's own requests have, to name it.
+    ``certificates`` tells what the files of its TLS hold, of which
     ``context`` is made; there is none without TLS.
     """
 
@@ -41,6 +44,7 @@ class Recipe:
     metadata_time: float
     metadata_models: int
     workers: int = 1
+    own_request: HeaderLines = ()
     certificates: tuple[bytes | None, ...] = ()
     context: ssl.SSLContext | None = field(default=None, compare=False)
 
@@ -96,6 +100,7 @@ class HeldUpstream:
 def held_upstreams(
     recipes: Iterable[Recipe],
     before: Mapping[str, HeldUpstream],
+    buffers: BufferAccount | None = None,
     hearsay: Hearsay | None = None,
 ) -> dict[str, HeldUpstream]:
     """Make the upstreams, by name.
@@ -103,9 +108,12 @@ def held_upstreams(
     One that is made as before is the one from before, with its connections and all that it knows.
     Of one that has changed, the endpoints that are still there keep their health, names their
     addresses, and exchanges under way their places.
-    ``hearsay`` is what all of them tell other workers by, if there are any.
+    ``buffers`` counts what their connections buffer; ``hearsay`` is what all of them tell other
+    workers by, if there are any.
     """
-    return {recipe.name: _held(recipe, before.get(recipe.name), hearsay) for recipe in recipes}
+    return {
+        recipe.name: _held(recipe, before.get(recipe.name), buffers, hearsay) for recipe in recipes
+    }
 
 
 def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
@@ -113,16 +121,23 @@ def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
     return {name: each.upstream for name, each in held.items()}
 
 
-def _held(recipe: Recipe, before: HeldUpstream | None, hearsay: Hearsay | None) -> HeldUpstream:
+def _held(
+    recipe: Recipe,
+    before: HeldUpstream | None,
+    buffers: BufferAccount | None,
+    hearsay: Hearsay | None,
+) -> HeldUpstream:
     if before is not None and before.recipe == recipe:
         return before
     if before is None:
-        return HeldUpstream(recipe, _build(recipe, hearsay, None))
-    upstream = _build(recipe, hearsay, before.upstream.gate)
+        return HeldUpstream(recipe, _build(recipe, buffers, hearsay, None))
+    upstream = _build(recipe, buffers, hearsay, before.upstream.gate)
     return HeldUpstream(recipe, upstream, before.upstream.pool)
 
 
-def _build(recipe: Recipe, hearsay: Hearsay | None, gate: Gate | None) -> Upstream:
+def _build(
+    recipe: Recipe, buffers: BufferAccount | None, hearsay: Hearsay | None, gate: Gate | None
+) -> Upstream:
     declared = recipe.declared
     clock = asyncio.get_running_loop().time
     tell = None if hearsay is None else hearsay.teller(recipe.name)
@@ -133,7 +148,16 @@ def _build(recipe: Recipe, hearsay: Hearsay | None, gate: Gate | None) -> Upstre
     return Upstream(
         recipe.name,
         interpreter or declared_speech(DIALECTS[declared.dialect]),
-        build_pool(declared, recipe.context, recipe.connect_time, tell, interpreter),
+        build_pool(
+            recipe.name,
+            declared,
+            recipe.context,
+            recipe.connect_time,
+            buffers,
+            tell,
+            interpreter,
+            own_request=recipe.own_request,
+        ),
         MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
         gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers, gate),

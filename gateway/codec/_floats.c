@@ -6,12 +6,12 @@
  * broken text above all: that is left to them.
  *
  * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021): the digits times the first
- * 128 bits of the power of ten (powers_of_ten.h, which the build makes) tell the nearest double.
+ * 128 bits of the power of ten (powers_of_ten.h, which the build makes) tell the nearest float, of
+ * either size. FP32 is not rounded from a double, which would round twice.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -19,7 +19,7 @@
 #include "powers_of_ten.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "eight digits are loaded as a little-endian word"
+#error "eight digits are loaded, and floats are stored, as a little-endian word"
 #endif
 
 typedef unsigned __int128 uint128_t;
@@ -90,15 +90,36 @@ read_digits(place at, place end, uint64_t *value)
 
 /* ---- One number ---- */
 
-/* Give the bits of the double nearest to digits * 10^exponent; false where they are in doubt. */
-INLINE bool
-nearest_double(uint64_t digits, int64_t exponent, uint64_t *bits)
+/* What IEEE 754 has of floats of 4 and 8 bytes. */
+INLINE int
+mantissa_bits(int size)
 {
+    return size == 4 ? 23 : 52;
+}
+
+INLINE uint64_t
+infinity(int size)
+{
+    return size == 4 ? 0x7F800000 : 0x7FF0000000000000;
+}
+
+/* Tell whether 64 bits of digits, times such a power of ten, may lie halfway between two floats. */
+INLINE bool
+may_be_half(int64_t exponent, int size)
+{
+    return size == 4 ? exponent >= -17 && exponent <= 10 : exponent >= -4 && exponent <= 23;
+}
+
+/* Give the bits of the float nearest to digits * 10^exponent; false where they are in doubt. */
+INLINE bool
+nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
+{
+    const int stored = mantissa_bits(size), bias = size == 4 ? 127 : 1023;
     if (digits == 0) {
         *bits = 0;
         return true;
     }
-    /* Within these bounds, all are normal numbers. */
+    /* Within these bounds, all are normal doubles. */
     if (exponent < LEAST_POWER || exponent > MOST_POWER)
         return false;
     const uint64_t *power = POWERS_OF_TEN[exponent - LEAST_POWER];
@@ -106,7 +127,8 @@ nearest_double(uint64_t digits, int64_t exponent, uint64_t *bits)
     digits <<= zeros;
     uint128_t product = (uint128_t)digits * power[0];
     uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
-    if ((high & 0x1FF) == 0x1FF) {
+    const uint64_t beyond = UINT64_MAX >> (stored + 3);
+    if ((high & beyond) == beyond) {
         /* What the power's lower half adds may carry into the bits that count. */
         uint64_t more = (uint64_t)((uint128_t)digits * power[1] >> 64);
         low += more;
@@ -114,15 +136,22 @@ nearest_double(uint64_t digits, int64_t exponent, uint64_t *bits)
         if (low == UINT64_MAX && (exponent < -27 || exponent > 55))
             return false;
     }
-    int top = (int)(high >> 63), shift = top + 9;
-    uint64_t mantissa = high >> shift; /* 53 bits, and one that tells the half */
-    bool is_half = low <= 1 && exponent >= -4 && exponent <= 23 && mantissa << shift == high;
-    /* To nearest, ties to even. */
-    mantissa += (mantissa & 1) && !(is_half && (mantissa & 3) == 1);
+    int top = (int)(high >> 63), shift = top + 61 - stored;
+    uint64_t mantissa = high >> shift; /* all bits, and one that tells the half */
+    /* To nearest, ties to even. Which way is as good as random: a branch would cost a fifth. */
+    uint64_t up = mantissa & 1;
+    if (low <= 1 && may_be_half(exponent, size) && mantissa << shift == high)
+        up &= mantissa >> 1;
     /* floor(log2(10^exponent)), and the bias; the leading bit, or a carry, adds the one missing. */
-    int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + 1022;
-    *bits = ((uint64_t)binary << 52) + (mantissa >> 1);
-    return true;
+    int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + bias - 1;
+    if (size == 4 && binary < 0) {
+        /* A subnormal float, which no number of such powers lies halfway to. */
+        mantissa = binary > -stored - 2 ? mantissa >> -binary : 0;
+        up = mantissa & 1;
+        binary = 0;
+    }
+    *bits = ((uint64_t)binary << stored) + ((mantissa + up) >> 1);
+    return size == 8 || *bits < infinity(size);
 }
 
 INLINE place
@@ -146,25 +175,30 @@ starts_with(place at, place end, const char *word, size_t size)
 
 /* Read what JSON has no numbers for, as clients write it. */
 static place
-read_nonfinite(place at, place end, bool negative, double *number)
+read_nonfinite(place at, place end, bool negative, int size, char *to)
 {
-    if (!negative && starts_with(at, end, "NaN", 3)) {
-        *number = NAN;
-        return at + 3;
-    }
-    *number = negative ? -INFINITY : INFINITY;
-    return starts_with(at, end, "Infinity", 8) ? at + 8 : NULL;
+    uint64_t bits = (uint64_t)negative << (8 * size - 1) | infinity(size);
+    bool is_nan = !negative && starts_with(at, end, "NaN", 3);
+    if (is_nan)
+        bits |= 1ULL << (mantissa_bits(size) - 1);
+    else if (!starts_with(at, end, "Infinity", 8))
+        return NULL;
+    memcpy(to, &bits, (size_t)size);
+    return at + (is_nan ? 3 : 8);
 }
 
-/* Read a number as RFC 8259, section 6, has it, or a bare NaN, Infinity or -Infinity. */
+/*
+ * Read a number as RFC 8259, section 6, has it, or a bare NaN, Infinity or -Infinity, and write the
+ * float of so many bytes if it fits.
+ */
 INLINE place
-read_double(place at, place end, double *number)
+read_float(place at, place end, int size, char *to)
 {
     bool negative = at < end && *at == '-', is_integer = true;
     at += negative;
     place start = at;
     if (at == end || !is_digit(*at))
-        return read_nonfinite(at, end, negative, number);
+        return read_nonfinite(at, end, negative, size, to);
     uint64_t digits = (uint64_t)(*at++ - '0'); /* before the point, mostly all */
     int64_t exponent = 0;
     if (at < end && is_digit(*at)) {
@@ -193,29 +227,12 @@ read_double(place at, place end, double *number)
         is_integer = false;
     }
     uint64_t bits;
-    if (at == NULL || !nearest_double(digits, exponent, &bits))
+    if (at == NULL || !nearest(digits, exponent, size, &bits))
         return NULL;
     /* An integer has no -0. */
-    bits |= (uint64_t)(negative && (digits || !is_integer)) << 63;
-    memcpy(number, &bits, sizeof bits);
+    bits |= (uint64_t)(negative && (digits || !is_integer)) << (8 * size - 1);
+    memcpy(to, &bits, (size_t)size);
     return at;
-}
-
-/* Read a number that fits, into so many bytes. */
-INLINE place
-read_float(place at, place end, int size, char *to)
-{
-    double number;
-    at = read_double(at, end, &number);
-    if (at == NULL)
-        return NULL;
-    if (size == sizeof number) {
-        memcpy(to, &number, sizeof number);
-        return at;
-    }
-    float narrow = (float)number;
-    memcpy(to, &narrow, sizeof narrow);
-    return isinf(narrow) && !isinf(number) ? NULL : at;
 }
 
 /* ---- The array ---- */

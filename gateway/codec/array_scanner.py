@@ -142,8 +142,11 @@ class ArrayScanner:
         self.ended = False
         self._buffer = b""
         self._position = 0
+        self._passed = 0
         self.culprit: bytes | None = None
         """Text that can be in no array of plain values; nothing behind it is looked at."""
+        self.culprit_at = 0
+        """Bytes of the array before it."""
 
     @property
     def held(self) -> int:
@@ -174,6 +177,7 @@ class ArrayScanner:
                 break
             self._searched = 0
             self._position += step.used
+            self._passed += step.used - len(step.stand_in)
             if step.stand_in:
                 self._buffer, self._position = step.stand_in + self.rest, 0
             if step.item is not None:
@@ -310,6 +314,7 @@ class ArrayScanner:
         if not whole and len(window) - stop < _CULPRIT:
             return None
         self.culprit = window[stop : stop + _CULPRIT]
+        self.culprit_at = self._passed + stop
         size = min(stop + _CULPRIT, len(window))
         return self._run(window, size, max(1, self._depth), len(window))
 

@@ -27,6 +27,7 @@ from gateway.protocol.answer_header import (
 )
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import AnswerForm, Fields, mark_base64, says_base64
+from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import ANSWER
 
 Chunks = list[bytes | memoryview]
@@ -168,8 +169,8 @@ class BinaryAnswer(JsonTensors):
             return None
         return _EncodedText(label) if becomes_base64(fields) else _KeptText(label)
 
-    def _parse(self, text: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
-        fields = parse_answer(text)
+    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, tuple[OutputTensor, ...]]:
+        fields = parse_answer(text, cuts)
         self._outputs = read_outputs(fields)
         return fields, self._outputs
 

@@ -12,16 +12,11 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
-from gateway.codec.array_scanner import Run, StringPart
+from gateway.codec.array_scanner import Run, StringPart, cut_string
 from gateway.codec.faults import element_fault, no_array, smaller_runs
-from gateway.codec.plain_numbers import (
-    REFUSALS,
-    Values,
-    parse_numbers,
-    plain_numbers,
-    round_to,
-)
+from gateway.codec.plain_numbers import REFUSALS, parse_numbers, plain_numbers
 from gateway.codec.plain_strings import plain_strings
+from gateway.codec.rounding import Values, element_marks, has_ties, is_rounded, round_text
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
@@ -32,9 +27,6 @@ _LONG_INTEGER = re.compile(rb"([\[, \t\n\r]-?[0-9]{19,}+)(?![0-9.eE])")
 """What may be beyond 64 bits, with what stands before it."""
 
 _OF_BOOLEANS = b"truefals[], \t\n\r"
-
-_BETWEEN = np.zeros(256, np.bool_)
-_BETWEEN[list(b"[], \t\n\r")] = True
 
 
 class TensorFromJson:
@@ -113,13 +105,13 @@ class TensorFromJson:
 
     @classmethod
     def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes] | None]:
-        if datatype.dtype is None:
-            return cls._text
-        if datatype.family is Family.BOOLEAN:
-            return cls._booleans
-        if datatype.family is Family.INTEGER:
-            return cls._integers
-        return cls._floats
+        of_family = {
+            Family.BOOLEAN: cls._booleans,
+            Family.INTEGER: cls._integers,
+            Family.FLOAT: cls._floats,
+            Family.TEXT: cls._text,
+        }
+        return of_family[datatype.family]
 
     def _booleans(self, run: Run) -> tuple[int, bytes] | None:
         text = run.balanced()
@@ -143,15 +135,18 @@ class TensorFromJson:
 
     def unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
         """Convert an array of floats as ``converted`` does, if not all are ``plain_numbers``."""
-        dtype = self.datatype.dtype
-        assert dtype is not None
         values = self._doubles(text)
         if values is None:
             return None
-        narrow = round_to(values, dtype)
-        if (np.isinf(narrow) != np.isinf(values)).any():
-            return None
-        return values.size, narrow.tobytes()
+        narrow = round_text(values, text, self.datatype)
+        return None if narrow is None else (values.size, narrow.tobytes())
+
+    def has_ties(self, run: Run) -> bool:
+        """Tell whether the text of any number of a run decides what it is rounded to."""
+        if not is_rounded(self.datatype):
+            return False
+        values = self._doubles(run.balanced())
+        return values is not None and has_ties(values, self.datatype)
 
     def _counted(self, data: bytes) -> tuple[int, bytes]:
         assert self.datatype.size is not None
@@ -208,7 +203,9 @@ class TensorFromJson:
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         if self.datatype.family is not Family.TEXT:
-            run = Run(b'["' + part.text[:60] + b'"]', 0, 0, first=True)
+            # Cut where no escape and no character is cut in two: it is quoted.
+            end, _ = cut_string(part.text[:60], full=True, last=True) or (60, False)
+            run = Run(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
             raise self._fault(run)
         if self._long is None:
             self._long = _LongString(len(self.chunks))
@@ -257,11 +254,7 @@ def _with_words(values: Values, text: bytes) -> Values:
     It could be read, so every N, I and u belongs to a word: NaN holds two, the others one.
     """
     codes = np.frombuffer(text, np.uint8)
-    marks = np.flatnonzero(codes == ord(","))
-    if values.size != marks.size + 1:
-        # With empty arrays, commas do not count elements: the ends of those before do.
-        between = _BETWEEN[codes]
-        marks = np.flatnonzero(between[1:] & ~between[:-1])
+    marks = element_marks(codes, values.size)
     nans = np.flatnonzero(codes == ord("N"))[::2]
     nulls = np.flatnonzero(codes == ord("u"))
     infinities = np.flatnonzero(codes == ord("I"))

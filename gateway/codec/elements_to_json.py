@@ -70,6 +70,21 @@ def tensor_to_json(
     return NumbersToJson(label, datatype, policies.nonfinite, message)
 
 
+_WRITTEN = frozenset(
+    map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i1", "<i2", "<i4", "<i8", "<f4", "<f8"))
+)
+"""What orjson writes, floats with the shortest digits that give the same number."""
+
+
+def written_as(datatype: Datatype) -> np.dtype[Any]:
+    """Give the dtype in which elements become text: one that holds them all, and orjson knows."""
+    assert datatype.dtype is not None
+    if datatype.dtype in _WRITTEN:
+        return datatype.dtype
+    # float32 holds every FP16 and BF16; orjson knows only the former.
+    return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
+
+
 class NumbersToJson:
     """Numbers and truth values: elements of one size."""
 
@@ -82,6 +97,7 @@ class NumbersToJson:
         self._message = message
         self._work = Work(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
+        self._written_as = written_as(datatype)
         self._floating = datatype.family is Family.FLOAT
         self._nonfinite = nonfinite
         self._partial = b""
@@ -134,10 +150,8 @@ class NumbersToJson:
         """Write values, of which the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise self._message.fault(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
+        values = values.astype(self._written_as, copy=False)
         if self._floating:
-            if self._dtype.itemsize == 2:
-                # float32 holds every FP16 and BF16; orjson knows only the former.
-                values = values.astype(np.float32)
             finite = np.isfinite(values)
             if not finite.all():
                 return self._with_nonfinite(values, np.flatnonzero(~finite), first)

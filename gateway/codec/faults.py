@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 
 import numpy as np
 
 from gateway.codec.array_scanner import Run
 from gateway.codec.string_walk import codes_and_inside
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
 
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
@@ -33,17 +34,37 @@ def element_fault(
     ``first_index`` is the flat index of the run's first element. The error names the tensor of the
     message, and index and value of the first element at fault.
     """
-    text = run.text.decode("utf-8", "replace")
-    index = first_index
+    text = run.text.decode("utf-8", "surrogateescape")
+    index, depth = first_index, run.depth_before
     for between, token in _TOKEN.findall(text):
+        depth += between.count("[") - between.count("]")
         if not token:
             continue
+        if brackets := _bracket_fault(token, depth):
+            last = index - (depth <= 0 or token.startswith("}"))
+            return message.fault(f"{label}: data {brackets}, behind element {max(0, last)}")
+        if token.startswith("{"):
+            needed = f"{datatype.name} needs {datatype.family.value}"
+            return message.fault(f"{label}: element {index} is an object, {needed}")
         if fault := _token_fault(token, datatype, message.null_is_nan):
             return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # no comma
         index += 1
     return no_array(label, max(first_index, index - 1), message)
+
+
+def _bracket_fault(token: str, depth: int) -> str:
+    """Say what is wrong with the brackets before a token, if anything is.
+
+    ``depth`` counts those that are open there.
+    """
+    if depth < 0:
+        return "has a closing bracket too many"
+    if not depth:
+        return f"ends and is followed by {_quoted(token)}"
+    is_string = token.startswith('"')
+    return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
 
 
 def no_array(label: str, near: int, message: Message) -> GatewayError:
@@ -77,8 +98,8 @@ def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | Non
     if type(value) not in _TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        return _text_fault(value)
-    if datatype.family is Family.BOOLEAN or _fits(value, token, datatype):
+        return _text_fault(value) if _sent(token) == token else "is not UTF-8"
+    if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
 
@@ -108,31 +129,22 @@ _decode = json.JSONDecoder(parse_int=_integer).decode
 
 
 def _fits(value: float, token: str, datatype: Datatype) -> bool:
-    if datatype.family is Family.INTEGER:
-        least, most = _INTEGER_LIMITS[datatype.name]
-        return least <= value <= most
-    if token in ("NaN", "Infinity", "-Infinity"):
+    if datatype.integers is not None:
+        return datatype.integers.least <= value <= datatype.integers.most
+    if datatype.floats is None or token in ("NaN", "Infinity", "-Infinity"):
         return True
-    try:
-        return abs(float(value)) < _OVERFLOWS[datatype.name]
-    except OverflowError:
-        return False
+    nearest, overflow = abs(float(token)), datatype.floats.overflow
+    if nearest == overflow and math.isfinite(nearest):
+        # The digits tell on which side of it the number is.
+        return Decimal(token.removeprefix("-")) < Decimal(overflow)
+    return nearest < overflow
 
 
-_INTEGER_LIMITS = {
-    name: (int(np.iinfo(datatype.dtype).min), int(np.iinfo(datatype.dtype).max))
-    for name, datatype in DATATYPES.items()
-    if datatype.family is Family.INTEGER and datatype.dtype is not None
-}
-# Halfway between the largest number and the power of two behind it: from here on up, rounding to
-# nearest, ties to even, gives infinity.
-_OVERFLOWS = {
-    "FP16": 2.0**16 - 2.0**4,
-    "BF16": 2.0**128 - 2.0**119,
-    "FP32": 2.0**128 - 2.0**103,
-    "FP64": math.inf,
-}
+def _sent(token: str) -> str:
+    """Give a token with escapes for its bytes that are not UTF-8."""
+    return token.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _quoted(token: str) -> str:
+    token = _sent(token)
     return token if len(token) <= 40 else token[:37] + "..."

@@ -9,9 +9,11 @@ from functools import lru_cache
 import orjson
 
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.header_length_check import check_header_end
 from gateway.codec.json_tensors import JsonTensors
 from gateway.codec.loans import Lender
 from gateway.codec.policies import BytesAs
+from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.header_facts import HeaderFacts, may_hide_classification, read_facts
 from gateway.protocol.inference_header import (
@@ -26,6 +28,7 @@ from gateway.protocol.inference_header import (
     says_base64,
     set_binary_size,
 )
+from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import REQUEST
 from gateway.protocol.tensors import MAX_TENSORS
 
@@ -89,8 +92,12 @@ class InferRequestCodec(JsonTensors):
             return TensorFromJson(label, DATATYPES[datatype])
         return None
 
-    def _parse(self, text: bytes) -> tuple[Fields, tuple[InputTensor, ...]]:
-        fields = parse_header(text, self._depth_cap)
+    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, tuple[InputTensor, ...]]:
+        try:
+            fields = parse_header(text, self._depth_cap, cuts)
+        except GatewayError:
+            check_header_end(text, cuts)
+            raise
         self._inputs = read_inputs(fields, self._tensor_cap)
         return fields, self._inputs
 

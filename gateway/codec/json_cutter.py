@@ -15,17 +15,26 @@ from typing import Any
 import orjson
 
 from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart
-from gateway.errors import GatewayError
+from gateway.codec.header_length_check import check_header_end
+from gateway.codec.misplaced_array import misplaced_array
+from gateway.errors import GatewayError, bad_request
+from gateway.protocol.inference_header import V1_REQUEST
+from gateway.protocol.json_errors import Cut, kind_of, parsed_json, quoted
 from gateway.protocol.messages import REQUEST, Message
 from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
 _SPACES = re.compile(rb"[ \t\n\r]*+")
+_V1_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
 # Most text of a key needs no look: it is a mere string, or no array follows. Behind a backslash,
 # its first quote belongs to a string, which the one behind ``data`` ends. That is told by a look
 # back, as patterns that begin with plain text are found ten times sooner.
 _ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
 _OTHER_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
+
+
+_OF_CUT = 200
+"""Bytes of memory that a Cut takes, with its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,13 @@ class JsonCutter:
         """What follows a key that is at hand, behind spaces, if it is the one of an array."""
         self._array: ArrayScanner | None = None
         self._tensor = -1
+        self._label = ""
         self.arrays: list[int] = []
         """Of each array cut out, the index of its tensor."""
+        self._received = 0
+        self._array_start = self._placeholder_at = 0
+        self.cuts: list[Cut] = []
+        """The arrays cut out, for errors that quote what is left."""
 
     @property
     def room(self) -> int:
@@ -85,9 +99,14 @@ class JsonCutter:
 
     @property
     def held(self) -> int:
-        """Give the bytes of text that are held: what the header has so far, and the buffer."""
-        size = getsizeof(self._header) + len(self._buffer)
+        """Give the bytes that are held: what the header has so far, the buffer, and the cuts."""
+        size = getsizeof(self._header) + len(self._buffer) + _OF_CUT * len(self.cuts)
         return size if self._array is None else size + self._array.held
+
+    @property
+    def _place(self) -> int:
+        """Give the bytes of the whole text that were looked at."""
+        return self._received - len(self._buffer) + self._at
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
@@ -96,6 +115,7 @@ class JsonCutter:
         502 for either in an answer.
         """
         self._buffer += text
+        self._received += len(text)
         yield from self._cut(last)
         # What is done with is not held until more comes.
         self._buffer, self._at = self._buffer[self._at :], 0
@@ -107,7 +127,7 @@ class JsonCutter:
                 self._buffer, self._at = self._array.take_rest()
                 if not self._array.ended:
                     return
-                self._array = None
+                self._leave_array()
             elif self._awaited:
                 if not (yield from self._enter_value()):
                     return
@@ -127,17 +147,22 @@ class JsonCutter:
         self._buffer, self._at = b"", 0
         return header
 
+    def _leave_array(self) -> None:
+        """Go on behind an array, which has ended."""
+        self._array = None
+        behind = self._fragment_start
+        self.cuts.append(Cut(self._array_start, self._place, self._placeholder_at, behind))
+
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
         if array.culprit is None:
-            return self._message.fault(f"{self._message.name} ends inside {self._label()}")
-        near = array.culprit.decode("utf-8", "replace")
-        return self._message.fault(f"{self._label()} is not an array of plain values, near: {near}")
-
-    def _label(self) -> str:
-        return f"the data of {self._place(self._tensor)}"
-
-    def _place(self, index: int) -> str:
-        return f"{self._message.tensors}[{index}]"
+            return self._message.fault(
+                f"{self._message.name} ends at byte {self._received}, "
+                f"inside the data of {self._label}"
+            )
+        return self._message.fault(
+            f"{self._label}: data is not an array of plain values, at byte "
+            f"{self._array_start + array.culprit_at}, near: {quoted(array.culprit)}"
+        )
 
     def _find_key(self, last: bool) -> bool:
         """Move text to the header, up to behind the next ``"data"`` that needs a look."""
@@ -206,26 +231,28 @@ class JsonCutter:
         tensors = self._tensors_so_far(self._header[self._fragment_start :])
         if tensors:
             index = max(0, self._tensor) + len(tensors) - 1
-            raise self._message.fault(f"the data of {self._place(index)} must be an array")
+            is_same = index == self._tensor
+            label = self._label if is_same else self._message.label_of(tensors[-1], index)
+            kind = kind_of(self._buffer[self._at : self._at + 1])
+            raise self._message.fault(f"{label}: data must be an array, got {kind}")
 
     def _enter_array(self) -> ArrayStart:
         tensors = self._tensors_so_far(self._header[self._fragment_start :])
         if tensors is None:
-            raise self._message.fault(
-                f"a data array stands where no {self._message.tensor}'s data can be, or what "
-                "comes before it is not valid JSON, near: "
-                f"{self._header[-40:].decode('utf-8', 'replace')}"
-            )
+            raise misplaced_array(self._message, bytes(self._header), self._key_at, self.cuts)
         first = not self.arrays
         if not first and len(tensors) == 1:
-            raise self._message.fault(f"{self._place(self._tensor)} has more than one data")
+            raise self._message.fault(f"{self._label} has more than one data")
         self._tensor = len(tensors) - 1 + max(0, self._tensor)
         if self._tensor >= self._tensor_cap:
             raise self._message.too_many_tensors(self._tensor_cap)
+        self._array_start = self._place
+        self._placeholder_at = len(self._header)
         self._keep(orjson.dumps(stand_in(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)
-        self._array = ArrayScanner(self._label(), self._depth_cap, self._message)
+        self._label = self._message.label_of(tensors[-1], self._tensor)
+        self._array = ArrayScanner(self._label, self._depth_cap, self._message)
         return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
     def _tensors_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
@@ -238,7 +265,7 @@ class JsonCutter:
         key = self._message.tensors
         opening = b'{"%s":[{"data":0' % key.encode() if self.arrays else b""
         try:
-            fields = orjson.loads(opening + fragment + b"1}]}")
+            fields = parsed_json(opening + fragment + b"1}]}")
         except orjson.JSONDecodeError:
             return None
         tensors = fields.get(key) if isinstance(fields, dict) else None
@@ -254,8 +281,17 @@ class JsonCutter:
     def _keep(self, text: bytes) -> None:
         self._header += text
         if len(self._header) > self._header_cap:
-            raise GatewayError(
-                self._message.too_large,
-                f"the JSON around the data is larger than {self._header_cap} bytes "
-                "(limits.header_bytes)",
-            )
+            raise self._too_large()
+
+    def _too_large(self) -> GatewayError:
+        if self._message is REQUEST:
+            # No more of it, as that would hang on how the text arrived.
+            start = bytes(self._header[: self._header_cap + 1])
+            if _V1_START.match(start):
+                return bad_request(V1_REQUEST)
+            check_header_end(start, self.cuts)
+        return GatewayError(
+            self._message.too_large,
+            f"the JSON around the data is larger than {self._header_cap} bytes "
+            "(limits.header_bytes)",
+        )

@@ -14,9 +14,10 @@ from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
 from gateway.codec.parsed_size import parsed_size
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.protocol.datatypes import Family
-from gateway.protocol.inference_header import Fields, says_base64
+from gateway.protocol.inference_header import Fields, found, says_base64
+from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import Message, Tensor
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 
@@ -110,8 +111,8 @@ class JsonTensors(ABC):
         """
 
     @abstractmethod
-    def _parse(self, text: bytes) -> tuple[Fields, Sequence[Tensor]]:
-        """Parse the JSON around the data; raises GatewayError."""
+    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, Sequence[Tensor]]:
+        """Parse the JSON around the data, which was cut out of it; raises GatewayError."""
 
     @property
     def room(self) -> int:
@@ -150,7 +151,7 @@ class JsonTensors(ABC):
                     break
                 self._take(event)
         except GatewayError as error:
-            self._failure = error
+            self._failure = without_frames(error)
         return True
 
     def _take(self, event: Event) -> None:
@@ -247,7 +248,7 @@ class JsonTensors(ABC):
         except GatewayError as error:
             if not self._lent:
                 raise
-            self._failure = error
+            self._failure = without_frames(error)
             self._waiting.clear()
 
     def _feed(self, elements: Elements, item: Run | StringPart) -> None:
@@ -297,7 +298,7 @@ class JsonTensors(ABC):
     def _read_header(self) -> None:
         """Read what stands around the data; what becomes of the last data may be told only here."""
         text = self._cutter.finish()
-        fields, tensors = self._parse(text)
+        fields, tensors = self._parse(text, self._cutter.cuts)
         entries = fields.get(self._message.tensors, [])
         self._check_places(entries)
         self._header = Header(text, fields, tensors)
@@ -318,13 +319,18 @@ class JsonTensors(ABC):
         key = self._message.tensors
         for index, entry in enumerate(entries):
             if "data" in entry and (index not in places or entry["data"] != places.pop(index)):
-                raise self._message.fault(
-                    f"the data of {key}[{index}] must be an array under a plain key"
-                )
+                raise self._not_cut_out(entry, index)
         if places:
-            raise self._message.fault(
-                f"a data array stands in {key} that {self._message.name} gives more than once"
+            raise self._message.fault(f"{self._message.name} has the key {key} more than once")
+
+    def _not_cut_out(self, entry: Fields, index: int) -> GatewayError:
+        """Make the error of data that were not seen as an array while the text came."""
+        label = self._message.label_of(entry, index)
+        if isinstance(entry["data"], list):
+            return self._message.fault(
+                f'{label}: data must be given once, under the key "data" written without escapes'
             )
+        return self._message.fault(f"{label}: data must be an array, got {found(entry['data'])}")
 
     def _converted(self, array: Array, declared: Tensor) -> TensorFromJson:
         """Give a converted tensor; the header, which has the last word, must agree."""

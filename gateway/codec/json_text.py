@@ -13,6 +13,8 @@ from gateway.codec.array_scanner import WINDOW
 from gateway.codec.parsed_size import parsed_size
 from gateway.codec.value_walk import walk_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.protocol.json_errors import invalid_json, parsed_json, quoted
+from gateway.protocol.messages import REQUEST
 
 _T = TypeVar("_T")
 
@@ -53,6 +55,12 @@ class JsonText:
         self._value_cap = value_cap
         self._buffer = b""
         self._at = 0
+        self._received = 0
+
+    @property
+    def place(self) -> int:
+        """Give the bytes of the whole text that stand before what is there."""
+        return self._received - self.size
 
     @property
     def size(self) -> int:
@@ -71,6 +79,7 @@ class JsonText:
 
     def feed(self, text: bytes | memoryview, last: bool) -> None:
         """Take the next text; ``last`` tells that it is the end."""
+        self._received += len(text)
         self._buffer = self._buffer[self._at :] + text
         self._at = 0
         self.ended = last
@@ -103,8 +112,12 @@ class JsonText:
 
     def more(self) -> Steps[None]:
         """Wait for more text; raises GatewayError (400) where there will be none."""
+        if self.ended and not self._received:
+            raise bad_request("the request has no body")
         if self.ended:
-            raise bad_request("the request's JSON ends before it is complete")
+            raise bad_request(
+                f"the request's JSON ends at byte {self._received}, before it is complete"
+            )
         yield Pause.MORE
 
     def window(self, size: int = WINDOW) -> Steps[bytes]:
@@ -144,8 +157,10 @@ class JsonText:
 
     def refuse(self, why: str) -> Steps[NoReturn]:
         """Raise GatewayError (400) that shows what stands here."""
-        near = (yield from self.window(_SHOWN)).decode("utf-8", "replace")
-        raise bad_request(f"the request is not valid: {why}, near: {near}")
+        near = quoted((yield from self.window(_SHOWN)))
+        raise bad_request(
+            f"the request is not valid JSON: {why} at byte {self.place}, near: {near}"
+        )
 
     def end(self) -> Steps[None]:
         """Take what is left, which has to be space."""
@@ -185,7 +200,7 @@ class JsonText:
     def string(self) -> Steps[bytes]:
         """Take a string, with its quotes, that is no longer than a window."""
         if (yield from self.mark()) != b'"':
-            yield from self.refuse("expected a string")
+            yield from self.refuse("expected a name in double quotes")
         text = yield from self.short_string()
         if text is None:
             return (yield from self.refuse(f"a string is longer than {WINDOW} bytes"))
@@ -194,12 +209,9 @@ class JsonText:
     def name(self) -> Steps[str]:
         """Take the name of a member, and the colon behind it."""
         raw = yield from self.string()
+        name = self._parsed(raw)
         yield from self.take(b":", "a colon")
-        try:
-            return str(orjson.loads(raw))
-        except orjson.JSONDecodeError as error:
-            near = raw[:_SHOWN].decode("utf-8", "replace")
-            raise bad_request(f"the request has an invalid name ({error.msg}): {near}") from None
+        return str(name)
 
     def scalar(self) -> Steps[bytes]:
         """Take what stands up to the next space or mark: a number, say, which may be none."""
@@ -227,13 +239,15 @@ class JsonText:
             raw = yield from self._container()
         else:
             raw = yield from self.scalar()
+        return self._parsed(raw), parsed_size(raw)
+
+    def _parsed(self, raw: bytes) -> object:
+        """Parse a value that was just taken."""
         try:
-            return orjson.loads(raw), parsed_size(raw)
+            # With a space behind it, a number that lacks digits does not look cut short.
+            return parsed_json(raw + b" ")
         except orjson.JSONDecodeError as error:
-            near = raw[max(0, error.pos - 20) : error.pos + 20].decode("utf-8", "replace")
-            raise bad_request(
-                f"the request is not valid JSON ({error.msg}), near: {near}"
-            ) from None
+            raise invalid_json(REQUEST, raw, error, before=self.place - len(raw)) from None
 
     def _container(self) -> Steps[bytes]:
         looked_at = _LOOK

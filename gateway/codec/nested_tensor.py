@@ -8,34 +8,22 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import Family
+from gateway.protocol.json_errors import parsed_json
 from gateway.protocol.tensors import TensorSpec
 from gateway.protocol.v1 import BASE64_KEY
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_ELEMENT = 2**32 - 1
-
-STRUCT_CODES = {
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
-"""By the datatype, how struct packs its elements: few take less time so than with numpy."""
 
 _MARKS = 4096
 """Brackets and commas that are looked at together."""
@@ -176,22 +164,25 @@ class NestedTensor:
         self._values.size += len(data)
         self._count_held()
 
-    def convert_rows(self, rows: list[Any]) -> Rows:
-        """Convert parsed rows without taking them; the error need not be worded well."""
-        data = self._packed(rows)
+    def convert_rows(self, rows: list[Any], may_tie: bool) -> Rows:
+        """Convert parsed rows without taking them; the error need not be worded well.
+
+        ``may_tie`` refuses (ValueError) numbers whose text decides what they are rounded to.
+        """
+        data = self._packed(rows, may_tie)
         if data is not None:
             return Rows([data], len(rows), b"," * (len(rows) - 1))
         if not self.is_text:
-            return self._by_text(rows)
+            return self._by_text(rows, may_tie)
         try:
-            return self._by_text(rows)
+            return self._by_text(rows, may_tie=False)
         except GatewayError:
             return self._flattened(rows)  # some are in base64
 
     def convert_elements(self, text: bytes) -> Rows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
         try:
-            return self.convert_rows(orjson.loads(b"[%b]" % text))
+            return self.convert_rows(parsed_json(b"[%b]" % text), may_tie=False)
         except (GatewayError, ValueError):
             return None
 
@@ -212,13 +203,16 @@ class NestedTensor:
             self._flatten(row, elements, marks)
         return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
 
-    def _by_text(self, rows: list[Any]) -> Rows:
+    def _by_text(self, rows: list[Any], may_tie: bool) -> Rows:
         text = _dumped(rows)
         values = TensorFromJson(self.label, self.declared.datatype)
-        values.feed(Run(text, 1, 1, first=True))
+        run = Run(text, 1, 1, first=True)
+        values.feed(run)
+        if may_tie and values.has_ties(run):
+            raise ValueError("the text of a number is needed")
         return Rows(values.chunks, values.count, marks_of(text))
 
-    def _packed(self, rows: list[Any]) -> bytes | None:
+    def _packed(self, rows: list[Any], may_tie: bool) -> bytes | None:
         """Convert rows of one element each; None for others, and for what is not plain."""
         kinds = set(map(type, rows))
         if self.is_text:
@@ -227,12 +221,15 @@ class NestedTensor:
             if kinds <= {str, dict}:
                 return length_prefixed(list(map(self._element_bytes, rows)))
             return None
-        code = STRUCT_CODES.get(self.declared.datatype.name)
-        is_float = self.declared.datatype.family is Family.FLOAT
+        datatype = self.declared.datatype
+        code = datatype.struct_code
+        is_float = datatype.family is Family.FLOAT
         is_plain = kinds == {int} or (is_float and kinds <= {int, float})
         if code is None or not is_plain:
             return None
         try:
+            if may_tie and is_float and has_ties(np.array(rows, np.float64), datatype):
+                return None
             return struct.pack(f"<{len(rows)}{code}", *rows)
         except (struct.error, OverflowError):
             return None  # what does not fit is named elsewhere

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import simdjson
 
-from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.codec.rounding import Values, round_text
+from gateway.protocol.datatypes import Datatype
 
 _read_floats: Callable[[bytes | memoryview, int], bytes | None] | None
 try:
     from gateway.codec._floats import read_floats as _read_floats
 except ImportError:  # not compiled
     _read_floats = None
-
-Values = npt.NDArray[Any]
 
 REFUSALS = (ValueError, TypeError, RuntimeError)
 """What simdjson and orjson raise for text that is not what it should be."""
@@ -40,8 +39,8 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     Gives None where that takes a closer look: at what is no such number, does not fit, or is not
     known to JSON. C knows the bare NaN, Infinity and -Infinity that clients write.
     """
-    form = _FORMS[datatype.name]
-    if _read_floats is not None and form.is_read_in_c:
+    form = _form(datatype)
+    if _read_floats is not None and form.dtype in _READ_IN_C:
         floats = _read_floats(text, form.dtype.itemsize)
         if floats is not None:
             return floats
@@ -52,12 +51,15 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     if form.is_widest:
         return values.tobytes()
     if form.of_type == "d":
-        narrow = round_to(values, form.dtype)
-        fits = np.isfinite(narrow)
-    else:
-        narrow = values.astype(form.dtype)
-        fits = narrow == values
-    return narrow.tobytes() if b"\0" not in fits.tobytes() else None
+        rounded = round_text(values, text, datatype)
+        return None if rounded is None else rounded.tobytes()
+    narrow = values.astype(form.dtype)
+    return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
+
+
+def is_read_in_c(datatype: Datatype) -> bool:
+    """Tell whether plain numbers of a datatype are read in C, which takes a few at once too."""
+    return _read_floats is not None and datatype.dtype in _READ_IN_C
 
 
 def parse_numbers(text: bytes | memoryview, of_type: Literal["d", "i", "u"]) -> Values:
@@ -76,21 +78,7 @@ def parsed(text: bytes | memoryview) -> object:
     return parser.parse(text)
 
 
-@np.errstate(over="ignore")
-def round_to(values: Values, dtype: np.dtype[Any]) -> Values:
-    """Round doubles to a datatype, to nearest, ties to even; what is too large becomes infinity."""
-    if dtype.itemsize != 2 or dtype.kind == "f":
-        return values.astype(dtype, copy=False)
-    # BF16 by way of float32, which must not make a tie of what was none.
-    single = values.astype(np.float32)
-    ties = (single.view(np.uint32) & 0xFFFF) == 0x8000
-    if ties.any():
-        low, exact = single[ties], values[ties]
-        upwards = np.where(exact > low, np.inf, -np.inf).astype(np.float32)
-        single[ties] = np.where(exact == low, low, np.nextafter(low, upwards))
-    return single.astype(dtype)
-
-
+_READ_IN_C = frozenset((np.dtype("<f4"), np.dtype("<f8")))
 _WIDEST = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 
 
@@ -101,18 +89,12 @@ class _Form:
     of_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]
     is_widest: bool
-    is_read_in_c: bool
 
 
-def _form(datatype: Datatype, dtype: np.dtype[Any]) -> _Form:
-    unsigned: Literal["i", "u"] = "u" if dtype.kind == "u" else "i"
-    of_type = "d" if datatype.family is Family.FLOAT else unsigned
-    is_read_in_c = of_type == "d" and dtype.itemsize >= 4  # smaller ones are not rounded there
-    return _Form(of_type, dtype, dtype == _WIDEST[of_type], is_read_in_c)
-
-
-_FORMS = {
-    datatype.name: _form(datatype, datatype.dtype)
-    for datatype in DATATYPES.values()
-    if datatype.dtype is not None and datatype.family in (Family.INTEGER, Family.FLOAT)
-}
+@cache
+def _form(datatype: Datatype) -> _Form:
+    assert datatype.dtype is not None
+    of_type: Literal["d", "i", "u"] = "d"
+    if datatype.integers is not None:
+        of_type = "u" if datatype.integers.least == 0 else "i"
+    return _Form(of_type, datatype.dtype, datatype.dtype == _WIDEST[of_type])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.codec.elements_to_json import written_as
 from gateway.codec.json_writer import skeleton
 from gateway.errors import GatewayError
 from gateway.protocol.answer_header import OutputTensor, parse_answer, read_outputs
@@ -85,9 +86,7 @@ def _plan(header: bytes) -> _Plan | None:
 
 def _is_plain(output: OutputTensor) -> bool:
     """Tell whether orjson writes the elements as the protocol wants them."""
-    dtype = output.datatype.dtype
-    if dtype is None or not output.binary_size:
+    datatype = output.datatype
+    if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:
         return False
-    if output.datatype.family is Family.FLOAT:
-        return dtype.itemsize > 2
-    return output.datatype.family is Family.INTEGER
+    return written_as(datatype) == datatype.dtype

@@ -19,6 +19,8 @@ from gateway.codec.array_scanner import WINDOW, deepest, end_of_numbers
 from gateway.codec.json_cutter import stand_in
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
+from gateway.codec.plain_numbers import is_read_in_c
+from gateway.codec.rounding import is_rounded, may_decide_ties
 from gateway.errors import GatewayError
 from gateway.protocol.header_facts import HeaderFacts, read_facts
 from gateway.protocol.inference_header import (
@@ -40,7 +42,7 @@ _LARGEST_AROUND = 16 * 1024
 """Bytes around the data that are remembered."""
 
 _FEW = 2 * 1024
-"""Bytes of an array from which on simdjson and numpy take less time."""
+"""Bytes of an array from which on simdjson and numpy take less time; C always does."""
 
 _MOST_ARRAYS = 256
 _REMEMBERED = 256
@@ -48,19 +50,6 @@ _KEY = b'"data"'
 
 _SPACE = b" \t\r\n"
 _NUMERIC = b"0123456789+-.eE, \t\r\n[]"
-_CODES = {
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +104,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
 
 def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < _FEW:
+    if len(array) < tensor.few and not (tensor.is_rounded and may_decide_ties(array)):
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
@@ -141,10 +130,12 @@ def _numbers(array: bytes, depth_cap: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How the numbers of an input are converted, if they are few or many."""
+    """How the numbers of an input are converted: below ``few`` bytes by struct, else by work."""
 
     layout: struct.Struct
     work: Work
+    few: int
+    is_rounded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +173,9 @@ def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan 
             layout = _layout(declared)
             if layout is None:
                 return None
-            tensors.append(_Tensor(layout, Work(to_json=False, datatype=declared.datatype)))
+            work = Work(to_json=False, datatype=declared.datatype)
+            few = 0 if is_read_in_c(declared.datatype) else _FEW
+            tensors.append(_Tensor(layout, work, few, is_rounded(declared.datatype)))
             set_binary_size(entry, layout.size)
         elif declared.source is Source.BINARY:
             return None
@@ -191,6 +184,6 @@ def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan 
 
 
 def _layout(declared: InputTensor) -> struct.Struct | None:
-    code = _CODES.get(declared.datatype.name)
+    code = declared.datatype.struct_code
     count = element_count(declared.shape)
     return None if code is None or count > LARGEST else struct.Struct(f"<{count}{code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +14,7 @@ from gateway.codec.v1_rows import RowsReader
 from gateway.codec.v1_values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import bad_request
 from gateway.protocol.header_facts import HeaderFacts
+from gateway.protocol.json_errors import kind_of
 from gateway.protocol.messages import REQUEST
 from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata
 from gateway.protocol.v1 import (
@@ -28,6 +30,11 @@ from gateway.protocol.v1 import (
 _FORMS = {form.value: form for form in Form}
 MAX_MEMBERS = 64
 """Members that a request has at most: each, even of a few bytes, takes some 50 us."""
+_FIRST = 128
+"""Bytes of inputs that show whether they are those of a V2 request."""
+_V2_TENSOR = re.compile(
+    rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +127,11 @@ class PredictRequestCodec:
 
     def _request(self) -> Steps[None]:
         text = self._text
-        if (yield from text.mark()) != b"{":
-            raise bad_request("the request's JSON must be an object with instances or inputs")
+        mark = yield from text.mark()
+        if mark != b"{":
+            raise bad_request(
+                f"the request must be a JSON object with instances or inputs, got {kind_of(mark)}"
+            )
         text.skip(1)
         mark = yield from text.mark()
         if mark == b"}":
@@ -150,8 +160,8 @@ class PredictRequestCodec:
 
     def _rows(self) -> Steps[None]:
         text = self._text
-        if (yield from text.mark()) != b"[":
-            raise bad_request("instances must be an array")
+        if (mark := (yield from text.mark())) != b"[":
+            raise bad_request(f"instances must be an array, got {kind_of(mark)}")
         if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
             yield from read_value(text, self._only_tensor("each of the instances"))
         else:
@@ -168,6 +178,11 @@ class PredictRequestCodec:
     def _columns(self) -> Steps[None]:
         text = self._text
         mark = yield from text.mark()
+        if mark == b"[" and _V2_TENSOR.match((yield from text.window(_FIRST))):
+            raise bad_request(
+                "inputs is an array of tensors, as in the V2 protocol: "
+                "send such a request to /v2/models/MODEL/infer"
+            )
         if mark != b"{" or (yield from self._begins_with_base64()):
             yield from read_value(text, self._only_tensor("inputs"))
         else:

@@ -11,6 +11,7 @@ import orjson
 from gateway.codec.elements_from_json import finite_float
 from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
+from gateway.codec.rounding import may_decide_ties
 from gateway.codec.v1_values import read_members
 from gateway.codec.value_walk import walk_values
 from gateway.errors import GatewayError, bad_request
@@ -84,8 +85,10 @@ class RowsReader:
             rows = _parsed(b"[%b]" % text)
             if not all(self._is_whole(row) for row in rows):
                 return 0
+            # What is parsed has no text any more that would decide a tie.
+            may_tie = may_decide_ties(text)
             converted = [
-                (tensor, tensor.convert_rows([row[name] for row in rows]))
+                (tensor, tensor.convert_rows([row[name] for row in rows], may_tie))
                 for name, tensor in self._tensors.items()
             ]
         except (GatewayError, ValueError, TypeError):

@@ -11,6 +11,7 @@ from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
 from gateway.codec.value_walk import whole_values
 from gateway.errors import bad_request
+from gateway.protocol.json_errors import quoted
 from gateway.protocol.v1 import BASE64_KEY
 
 _OPENINGS = b"[ \t\n\r"
@@ -117,6 +118,7 @@ def _is_other(seen: bytes) -> bool:
 
 def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     """Read an array of plain values in runs."""
+    start = text.place
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
         buffer, at = text.take_all()
@@ -125,8 +127,10 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
             if tensor.is_text:
                 yield Pause.TURN
         if scanner.culprit is not None:
-            near = scanner.culprit.decode("utf-8", "replace")
-            raise bad_request(f"{tensor.label} is not an array of plain values, near: {near}")
+            raise bad_request(
+                f"{tensor.label} is not an array of plain values, at byte "
+                f"{start + scanner.culprit_at}, near: {quoted(scanner.culprit)}"
+            )
         del buffer  # it is held by the text alone, while more is waited for
         text.put_back(*scanner.take_rest())
         if scanner.ended:

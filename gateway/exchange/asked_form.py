@@ -10,6 +10,7 @@ from gateway.errors import GatewayError
 from gateway.exchange.base import ClientAnswer, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import end_to_end
+from gateway.exchange.held import Holding
 from gateway.exchange.held_answer import relay_in_binary, relay_mixed
 from gateway.exchange.pump import write
 from gateway.protocol.answer_header import is_in_form, parse_answer
@@ -36,29 +37,31 @@ async def relay_in_form(
     if header_size is None:
         await relay_in_binary(response, chunks, answer, form, route, deadline)
         return
-    if header_size <= route.limits.header_bytes:
-        held = await _first(chunks, header_size)
-        chunks = _with_first(held, chunks)
-        if _is_in_form(b"".join(held)[:header_size], form, route.policies):
-            await answer.start(200, response.reason, end_to_end(response.headers))
-            async for chunk in chunks:
-                await write(answer, chunk, deadline)
-            await answer.finish()
-            return
-    await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+    with route.held.holding() as holding:
+        if header_size <= route.limits.header_bytes:
+            first = await _first(chunks, header_size, holding)
+            chunks = _with_first(first, chunks)
+            if _is_in_form(b"".join(first)[:header_size], form, route.policies):
+                await answer.start(200, response.reason, end_to_end(response.headers))
+                async for chunk in chunks:
+                    await write(answer, chunk, deadline)
+                await answer.finish()
+                return
+        await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
 
 
-async def _first(chunks: _Chunks, size: int) -> list[bytes | memoryview]:
+async def _first(chunks: _Chunks, size: int, holding: Holding) -> list[bytes | memoryview]:
     """Take the first chunks, of so many bytes or more where there are."""
-    held: list[bytes | memoryview] = []
+    first: list[bytes | memoryview] = []
     while size > 0 and (chunk := await anext(chunks, b"")):
-        held.append(chunk)
+        first.append(chunk)
         size -= len(chunk)
-    return held
+        holding.more(len(chunk))
+    return first
 
 
-async def _with_first(held: Sequence[bytes | memoryview], chunks: _Chunks) -> _Chunks:
-    for chunk in held:
+async def _with_first(first: Sequence[bytes | memoryview], chunks: _Chunks) -> _Chunks:
+    for chunk in first:
         yield chunk
     async for chunk in chunks:
         yield chunk

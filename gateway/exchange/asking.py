@@ -10,7 +10,7 @@ from functools import partial
 import orjson
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.exchange.attempts import Attempts
 from gateway.exchange.base import ClientAnswer, ClientRequest, Route, Upstream
 from gateway.exchange.deadline import Deadline
@@ -253,12 +253,13 @@ async def _ask_endpoint(
                 return None
             deadline.wait_for_server(url)
             response = await endpoint.send(request)
+            loan.judge(response.status)
             try:
                 return Asked(upstream, url, await whole_reply(response, url, deadline, holding))
             finally:
                 response.close()
     except GatewayError as error:
-        return Asked(upstream, url, error)
+        return Asked(upstream, url, without_frames(error))
 
 
 async def _ask_upstream(
@@ -272,7 +273,7 @@ async def _ask_upstream(
                 reply = await whole_reply(attempt.response, attempt.url, deadline, holding)
                 return Asked(upstream, name, reply)
     except GatewayError as error:
-        return Asked(upstream, name, error)
+        return Asked(upstream, name, without_frames(error))
 
 
 async def whole_reply(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.base import Route, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.gate import enter, leave
@@ -15,7 +15,7 @@ from gateway.exchange.headers import check_lengths
 from gateway.protocol.model_name import ModelName
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from gateway.upstream.loan import Loan, Outcome
+from gateway.upstream.loan import Loan
 
 _T = TypeVar("_T")
 
@@ -80,7 +80,7 @@ class Attempts:
         self._loan, self.response = await self._reach()
         while again.after_answer(self.response.status, self._loan.endpoint):
             self.response.close()
-            self._loan.give_back(Outcome.FAILED, f"it answered {self.response.status}")
+            self._loan.give_back(*self._loan.retried(self.response.status))
             self._loan, self.response = await self._reach()
 
     async def _reach(self) -> tuple[Loan, UpstreamResponse]:
@@ -167,6 +167,7 @@ async def _reach(
             loan.end(deadline.cause(error))
             if not again.after_failure(error, endpoint):
                 raise
+            without_frames(error)
 
 
 class _ServerNext(AsyncIterable[bytes | memoryview]):

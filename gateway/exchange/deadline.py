@@ -41,6 +41,7 @@ class Deadline:
         self._loop = asyncio.get_running_loop()
         self._server: str | None = None
         self._missed = ""
+        self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> Self:
         """Start the clock for the current task."""
@@ -61,12 +62,14 @@ class Deadline:
     ) -> None:
         """Stop the clock."""
         self._timer.cancel()
+        # The task may keep the exception that ends it, whose frames hold this.
+        task, self._task = self._task, None
         if not self._missed:
             return
-        left = self._task.uncancel() > self._cancelled_before
-        cause = self.cause(error)
-        if cause is not None and cause is not error and not left:
-            raise cause from None
+        assert task is not None
+        left = task.uncancel() > self._cancelled_before
+        if isinstance(error, asyncio.CancelledError) and not left:
+            raise self.error(self._missed) from None
 
     def cause(self, error: BaseException | None) -> BaseException | None:
         """Give what is behind an error inside: running out of time looks like being cancelled."""
@@ -153,6 +156,7 @@ class Deadline:
         else:
             self._look_again()
             return
+        assert self._task is not None
         self._task.cancel()
 
     def _look_again(self) -> None:

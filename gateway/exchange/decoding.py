@@ -8,6 +8,7 @@ from gateway.codec.inflate import Inflater
 from gateway.exchange.base import ClientRequest, Route
 from gateway.exchange.codings import content_coding, encoded
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.held import Holding
 from gateway.exchange.pump import CHUNK, ClientBody
 from gateway.protocol.endpoints import Endpoint, EndpointKind
 
@@ -15,12 +16,17 @@ _OF_THE_CODED = ("Content-Encoding", "Content-Length")
 
 
 async def decoded(
-    request: ClientRequest, asked: Endpoint, route: Route, deadline: Deadline
+    request: ClientRequest,
+    asked: Endpoint,
+    route: Route,
+    deadline: Deadline,
+    holding: Holding,
 ) -> ClientRequest:
     """Give a request as it would have come without a content coding, and without saying of one.
 
-    What is asked for in ways that are not known here passes as it is. Raises GatewayError: 415 for
-    a coding that is not known; for what is read at once, as reading what is left does.
+    ``holding`` counts what is held for that, while the request is used. What is asked for in ways
+    that are not known here passes as it is. Raises GatewayError: 415 for a coding that is not
+    known; for what is read at once, as reading what is left does.
     """
     if asked.kind is EndpointKind.OTHER or "Content-Encoding" not in request.headers:
         return request
@@ -32,7 +38,7 @@ async def decoded(
         return request
     coding = content_coding(request.headers)
     assert coding is not None
-    made = DecodedRequest(request, coding, route, deadline)
+    made = DecodedRequest(request, coding, route, deadline, holding)
     await made.begin()
     return made
 
@@ -41,11 +47,17 @@ class DecodedRequest(ClientRequest):
     """A request whose body is decoded while it comes.
 
     Received and decoded, it is at most ``limits.request_bytes`` large. Reading raises GatewayError:
-    413 over the caps, 400 for what is not of the coding, 408 where it comes too slowly.
+    413 over the caps, 400 for what is not of the coding, 408 where it comes too slowly, 503 where
+    too much is held.
     """
 
     def __init__(
-        self, request: ClientRequest, coding: str, route: Route, deadline: Deadline
+        self,
+        request: ClientRequest,
+        coding: str,
+        route: Route,
+        deadline: Deadline,
+        holding: Holding,
     ) -> None:
         self.method = request.method
         self.target = request.target
@@ -54,6 +66,7 @@ class DecodedRequest(ClientRequest):
         self._received = ClientBody(request, route.limits.request_bytes, deadline)
         self._inflater = Inflater(coding, route.limits.inflation)
         self._turns = route.turns
+        self._holding = holding
         self._first = b""
         self._ended = False
 
@@ -64,6 +77,7 @@ class DecodedRequest(ClientRequest):
         while size <= CHUNK and (piece := await self._next()):
             pieces.append(piece)
             size += len(piece)
+            self._holding.is_now(self._inflater.held + size)
         self._first = b"".join(pieces)
         headers = _without(self.headers, *_OF_THE_CODED)
         if self._ended:
@@ -97,6 +111,7 @@ class DecodedRequest(ClientRequest):
             return
         data = await self._received.read()
         self._inflater.feed(data, last=not data)
+        self._holding.is_now(self._inflater.held)
 
 
 def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.codings import CODINGS
 from gateway.exchange.compression import compressed
@@ -29,6 +29,7 @@ from gateway.exchange.server_metadata import server_metadata
 from gateway.exchange.server_settings import log_setting
 from gateway.exchange.trace import trace_setting
 from gateway.exchange.v1_models import v1_models
+from gateway.observe.failure_log import FAILURES
 from gateway.protocol.endpoints import KINDS, Endpoint, EndpointKind
 from gateway.protocol.model_name import named_by
 from gateway.upstream.metadata_cache import ServerRefusalError
@@ -40,6 +41,9 @@ FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 _OF_ONE_SERVER = KINDS["infer"]
 """What one server answers, and yet is not forwarded as it is."""
 
+_OF_THE_GATEWAY = KINDS["health"]
+"""What is answered also where no memory is left: who asks would think the gateway dead."""
+
 _log = logging.getLogger("tensorgate.exchange")
 
 
@@ -48,7 +52,7 @@ async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes)
     try:
         found = routes.find(request.method, request.target, request.headers)
     except GatewayError as error:
-        await answer_error(answer, error)
+        await answer_error(answer, without_frames(error))
         return
     answer = compressed(answer, request, found)
     # From here on, it asks for what the server is asked for.
@@ -68,11 +72,14 @@ async def _answer(
 
     async def run(turns: Deadline) -> None:
         try:
+            if found.asked.kind not in _OF_THE_GATEWAY:
+                route.held.admit()
             if found.is_forwarded or found.asked.kind in _OF_ONE_SERVER:
                 await at_one_server(request, answer, found.asked, route, turns)
             else:
                 await _dispatch(request, answer, found, route, readiness, turns)
         except ServerRefusalError as refusal:
+            without_frames(refusal)
             turns.wait_for_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
             await answer.send(refusal.status, "", headers, refusal.body)
@@ -91,6 +98,7 @@ async def in_time(
         with deadline:
             await run(deadline)
     except GatewayError as error:
+        without_frames(error)
         if answer.started:
             _log.warning("request %s: answer aborted: %s", answer.request_id or "-", error.message)
             answer.abort()
@@ -106,13 +114,14 @@ async def at_one_server(
     Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
     """
     await understand(request, asked, route.upstream, turns)
-    request = await decoded(request, asked, route, turns)
-    if asked.kind is EndpointKind.INFER:
-        await infer(request, answer, asked, route, turns)
-    elif asked.kind is EndpointKind.PREDICT:
-        await predict(request, answer, asked, route, turns)
-    else:
-        await forward(request, answer, route, turns, model=named_by(asked))
+    with route.held.holding() as holding:
+        request = await decoded(request, asked, route, turns, holding)
+        if asked.kind is EndpointKind.INFER:
+            await infer(request, answer, asked, route, turns)
+        elif asked.kind is EndpointKind.PREDICT:
+            await predict(request, answer, asked, route, turns)
+        else:
+            await forward(request, answer, route, turns, model=named_by(asked))
 
 
 async def _dispatch(
@@ -123,8 +132,20 @@ async def _dispatch(
     readiness: Readiness,
     turns: Deadline,
 ) -> None:
+    with route.held.holding() as holding:
+        request = await decoded(request, found.asked, route, turns, holding)
+        await _by_kind(request, answer, found, route, readiness, turns)
+
+
+async def _by_kind(
+    request: ClientRequest,
+    answer: ClientAnswer,
+    found: Found,
+    route: Route,
+    readiness: Readiness,
+    turns: Deadline,
+) -> None:
     asked, upstreams = found.asked, found.upstreams
-    request = await decoded(request, asked, route, turns)
     match asked.kind:
         case EndpointKind.LIVENESS:
             await live(answer)
@@ -150,6 +171,7 @@ async def _dispatch(
 
 async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
+    FAILURES.write(error, answer.request_id)
     headers = CIMultiDict(error_headers(answer.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)

@@ -78,7 +78,7 @@ async def whole_body(
     """
     body = ClientBody(request, limits.request_bytes, deadline)
     _check_held(body.size or 0, limits)
-    passed = await forwarded_body(request, body, limits.json_depth, few_chunks=False)
+    passed = await forwarded_body(request, body, limits.json_depth, holding, few_chunks=False)
     if not isinstance(passed, AsyncIterable):
         return passed
     chunks: list[bytes] = []

@@ -10,6 +10,7 @@ from gateway.exchange.base import ClientAnswer, ClientRequest, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.dialect import typed
 from gateway.exchange.headers import end_to_end
+from gateway.exchange.held import Holding
 from gateway.exchange.pump import CHUNK, ClientBody, joined, response_chunks, write
 from gateway.protocol.model_name import ModelName
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
@@ -31,30 +32,33 @@ async def forward(
     dialect = route.upstream.speech.dialect
     few_chunks = dialect is None or dialect.few_chunks
     headers = await typed(request, route.upstream, deadline)
-    asked = UpstreamRequest(
-        request.method,
-        target or request.target,
-        headers,
-        await forwarded_body(request, body, route.limits.json_depth, few_chunks=few_chunks),
-    )
-    async with Attempts(route, asked, deadline, model=model) as attempt:
-        await forward_answer(attempt.response, answer, attempt.url, deadline)
+    depth_cap = route.limits.json_depth
+    with route.held.holding() as holding:
+        passed = await forwarded_body(request, body, depth_cap, holding, few_chunks=few_chunks)
+        asked = UpstreamRequest(request.method, target or request.target, headers, passed)
+        async with Attempts(route, asked, deadline, model=model) as attempt:
+            await forward_answer(attempt.response, answer, attempt.url, deadline)
 
 
 async def forwarded_body(
-    request: ClientRequest, body: ClientBody, depth_cap: int, *, few_chunks: bool
+    request: ClientRequest,
+    body: ClientBody,
+    depth_cap: int,
+    holding: Holding,
+    *,
+    few_chunks: bool,
 ) -> Body:
     """Give the body to send: none where the client sent none, a small one as a whole.
 
     What is at hand as a whole can be sent again. A body that does not say its size is given as it
     comes, or in ``few_chunks``. Raises GatewayError (400), before the server has it, for JSON that
-    nests deeper than the cap.
+    nests deeper than the cap, and 503 where too much is held.
     """
     if body.size == 0:
         # A Content-Length of 0 is passed on with an empty body, its absence with none.
         return (b"",) if "Content-Length" in request.headers else None
     if body.size is not None and body.size <= CHUNK:
-        whole = await body.whole()
+        whole = await body.whole(holding)
         NestingWalk(depth_cap).feed(whole)
         return (whole,)
     pieces = _as_deep_as_allowed(body, depth_cap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
@@ -17,8 +18,10 @@ Network = IPv4Network | IPv6Network
 
 _FOR, _PROTO, _HOST = "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"
 _FORWARDED, _VIA = "Forwarded", "Via"
+_CDN_LOOP = "CDN-Loop"
 _PSEUDONYM = "tensorgate"
 
+_IDENTITY_BYTES = 8
 _ID_BYTES = 16
 _AHEAD = 256
 """Ids that are made at once: to ask the system for each costs 3 µs, for many next to nothing."""
@@ -51,21 +54,47 @@ class Forwarding:
 
     ``headers`` is for X-Forwarded-For, -Proto and -Host, and for Forwarded where it is in use. What
     a client says in them is kept, and added to, if its address is in a ``trusted`` network or it
-    comes by a Unix socket, and else replaced.
+    comes by a Unix socket, and else replaced. ``identity`` is what tells this gateway from all
+    others: with it, a request that comes back is recognized.
     """
 
     headers: bool
     trusted: tuple[Network, ...]
     via: bool
     request_id: bool
+    identity: str = ""
 
     @property
     def replaced(self) -> frozenset[str]:
         """Name, in lower case, the client's headers that those made here take the place of."""
         names = [_FOR, _PROTO, _HOST, _FORWARDED] if self.headers else []
-        names += [_VIA] if self.via else []
+        names += [name for name, _ in self.own_request]
         names += [REQUEST_ID] if self.request_id else []
         return frozenset(name.lower() for name in names)
+
+    @property
+    def pseudonym(self) -> str:
+        """Give the name of this gateway among the proxies of a request."""
+        return f"{_PSEUDONYM}-{self.identity}" if self.identity else _PSEUDONYM
+
+    @property
+    def own_request(self) -> HeaderLines:
+        """Give the header that names this gateway, as a request that it makes itself has it.
+
+        Without Via, which some servers take for a reason not to compress, CDN-Loop does it: a
+        header that has no other use (RFC 8586, section 2).
+        """
+        if self.via:
+            return ((_VIA, f"1.1 {self.pseudonym}"),)
+        return ((_CDN_LOOP, self.pseudonym),) if self.identity else ()
+
+    def has_passed(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has been through this gateway before."""
+        if not self.identity:
+            return False
+        name = _VIA if self.via else _CDN_LOOP
+        # The identity is random: what contains it names this gateway.
+        return name in headers and any(self.pseudonym in each for each in headers.getall(name))
 
     def trusts(self, peer: Peer) -> bool:
         """Tell whether what a peer says of those before it is to be believed."""
@@ -119,7 +148,11 @@ class Introduction:
                 lines += ((_FORWARDED, said),)
         if self.forwarding.via:
             # RFC 9110, section 7.6.3: a gateway must on requests, and may on answers.
-            lines += ((_VIA, _appended(headers, _VIA, f"{version} {_PSEUDONYM}")),)
+            said = f"{version} {self.forwarding.pseudonym}"
+            lines += ((_VIA, _appended(headers, _VIA, said)),)
+        elif self.forwarding.identity:
+            said = self.forwarding.pseudonym
+            lines += ((_CDN_LOOP, _appended(headers, _CDN_LOOP, said)),)
         return lines
 
     def _way(self, headers: CIMultiDictProxy[str]) -> HeaderLines:
@@ -132,6 +165,11 @@ class Introduction:
             (_PROTO, headers.get(_PROTO) or _scheme(self._peer)),
             (_HOST, headers.get(_HOST) or host),
         )
+
+
+def new_identity() -> str:
+    """Make what tells one gateway from all others, as part of a token (RFC 9110, 5.6.2)."""
+    return secrets.token_hex(_IDENTITY_BYTES)
 
 
 def forwarded_element(peer: Peer, host: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
@@ -61,6 +61,8 @@ class Readiness:
         self._upstreams = [upstream for upstream in upstreams if upstream.required]
         self._check = check or unusable
         self._clock = clock
+        self.draining = False
+        """The gateway is about to end, whatever its upstreams do."""
         self._missing = ""
         self._expires = float("-inf")
         self._look: asyncio.Task[str] | None = None
@@ -71,14 +73,24 @@ class Readiness:
         return [upstream.name for upstream in self._upstreams]
 
     async def missing(self) -> str:
-        """Tell which upstreams cannot be used, and why; nothing if all can."""
+        """Tell which upstreams cannot be used, and why; nothing if all can.
+
+        While the gateway drains, that it does is all there is to tell.
+        """
+        if self.draining:
+            return "draining"
         if self._look is None:
-            if self._clock() < self._expires:
+            if self._clock() < self._expires and not self._is_lost:
                 return self._missing
             self._look = asyncio.create_task(self._look_at_all())
             self._look.add_done_callback(self._looked)
         # One client that leaves must not take the outcome from the others.
         return await asyncio.shield(self._look)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Tell whether calls have found an upstream unreachable since all were ready."""
+        return not self._missing and any(each.pool.unreachable for each in self._upstreams)
 
     async def close(self) -> None:
         """End the check under way."""
@@ -106,12 +118,17 @@ class Readiness:
 async def unusable(upstream: Upstream) -> tuple[str, ...]:
     """Tell why no endpoint of an upstream is ready, or nothing if one is.
 
-    Its probes know, if there are any; the first ones are waited for, but not for long. Else all
-    endpoints are asked at once, and the first that is ready settles it.
+    None is while recent calls could not connect to any. Else its probes know, if there are any; the
+    first ones are waited for, but not for long. Without probes all endpoints are asked at once, and
+    the first that is ready settles it.
     """
     pool = upstream.pool
     if not pool.endpoints:
         return (pool.why_empty,)
+    if pool.unreachable is not None:
+        records = [member.calls for member in pool.members]
+        whys = [each.last_error if each.connect_failures else None for each in records]
+        return tuple(dict.fromkeys(why or pool.unreachable for why in whys))
     if pool.is_usable is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PROBE_TIME):
@@ -134,13 +151,15 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
     """Tell why an endpoint is not ready; None if it is."""
     try:
         async with asyncio.timeout(PROBE_TIME):
-            response = await endpoint.send(UpstreamRequest("GET", _READY, CIMultiDict()))
+            headers = CIMultiDict(endpoint.own_request)
+            response = await endpoint.send(UpstreamRequest("GET", _READY, headers))
             try:
                 while await response.read():
                     pass  # so that the connection can be kept
             finally:
                 response.close()
     except GatewayError as error:
+        without_frames(error)
         return error.message
     except TimeoutError:
         return f"{endpoint.url} did not say in {PROBE_TIME:g} s that it is ready"

@@ -8,17 +8,22 @@ from typing import Protocol, Self
 from gateway.errors import GatewayError
 from gateway.exchange.gate import overloaded
 from gateway.exchange.turns import Turns
+from gateway.http1.buffers import LEAST_STREAM, BufferAccount
 
 
 class HeldBytes:
-    """Counts the bytes of bodies that are held, of which ``most`` may be at a time.
+    """Counts the bytes that calls hold of bodies; together with ``buffers``, ``most`` at a time.
 
-    What passes through in chunks does not count, and neither do bodies of a chunk or less.
+    Those are what connections buffer of bodies in transit, which have their share of the memory.
     """
 
     def __init__(self, most: int) -> None:
-        self.total = 0
-        self._most = most
+        self.buffers = BufferAccount(most)
+
+    @property
+    def total(self) -> int:
+        """Give the bytes that are held and buffered."""
+        return self.buffers.total
 
     def holding(self) -> Holding:
         """Begin to count for an exchange; nothing of it counts any more once that is closed."""
@@ -26,18 +31,25 @@ class HeldBytes:
 
     def change(self, size: int) -> None:
         """Count so many bytes more, or fewer; raises GatewayError (503) over the cap."""
-        if size > 0 and self.total + size > self._most:
+        if size > 0 and size > self.buffers.free:
             raise self._full()
-        self.total += size
+        self.buffers.reserved += size
+
+    def admit(self) -> None:
+        """Check that there is room for one more call; raises GatewayError (503) if not."""
+        if self.buffers.free < LEAST_STREAM:
+            raise self._full()
 
     def allow(self, most: int) -> None:
         """Have another cap from now on; what is held stays, even where that is more."""
-        self._most = most
+        self.buffers.allow(most)
 
     def _full(self) -> GatewayError:
+        buffers = self.buffers
         return overloaded(
-            f"the gateway holds {self.total} bytes of other requests and answers already; "
-            f"at most {self._most} are held (limits.held_bytes)"
+            f"the gateway holds {buffers.total} bytes of other requests and answers already, "
+            f"and {buffers.streams} bodies are in transit; at most {buffers.limit} are held "
+            "(limits.held_bytes)"
         )
 
 
@@ -51,6 +63,11 @@ class Holding:
     def is_now(self, size: int) -> None:
         """Note how many bytes it holds now; raises GatewayError (503) where those are too many."""
         self._held.change(size - self._size)
+        self._size = size
+
+    def note(self, size: int) -> None:
+        """Note how many bytes it holds now, even too many: what is under way is not broken off."""
+        self._held.buffers.reserved += size - self._size
         self._size = size
 
     def more(self, size: int) -> None:

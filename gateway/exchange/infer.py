@@ -29,6 +29,7 @@ async def infer(
     answer = in_ordinary_form(request, answer)
     with route.held.holding() as holding:
         converted = await convert(request, asked, route, deadline, holding)
+        holding.is_now(converted.held)
         await send_converted(request, answer, asked, converted, route, deadline)
 
 

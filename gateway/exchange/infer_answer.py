@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from multidict import CIMultiDictProxy
+
 from gateway.codec.binary_answer import BinaryAnswer
 from gateway.codec.elements_to_json import LentText, Text
+from gateway.codec.header_length_check import HeaderLengthCheck
 from gateway.codec.infer_answer import JsonAnswer, MixedAnswer
 from gateway.codec.small_answer import convert_small_answer
 from gateway.errors import ErrorKind, GatewayError, bad_answer
@@ -21,7 +24,7 @@ from gateway.exchange.forward import forward_answer
 from gateway.exchange.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.exchange.held_answer import relay_mixed
 from gateway.exchange.pump import CHUNK, response_chunks, whole_response, write
-from gateway.protocol.answer_header import parse_answer, read_outputs
+from gateway.protocol.answer_header import check_promised, parse_answer, read_outputs
 from gateway.protocol.inference_header import AnswerForm
 from gateway.upstream.base import AnswerHead, UpstreamResponse
 
@@ -51,11 +54,35 @@ async def relay_answer(
     as_asked = route.upstream.dialect.answers_as_asked
     with naming_endpoint(url):
         if response.status != 200 or (form.all_binary and as_asked):
-            await forward_answer(response, answer, url, deadline)
+            await _forward_binary(response, answer, route, url, deadline)
         elif as_asked:
             await _relay_binary(response, answer, form, route, url, deadline)
         else:
             await _relay_doubted(response, answer, form, route, url, deadline)
+
+
+async def _forward_binary(
+    response: UpstreamResponse, answer: ClientAnswer, route: Route, url: str, deadline: Deadline
+) -> None:
+    """Pass on, as it is, an error or an answer whose outputs the client wants in binary form."""
+    headers = response.headers
+    # What is compressed is for the client alone to read.
+    if response.status != 200 or HEADER_LENGTH in headers or "Content-Encoding" in headers:
+        await forward_answer(response, answer, url, deadline)
+        return
+    chunks = json_alone(response_chunks(response, url, deadline))
+    cap = route.limits.header_bytes
+    await relay_document(response, chunks, answer, bytes, cap, route, deadline)
+
+
+async def json_alone(
+    chunks: AsyncIterator[bytes | memoryview],
+) -> AsyncIterator[bytes | memoryview]:
+    """Pass on an answer without a header length; raises GatewayError (502) if tensors follow."""
+    check = HeaderLengthCheck()
+    async for chunk in chunks:
+        check.feed(chunk)
+        yield chunk
 
 
 def with_wishes(route: Route, form: AnswerForm) -> Route:
@@ -82,7 +109,8 @@ async def _relay_binary(
     chunks = response_chunks(response, url, deadline)
     if header_size is None:
         change = partial(with_empty_data, form=form, route=route)
-        await relay_document(response, chunks, answer, change, cap, deadline)
+        document = json_alone(chunks)
+        await relay_document(response, document, answer, change, cap, route, deadline)
     else:
         await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
 
@@ -103,6 +131,8 @@ async def _relay_doubted(
         await _relay_binary(response, answer, form, route, url, deadline)
         return
     chunks = response_chunks(response, url, deadline)
+    if header_size is None:
+        chunks = json_alone(chunks)
     await relay_in_form(response, chunks, header_size, answer, form, route, deadline)
 
 
@@ -133,12 +163,13 @@ def answer_header_size(head: AnswerHead, cap: int | None) -> int | None:
     return stated_header_size(head.headers, cap)
 
 
-def stated_header_size(headers: Mapping[str, str], cap: int | None) -> int | None:
+def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
     """Give the size of the JSON before an answer's tensors, by the answer's headers."""
     # Servers differ in Content-Type: a binary answer is known by this header alone.
-    value = headers.get(HEADER_LENGTH)
-    if value is None:
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
         return None
+    value = ", ".join(values)  # which is no number where there are two
     if not (value.isascii() and value.isdigit() and len(value) < 20):
         raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
@@ -168,16 +199,23 @@ async def _relay_as_json(
     codec = JsonAnswer(header_size, route.policies)
     lender = route.lender_for(size)
     waiting: deque[Text | LentText] = deque()
-    async for chunk in response_chunks(response, url, deadline):
-        for start in range(0, len(chunk), _PIECE):
-            waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
-            if waiting and not answer.started:
-                await answer.start(200, response.reason, headers)
-            await _write_parts(waiting, answer, deadline, _MOST_WAITING)
-            await route.turns.next()
-    codec.finish()
-    await _write_parts(waiting, answer, deadline, 0)
+    with route.held.holding() as holding:
+        async for chunk in response_chunks(response, url, deadline):
+            for start in range(0, len(chunk), _PIECE):
+                waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
+                holding.note(sum(map(_size_of, waiting)))
+                if waiting and not answer.started:
+                    await answer.start(200, response.reason, headers)
+                await _write_parts(waiting, answer, deadline, _MOST_WAITING)
+                await route.turns.next()
+        codec.finish()
+        await _write_parts(waiting, answer, deadline, 0)
     await answer.finish()
+
+
+def _size_of(part: Text | LentText) -> int:
+    """Give the bytes of a part of an answer, about; what is lent is in memory of its own."""
+    return _PIECE if isinstance(part, LentText) else len(part)
 
 
 async def _write_parts(
@@ -212,24 +250,27 @@ async def relay_document(
     answer: ClientAnswer,
     change: Callable[[bytes], bytes],
     cap: int,
+    route: Route,
     deadline: Deadline,
 ) -> None:
     """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
-    held: list[bytes | memoryview] = []
+    first: list[bytes | memoryview] = []
     size = 0
-    async for chunk in chunks:
-        held.append(chunk)
-        size += len(chunk)
-        if size > cap:
-            break
-    else:
-        document = change(b"".join(held))
-        deadline.wait_for_client()
-        await answer.send(200, response.reason, with_body(response.headers, {}), document)
-        return
-    await answer.start(response.status, response.reason, end_to_end(response.headers))
-    for chunk in held:
-        await write(answer, chunk, deadline)
+    with route.held.holding() as holding:
+        async for chunk in chunks:
+            first.append(chunk)
+            size += len(chunk)
+            if size > cap:
+                break
+            holding.is_now(size)
+        else:
+            document = change(b"".join(first))
+            deadline.wait_for_client()
+            await answer.send(200, response.reason, with_body(response.headers, {}), document)
+            return
+        await answer.start(response.status, response.reason, end_to_end(response.headers))
+        for chunk in first:
+            await write(answer, chunk, deadline)
     async for chunk in chunks:
         await write(answer, chunk, deadline)
     await answer.finish()
@@ -240,8 +281,9 @@ def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
 
     Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
     OpenVINO Model Server without any size. What servers give as text although it was asked for in
-    binary form may have to become base64.
+    binary form may have to become base64. Raises GatewayError (502) for one that promises tensors.
     """
+    check_promised(document)
     may_be_text = not route.upstream.dialect.answers_as_asked
     convert = _with_base64 if route.policies.some_base64 and may_be_text else _with_data
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.codec.infer_request import (
@@ -52,6 +52,11 @@ class Converted:
     written_as: Mapping[int, BytesAs] = field(default_factory=dict)
     by_metadata: bool = False
 
+    @property
+    def held(self) -> int:
+        """Give the bytes of it that are at hand."""
+        return self.header_size if isinstance(self.body, AsyncIterable) else self.size
+
 
 async def convert(
     request: ClientRequest, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
@@ -82,7 +87,7 @@ async def _convert_json(
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
     largest = min(LARGEST, route.limits.header_bytes)
     if length is None and body.size is not None and body.size <= largest:
-        text = await body.whole()
+        text = await body.whole(holding)
         if len(text) > LARGEST_WITHOUT:
             await route.turns.next()
         small = convert_small_request(text, route.limits.json_depth, route.limits.max_tensors)

@@ -18,7 +18,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.nobody import Nobody, answered
@@ -112,8 +112,10 @@ class Mirror:
                 await self._dispatch(copy, answer, copy.asked, self.route, deadline)
             why = answer.failure
         except ServerRefusalError as refusal:
+            without_frames(refusal)
             why = answered(refusal.status, refusal.body)
         except GatewayError as error:
+            without_frames(error)
             if error.kind in _OF_THE_CLIENT:
                 return
             why = error.message

@@ -51,12 +51,14 @@ async def predict(
             route.upstream.metadata.drop(asked.model or "")
             raise
         header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
+        ready = _as_converted(header, converted)
+        holding.is_now(ready.held)
         told = PredictAnswer(answer, converted.predicted, route, deadline, answer_holding)
         await send_converted(
             _AsInfer(request, asked),
             told,
             asked,
-            _as_converted(header, converted),
+            ready,
             route,
             deadline,
         )

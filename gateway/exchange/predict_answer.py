@@ -62,6 +62,7 @@ class PredictAnswer(ClientAnswer):
         if self._codec is None:
             # A server's error, or an answer without a tensor behind it, as all of them are empty.
             self._waiting += data
+            self._holding.is_now(len(self._waiting))
             cap = self._route.limits.header_bytes
             if self._status == 200 and len(self._waiting) > cap:
                 raise bad_answer(
@@ -73,7 +74,7 @@ class PredictAnswer(ClientAnswer):
         for start in range(0, len(data), _PIECE):
             piece = data[start : start + _PIECE]
             text = self._codec.feed(piece)
-            self._holding.is_now(self._codec.held)
+            self._holding.is_now(self._codec.held + len(self._waiting))
             await self._tell(text, len(piece))
 
     async def finish(self) -> None:

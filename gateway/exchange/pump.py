@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.deadline import Deadline
+from gateway.exchange.held import Holding
 from gateway.upstream.base import UpstreamResponse
 
 CHUNK = 64 * 1024
@@ -38,8 +39,12 @@ class ClientBody:
         self._position += len(piece)
         return piece
 
-    async def whole(self) -> bytes:
-        """Give the whole of a body that has a size; it can be read again."""
+    async def whole(self, holding: Holding) -> bytes:
+        """Give the whole of a body that has a size, which is held; it can be read again.
+
+        Raises GatewayError (503) where too much is held.
+        """
+        holding.is_now(self.size or 0)
         await self._next_chunk()
         if len(self._chunk) != self.size:
             pieces = [self._chunk]

@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange.asking import endpoints_of
 from gateway.exchange.base import Limits, Route, Upstream
+from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.health import Readiness
 from gateway.exchange.keys import Doorkeeper, KeyGroup
 from gateway.exchange.mirror import MIRRORED, Mirror, Sample
@@ -146,10 +147,19 @@ class Found:
 
 
 class Routes:
-    """Finds the rule for a request; ``random`` gives numbers in [0, 1)."""
+    """Finds the rule for a request.
 
-    def __init__(self, rules: Sequence[Rule], random: Callable[[], float] = random.random) -> None:
+    ``random`` gives numbers in [0, 1); ``forwarding`` knows a request that has been here before.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        random: Callable[[], float] = random.random,
+        forwarding: Forwarding = SILENT,
+    ) -> None:
         self.rules = tuple(rules)
+        self._forwarding = forwarding
         self._matches = [rule.match for rule in rules]
         self._ways = [_Ways(rule, random) for rule in rules]
         self.readiness = Readiness(led_to(rules))
@@ -158,10 +168,16 @@ class Routes:
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> Found:
         """Tell where a request goes: a pure function of its head, but for the choice by weight.
 
-        Raises GatewayError: 401 where no key is shown that there has to be, 404 where no rule
-        matches that is open to the key, 403 for what is denied. A path that servers read in more
-        than one way matches where each of them leads to the same rule, and none is denied.
+        Raises GatewayError: 508 for a request that has been here before, 401 where no key is shown
+        that there has to be, 404 where no rule matches that is open to the key, 403 for what is
+        denied. A path that servers read in more than one way matches where each of them leads to
+        the same rule, and none is denied.
         """
+        if self._forwarding.has_passed(headers):
+            # RFC 9110, section 7.6.3: else it would go round until all connections are taken.
+            raise GatewayError(
+                ErrorKind.LOOP, "loop: the request came back from an upstream of this gateway"
+            )
         readings = read_endpoint(method, target)
         index = self._followed(readings, method, target, headers)
         rule = self.rules[index]

@@ -58,7 +58,9 @@ async def _of_one(
             await forward_answer(response, answer, url, deadline)
             return
         chunks = response_chunks(response, url, deadline)
-        await relay_document(response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, deadline)
+        await relay_document(
+            response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, route, deadline
+        )
 
 
 def _with_extension(document: bytes) -> bytes:

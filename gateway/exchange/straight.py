@@ -24,7 +24,7 @@ from gateway.exchange.gate import enter_at_once, leave
 from gateway.exchange.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
 from gateway.exchange.mirror import Head
 from gateway.exchange.routes import Found, Routes
-from gateway.exchange.straight_exchange import Plan, StraightExchange, header_lines
+from gateway.exchange.straight_exchange import COPIES, Plan, StraightExchange, header_lines
 from gateway.exchange.turns import LARGEST_WITHOUT
 from gateway.exchange.watch import Watch
 from gateway.protocol.endpoints import EndpointKind
@@ -119,9 +119,8 @@ class Straight:
             )
         elif body and nests_deeper(body, route.limits.json_depth):
             return None
-        gates = route.gates
-        if gates and not enter_at_once(gates):
-            return None  # it may wait, as a task
+        if not _admitted(route, COPIES * len(body)):
+            return None
         sent = None
         try:
             pool = route.upstream.pool
@@ -132,7 +131,7 @@ class Straight:
             return None  # the ordinary way says that there is none
         finally:
             if sent is None:
-                leave(gates)
+                leave(route.gates)
         if sent is None:
             return None
         plan.choice.take()
@@ -150,6 +149,13 @@ class Straight:
         """Let go of what is left, when no exchange is."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _admitted(route: Route, size: int) -> bool:
+    """Tell whether there is room for a request that takes ``size`` bytes, and take its places."""
+    if size > route.held.buffers.free:
+        return False  # the ordinary way says that too much is held
+    return enter_at_once(route.gates)  # it may wait, as a task
 
 
 def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:

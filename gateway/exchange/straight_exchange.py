@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError
+from gateway.codec.header_length_check import check_header_length
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.attempts import Again, Attempts
 from gateway.exchange.base import ClientAnswer, Route, StraightClient
 from gateway.exchange.compression import CompressedAnswer, varying
@@ -27,6 +28,7 @@ from gateway.exchange.infer_answer import (
 )
 from gateway.exchange.routes import Choice
 from gateway.exchange.watch import Watch
+from gateway.observe.failure_log import FAILURES
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.inference_header import AnswerForm
@@ -41,6 +43,9 @@ from gateway.upstream.base import (
 )
 from gateway.upstream.ejections import FIRST_ERROR
 from gateway.upstream.loan import Loan, Outcome, told_by
+
+COPIES = 2
+"""How often a request's body is there while it is under way: as it is, and as it was sent."""
 
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
@@ -116,6 +121,7 @@ class StraightExchange:
         self._sent = sent
         self._loan.take()
         self._watch.add(self)
+        self._route.held.buffers.reserved += COPIES * len(self._body)
 
     def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
         """Answer the client."""
@@ -146,6 +152,7 @@ class StraightExchange:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
         outcome, why = told_by(error)
         if self._again.after_failure(error, self._loan.endpoint):
+            without_frames(error)
             self._go_on_elsewhere(outcome, why)
         else:
             self._end(outcome, why)
@@ -156,14 +163,13 @@ class StraightExchange:
         statuses = self._route.retry.statuses
         if not statuses or not self._again.after_answer(status, self._loan.endpoint):
             return False
-        self._go_on_elsewhere(Outcome.FAILED, f"it answered {status}")
+        self._go_on_elsewhere(*self._loan.retried(status))
         return True
 
     def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Have a task ask another endpoint: it is one exchange, with its places and its time."""
         spent = self._let_go(outcome, why)
-        over = partial(leave, self._route.gates)
-        self._client.go_on(partial(self._ask_another, spent), over)
+        self._client.go_on(partial(self._ask_another, spent), self._leave)
 
     @property
     def _again(self) -> Again:
@@ -185,7 +191,12 @@ class StraightExchange:
     def _end(self, outcome: Outcome, why: str = "") -> None:
         if self._sent is not None:
             self._let_go(outcome, why)
-            leave(self._route.gates)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give back the places and the memory."""
+        leave(self._route.gates)
+        self._route.held.buffers.reserved -= COPIES * len(self._body)
 
     def _let_go(self, outcome: Outcome, why: str) -> float:
         """Give the server back; give the seconds that it has taken."""
@@ -205,10 +216,11 @@ class StraightExchange:
             header_size, headers = _as_json(head, cap)
             if header_size is not None:
                 return headers, whole_as_json(body, header_size, self._route)
+            check_header_length(body)
+            if len(body) <= cap:
+                body = with_empty_data(body, _ALL_JSON, self._route)
         except GatewayError as error:
             raise naming(self._loan.endpoint.url, error) from error
-        if len(body) <= cap:
-            body = with_empty_data(body, _ALL_JSON, self._route)
         return headers, body
 
     def _answer_failure(self, error: Exception) -> None:
@@ -219,7 +231,9 @@ class StraightExchange:
             start = self._plan.start
             where = (request_id or "-", start.method, start.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
+        without_frames(error)
         told = error if isinstance(error, GatewayError) else FAULT
+        FAILURES.write(told, request_id)
         headers = error_headers(request_id)
         if self._plan.varies:
             headers = varying(headers)

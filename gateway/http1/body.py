@@ -67,11 +67,11 @@ class ChunkedDecoder(BodyDecoder):
     """A chunked body; extensions and trailers are dropped."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._found = _Found()
         self._overhead_left = _FREE_OVERHEAD
         self._tail = b""
         # The parser takes chunks only behind a head that announces them.
-        self._parser = HttpRequestParser(self)
+        self._parser = HttpRequestParser(self._found)
         self._parser.feed_data(_CHUNKED_REQUEST)
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -81,10 +81,11 @@ class ChunkedDecoder(BodyDecoder):
         """
         data = memoryview(data)
         begin = 0
-        while begin < len(data) and len(self._pieces) < _MOST_PIECES and not self.ended:
+        found = self._found
+        while begin < len(data) and len(found.pieces) < _MOST_PIECES and not self.ended:
             begin += self._take(bytes(data[begin : begin + _STRETCH]))
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces = []
+        body = found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)
+        found.pieces = []
         self._overhead_left -= begin - (1 + _OVERHEAD) * len(body)
         if self._overhead_left < 0 and not self.ended:
             raise MalformedError("more bytes around the chunks than in them")
@@ -115,10 +116,19 @@ class ChunkedDecoder(BodyDecoder):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             raise MalformedError(str(error)) from None
+        self.ended = self._found.ended
+
+
+class _Found:
+    """What the parser of a chunked body found; the parser refers to it, and it to nobody."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.ended = False
 
     def on_body(self, piece: bytes) -> None:
         """Keep a piece of the body."""
-        self._pieces.append(piece)
+        self.pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """Note the end of the body."""

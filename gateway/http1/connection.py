@@ -11,11 +11,9 @@ from collections import deque
 from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, chunk_parts
+from gateway.http1.buffers import LARGEST_WINDOW, BufferAccount
+from gateway.http1.hangups import HangupWatch
 from gateway.http1.intake import INTAKE
-
-HIGH_WATER = 512 * 1024
-"""Bytes of a body that wait for their reader before the sender is held back."""
-LOW_WATER = 256 * 1024
 
 _LEAST_PIECE = 64
 """Bytes that a piece counts at least, as it takes as much memory even where it is one byte."""
@@ -35,31 +33,73 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class Reading:
-    """Whether a connection is read from: not while anybody holds the sender back."""
+    """Whether a connection is read from: not while anybody holds the sender back.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    If ``hangups`` is given, a peer that closes meanwhile is noticed, and the connection dropped.
+    """
+
+    def __init__(self, transport: asyncio.Transport, hangups: HangupWatch | None = None) -> None:
         self._transport = transport
+        self._hangups = hangups
+        self._descriptor = -1
         self._holders: set[object] = set()
+        self._closed = False
+
+    @property
+    def paused(self) -> bool:
+        """Tell whether anybody holds the sender back."""
+        return bool(self._holders)
 
     def hold(self, holder: object) -> None:
         """Read nothing until this holder, and all others, have released it."""
+        if self._closed:
+            return
         if not self._holders and not self._transport.is_closing():
             self._transport.pause_reading()
         self._holders.add(holder)
+        if holder is not _TURN and self._descriptor < 0:
+            self._watch()
+
+    def close(self) -> None:
+        """Forget the holders, as nothing more comes: a stream that holds refers to this as well."""
+        self._closed = True
+        self._holders.clear()
+        self._unwatch()
 
     def release(self, holder: object) -> None:
         """Read on, unless another holds the sender back."""
         if holder in self._holders:
             self._holders.remove(holder)
-            if not self._holders and not self._transport.is_closing():
-                self._transport.resume_reading()
+            if not self._holders:
+                self._unwatch()
+                if not self._transport.is_closing():
+                    self._transport.resume_reading()
+
+    def _watch(self) -> None:
+        if self._hangups is None or self._transport.is_closing():
+            return
+        self._descriptor = self._transport.get_extra_info("socket").fileno()
+        self._hangups.watch(self._descriptor, self._peer_is_gone)
+
+    def _unwatch(self) -> None:
+        if self._hangups is not None and self._descriptor >= 0:
+            self._hangups.unwatch(self._descriptor, self._peer_is_gone)
+            self._descriptor = -1
+
+    def _peer_is_gone(self) -> None:
+        self._transport.abort()
 
 
 class BodyStream:
-    """What has come of a body and waits for its one reader."""
+    """What has come of a body and waits for its one reader.
 
-    def __init__(self, reading: Reading) -> None:
+    It counts in ``buffers`` until it was read to its end, or discarded.
+    """
+
+    def __init__(self, reading: Reading, buffers: BufferAccount) -> None:
         self._reading = reading
+        self._buffers = buffers
+        self._open = True
         self._pieces: deque[bytes | memoryview] = deque()
         self._size = 0
         self._discarding = False
@@ -67,14 +107,15 @@ class BodyStream:
         self._error: Exception | None = None
         self.ended = False
         """All of it has come."""
+        buffers.open_stream()
 
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Take the next bytes; ``last`` tells that there are no more, and ``end`` follows."""
         if self._discarding or not data:
             return
         self._pieces.append(data)
-        self._size += max(len(data), _LEAST_PIECE)
-        if self._size > HIGH_WATER and not last:
+        self._count(max(len(data), _LEAST_PIECE))
+        if self._size > self._buffers.window and not last:
             self._reading.hold(self)
         self._wake()
 
@@ -82,12 +123,14 @@ class BodyStream:
         """Note that all of it has come, unless it broke off before."""
         if self._error is None:
             self.ended = True
+            self._close()
             self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, once it has read what came before."""
         if self._error is None and not self.ended:
             self._error = error
+            self._close()
             self._wake()
 
     async def read(self) -> bytes | memoryview:
@@ -100,17 +143,28 @@ class BodyStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         piece = self._pieces.popleft()
-        self._size -= max(len(piece), _LEAST_PIECE)
-        if self._size <= LOW_WATER:
+        self._count(-max(len(piece), _LEAST_PIECE))
+        if self._size <= self._buffers.window // 2:
             self._reading.release(self)
         return piece
 
     def discard(self) -> None:
         """Forget what waits and what still comes."""
         self._discarding = True
+        self._close()
         self._pieces.clear()
-        self._size = 0
+        self._count(-self._size)
         self._reading.release(self)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        self._buffers.change(size)
+
+    def _close(self) -> None:
+        """Note that no more comes."""
+        if self._open:
+            self._open = False
+            self._buffers.close_stream()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -118,13 +172,23 @@ class BodyStream:
 
 
 class Connection(asyncio.BufferedProtocol, ABC):
-    """A connection that writes as fast as the other end reads."""
+    """A connection that writes as fast as the other end reads.
+
+    ``buffers`` counts what it buffers. A peer that closes while nothing is read is noticed by
+    ``hangups``, if given.
+    """
 
     transport: asyncio.Transport
     reading: Reading
 
-    def __init__(self) -> None:
+    def __init__(
+        self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.buffers = buffers or BufferAccount()
+        self._hangups = hangups
+        self._offered = 0
+        self._unsent = 0
         self.closed = False
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
@@ -140,7 +204,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
-        self.reading = Reading(self.transport)
+        self.reading = Reading(self.transport, self._hangups)
         if transport.get_extra_info("ssl_object") is not None:
             # Else a loop reads on where a reader is slow, and uvloop forgets what it then holds
             # when the other end closes.
@@ -148,12 +212,17 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
-        return INTAKE.space()
+        space = INTAKE.space()
+        window = self.buffers.window
+        if window < LARGEST_WINDOW:
+            space = space[:window]
+        self._offered = len(space)
+        return space
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
         data = INTAKE.filled(nbytes)
-        more_follows = INTAKE.used_up
+        more_follows = nbytes == self._offered
         self.data_received(data)
         if more_follows:
             self.let_others_in()
@@ -175,10 +244,14 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._ahead:
             data = b"".join((self._ahead, data))
         if len(data) > MOST_AHEAD:
-            self._ahead = data
+            self._set_ahead(data)
             self.reading.hold(self)
         else:
-            self._ahead = bytes(data)  # so that little does not keep much memory
+            self._set_ahead(bytes(data))  # so that little does not keep much memory
+
+    def _set_ahead(self, data: bytes | memoryview) -> None:
+        self.buffers.change(len(data) - len(self._ahead))
+        self._ahead = data
 
     def keep_for_a_turn(self, data: bytes | memoryview) -> None:
         """Keep what is too much at once, and take it when others have had their turn."""
@@ -187,7 +260,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def take_kept(self) -> None:
         """Take what was kept, as if it came now."""
-        kept, self._ahead = self._ahead, b""
+        kept = self._ahead
+        self._set_ahead(b"")
         if kept:
             self.data_received(kept)
         self._read_on()
@@ -199,7 +273,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def forget_kept(self) -> None:
         """Drop what was kept."""
-        self._ahead = b""
+        self._set_ahead(b"")
         self.reading.release(self)
 
     def ended_by_peer(self) -> bool:
@@ -221,15 +295,22 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""
         self.closed = True
+        self.reading.close()
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Make writers wait."""
+        """Make writers wait; what waits to be sent counts until they go on."""
         self._writable = False
+        self._count_unsent(self.transport.get_write_buffer_size())
+
+    def _count_unsent(self, size: int) -> None:
+        self.buffers.change(size - self._unsent)
+        self._unsent = size
 
     def resume_writing(self) -> None:
         """Let writers go on."""
         self._writable = True
+        self._count_unsent(0)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 

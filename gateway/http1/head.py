@@ -103,6 +103,15 @@ class HeadReader:
         """Tell whether a part of a head is there."""
         return bool(self._received)
 
+    @property
+    def size(self) -> int:
+        """Give the bytes that are there of a head that is not whole."""
+        return len(self._received)
+
+    def forget(self) -> None:
+        """Drop what is there of a head that is not whole."""
+        self._received, self._early = b"", None
+
     def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
         """Give the whole head and what follows it; None while it is not whole.
 
@@ -276,7 +285,7 @@ def _settle_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
     if absolute := ABSOLUTE_FORM.match(target):
         if not absolute[1]:
             raise MalformedError("a request target without a host")
-        hosts = [absolute[1]]
+        hosts.append(absolute[1])
         headers["Host"] = absolute[1]
     for host in hosts:
         if not _AUTHORITY.fullmatch(host):

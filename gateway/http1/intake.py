@@ -40,11 +40,6 @@ class Intake:
             self._slab = slab.data
         return self._slab
 
-    @property
-    def used_up(self) -> bool:
-        """Tell whether the last read took all that was offered: there may be more to read."""
-        return not self._slab
-
     def filled(self, size: int) -> bytes | memoryview:
         """Give the first ``size`` bytes of it, which were read."""
         if size <= (_COPIED if self._slabs <= _MOST_SLABS else _COPIED_BEYOND):

@@ -41,7 +41,7 @@ class ClientConnection(Connection):
     """
 
     def __init__(self, owner: Owner, is_unix: bool = False, is_tls: bool = False) -> None:
-        super().__init__()
+        super().__init__(owner.buffers, owner.hangups)
         self._owner = owner
         self._is_unix = is_unix
         self._is_tls = is_tls
@@ -57,6 +57,7 @@ class ClientConnection(Connection):
         self._linger: asyncio.TimerHandle | None = None
         self._quiet_since = 0.0
         self._began = 0.0
+        self._head_size = 0
 
     @property
     def unsent(self) -> int:
@@ -78,6 +79,9 @@ class ClientConnection(Connection):
         """End the exchange under way: its client is gone."""
         super().connection_lost(exc)
         self.forget_kept()
+        self._count_head(0)
+        if self._body is not None:
+            self._body.discard()
         if self._linger is not None:
             self._linger.cancel()
         if self._exchange is not None:
@@ -133,7 +137,7 @@ class ClientConnection(Connection):
         assert self._head is not None
         assert isinstance(self._exchange, StraightExchange)
         straight = self._exchange
-        body = self._body = BodyStream(self.reading)
+        body = self._body = BodyStream(self.reading, self.buffers)
         body.end()
         self._begin_task(self._head, body, rest).add_done_callback(lambda _: over())
         # Not sooner: for the listener there is always one of the two under way.
@@ -187,19 +191,33 @@ class ClientConnection(Connection):
             self._linger = self.loop.call_later(_LINGER, self.transport.abort)
 
     def _take_head(self, data: bytes | memoryview) -> None:
-        if not self._reader.begun:
-            self._quiet_since = self.loop.time()
         try:
             found = self._reader.feed(data)
             if found is None:
+                self._wait_for_head()
                 return
             head = parse_request_head(found[0])
         except MalformedError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
             return
+        if self._head_size:
+            self._count_head(0)
         self._head = head
         self._began = time.perf_counter()
         self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
+
+    def _wait_for_head(self) -> None:
+        """Note a part of a head; empty lines before one are none, and give a client no time."""
+        if self._reader.begun and not self._head_size:
+            self._quiet_since = self.loop.time()
+        self._count_head(self._reader.size)
+        if self.buffers.free < 0:
+            self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
+
+    def _count_head(self, size: int) -> None:
+        """Count what came of a head that is not whole."""
+        self.buffers.change(size - self._head_size)
+        self._head_size = size
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         version = "1.0" if head.http_1_0 else "1.1"
@@ -211,7 +229,7 @@ class ClientConnection(Connection):
             self._exchange = self._owner.begin_straight(self, head, data)
             if self._exchange is not None:
                 return
-        body = self._body = BodyStream(self.reading)
+        body = self._body = BodyStream(self.reading, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         self._begin_task(head, body)
         self._take_body(body, data)
@@ -273,4 +291,6 @@ class ClientConnection(Connection):
         """Answer what is no request, and close."""
         self.transport.write(refusal(status, message))
         self._broken = True
+        self._reader.forget()
+        self._count_head(0)
         self.close()

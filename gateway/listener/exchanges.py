@@ -7,12 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
+from gateway.http1.buffers import BufferAccount
+from gateway.http1.hangups import HangupWatch
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
@@ -41,8 +43,11 @@ class ExchangeMaker(Owner):
         access_log: AccessLog | None,
         patience: Patience,
         forwarding: Forwarding,
+        buffers: BufferAccount,
     ) -> None:
         self.draining = False
+        self.buffers = buffers
+        self.hangups = HangupWatch()
         self.patience = patience
         self.forwarding = forwarding
         self._exchange = exchange
@@ -122,6 +127,9 @@ class ExchangeMaker(Owner):
     ) -> None:
         try:
             await self._run(request, answer, rest)
+        except asyncio.CancelledError as error:
+            without_frames(error)  # the task keeps it, and the frames lead back to the task
+            raise
         finally:
             connection.answered(answer)
 
@@ -133,13 +141,14 @@ class ExchangeMaker(Owner):
             else:
                 await rest(answer)
         except GatewayError as error:
-            await answer_error(answer, error)
-        except ConnectionError:
-            pass  # the client is gone
-        except Exception:
+            await answer_error(answer, without_frames(error))
+        except ConnectionError as error:
+            without_frames(error)  # the client is gone
+        except Exception as error:
             # A fault of our own: never a silent one, and never one that takes the process along.
             where = (answer.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
+            without_frames(error)
             if answer.started:
                 answer.abort()
             else:

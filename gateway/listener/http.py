@@ -15,6 +15,7 @@ from gateway.accept_queue import (
 )
 from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Straight
+from gateway.http1.buffers import BufferAccount
 from gateway.listener.connection import ClientConnection
 from gateway.listener.exchanges import Exchange, ExchangeMaker
 from gateway.listener.owner import Patience
@@ -37,7 +38,8 @@ class HttpListener(ExchangeMaker):
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
     may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
     but Unix sockets, if it is given. ``patience`` is what connections without a request meet with,
-    ``forwarding`` says what servers are told of clients.
+    ``forwarding`` says what servers are told of clients; ``buffers`` counts what connections
+    buffer.
     """
 
     def __init__(
@@ -49,8 +51,16 @@ class HttpListener(ExchangeMaker):
         tls: ServerTls | None = None,
         patience: Patience | None = None,
         forwarding: Forwarding = SILENT,
+        buffers: BufferAccount | None = None,
     ) -> None:
-        super().__init__(exchange, straight, access_log, patience or Patience(), forwarding)
+        super().__init__(
+            exchange,
+            straight,
+            access_log,
+            patience or Patience(),
+            forwarding,
+            buffers or BufferAccount(),
+        )
         self._on_closed = on_closed
         self._tls = tls
         self._shaking: set[TlsTransport] = set()
@@ -163,6 +173,7 @@ class HttpListener(ExchangeMaker):
         for connection in tuple(self._connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # in which the transports close
+        self.hangups.close()
         return len(late)
 
     async def _stop_accepting(self, patience: float) -> None:

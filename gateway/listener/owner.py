@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from gateway.exchange.base import ClientAnswer
 from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight_exchange import StraightExchange
+from gateway.http1.buffers import BufferAccount
+from gateway.http1.hangups import HangupWatch
 from gateway.http1.head import RequestHead
 from gateway.listener.messages import HttpAnswer, HttpRequest
 
@@ -37,6 +39,8 @@ class Owner(ABC):
     draining: bool
     patience: Patience
     forwarding: Forwarding
+    buffers: BufferAccount
+    hangups: HangupWatch
 
     @abstractmethod
     def opened(self, connection: ClientConnection) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
+from gateway.http1.buffers import LEAST_WINDOW
 from gateway.http1.connection import Connection
 from gateway.http1.intake import INTAKE
 from gateway.listener.messages import refusal
@@ -56,6 +57,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._on_failed = on_failed
         self._encrypted: bytes | memoryview = b""
         """What has come and was not given to the state machine yet."""
+        self._offered = 0
         self._reading = True
         self._ended = False
         """The client has said that it sends nothing more."""
@@ -89,7 +91,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
-        return _RECEIVED
+        self._offered = min(len(_RECEIVED), self._window())
+        return _RECEIVED[: self._offered]
+
+    def _window(self) -> int:
+        return LEAST_WINDOW if self._connection is None else self._connection.buffers.window
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
@@ -101,7 +107,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake()
         else:
             self._read()
-            if nbytes == len(_RECEIVED) and self._connection is not None:
+            if nbytes == self._offered and self._connection is not None:
                 self._connection.let_others_in()
         # The next read, whosever it is, goes to where this one is.
         self._encrypted = b"" if self._deaf else bytes(self._encrypted)

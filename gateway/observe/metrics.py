@@ -26,43 +26,61 @@ class _Status(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._of_settings()
         status = self._status
-        yield _gauge("connections", "Connections of clients.", status["connections"])
-        yield _gauge("requests", "Requests under way.", status["requests"])
-        yield _gauge("held_bytes", "Bytes of bodies that are held.", status["held_bytes"])
-        yield _gauge("draining", "Whether it lets what runs finish, to stop.", status["draining"])
+        yield _gauge("connections", "Open client connections.", status["connections"])
+        yield _gauge("requests", "Calls in progress.", status["requests"])
+        yield _gauge("held_bytes", "Bytes of buffered bodies.", status["held_bytes"])
+        yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
         yield from self._of_endpoints()
 
     def _of_settings(self) -> Iterator[Metric]:
         settings = self._status["settings"]
         failed = settings["last_failure"] is not None
-        yield _gauge("settings_current", "Whether the newest settings are in use.", not failed)
-        yield _gauge("settings_loaded_seconds", "When they were loaded.", settings["loaded_at"])
-        yield CounterMetricFamily(
-            "tensorgate_reloads", "How often new settings came into use.", settings["reloads"]
+        yield _gauge("settings_current", "1 while the newest settings are in use.", not failed)
+        yield _gauge(
+            "settings_loaded_seconds",
+            "Unix time at which the settings in use were loaded.",
+            settings["loaded_at"],
         )
         yield CounterMetricFamily(
-            "tensorgate_reload_failures", "How often they could not be used.", settings["failures"]
+            "tensorgate_reloads", "Reloads that took effect.", settings["reloads"]
+        )
+        yield CounterMetricFamily(
+            "tensorgate_reload_failures", "Reloads that failed.", settings["failures"]
         )
 
     def _of_endpoints(self) -> Iterator[Metric]:
         labels = ["upstream", "endpoint"]
         outstanding = GaugeMetricFamily(
-            "tensorgate_endpoint_requests", "Requests under way there.", labels=labels
+            "tensorgate_endpoint_requests", "Calls in progress at the endpoint.", labels=labels
         )
         ejected = GaugeMetricFamily(
-            "tensorgate_endpoint_ejected", "Whether it is left out, as it failed.", labels=labels
+            "tensorgate_endpoint_ejected",
+            "1 while the endpoint is ejected because calls to it failed.",
+            labels=labels,
         )
         healthy = GaugeMetricFamily(
-            "tensorgate_endpoint_healthy", "Whether its probes succeed.", labels=labels
+            "tensorgate_endpoint_healthy",
+            "1 while the endpoint's health checks succeed.",
+            labels=labels,
+        )
+        failures = CounterMetricFamily(
+            "tensorgate_endpoint_failures",
+            "Failed calls to the endpoint: no complete response, or a 5xx response.",
+            labels=labels,
+        )
+        responses_5xx = CounterMetricFamily(
+            "tensorgate_endpoint_responses_5xx", "5xx responses of the endpoint.", labels=labels
         )
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
                 values = [name, endpoint["url"]]
                 outstanding.add_metric(values, endpoint["outstanding"])
                 ejected.add_metric(values, float(endpoint["ejections"] > 0))
+                failures.add_metric(values, endpoint["failures_total"])
+                responses_5xx.add_metric(values, endpoint["responses_5xx"])
                 if endpoint["healthy"] is not None:
                     healthy.add_metric(values, float(endpoint["healthy"]))
-        yield from (outstanding, ejected, healthy)
+        yield from (outstanding, ejected, healthy, failures, responses_5xx)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

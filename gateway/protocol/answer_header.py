@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from gateway.errors import bad_answer
+from gateway.errors import GatewayError, bad_answer
 from gateway.protocol.datatypes import DATATYPES, Datatype
-from gateway.protocol.inference_header import AnswerForm, Fields, is_deeper, shown
+from gateway.protocol.inference_header import (
+    AnswerForm,
+    Fields,
+    check_entries,
+    check_object,
+    is_deeper,
+    shown,
+)
+from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
 from gateway.protocol.messages import ANSWER
 from gateway.protocol.tensors import MAX_RANK, element_count
 
@@ -33,24 +42,24 @@ class OutputTensor:
     binary_size: int | None
 
 
-def parse_answer(text: bytes) -> Fields:
-    """Parse the JSON part of a server's answer; raises GatewayError (502)."""
+def parse_answer(text: bytes, cuts: Sequence[Cut] = ()) -> Fields:
+    """Parse the JSON part of a server's answer; ``cuts`` are the arrays cut out of it.
+
+    Raises GatewayError (502).
+    """
     try:
-        fields = orjson.loads(text)
+        fields = parsed_json(text)
     except orjson.JSONDecodeError as error:
-        raise bad_answer(f"the server's answer is not valid JSON ({error.msg})") from None
-    if not isinstance(fields, dict):
-        raise bad_answer("the server's answer is JSON, but no object")
+        raise invalid_json(ANSWER, text, error, cuts) from None
+    checked = check_object(fields, ANSWER)
     if is_deeper(text, DEEPEST_ANSWER):
         raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
-    return fields
+    return checked
 
 
 def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
     """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
-    entries = fields.get("outputs", [])
-    if not isinstance(entries, list):
-        raise bad_answer("the server's answer has outputs that are no array")
+    entries = check_entries(fields, ANSWER) if "outputs" in fields else []
     if len(entries) > MAX_OUTPUTS:
         raise ANSWER.too_many_tensors(MAX_OUTPUTS)
     return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
@@ -94,8 +103,6 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
 def _why_unread(index: int, entry: Any) -> str:
     """Tell what is wrong with an output that cannot be read, and name it."""
     label = f"outputs[{index}] of the server's answer"
-    if not isinstance(entry, dict):
-        return f"{label} is {shown(entry)}, and no object"
     lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
     if lacking:
         return f"{label} lacks its {' and its '.join(lacking)}"
@@ -104,6 +111,26 @@ def _why_unread(index: int, entry: Any) -> str:
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         return f"{label} has the unknown datatype {shown(datatype)}"
     return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
+
+
+def check_promised(document: bytes) -> None:
+    """Check an answer that tells no header length: no output may come as binary behind its JSON.
+
+    Raises GatewayError (502) that names an output without data of which bytes are promised.
+    """
+    if b'"binary_data_size"' not in document:
+        return
+    try:
+        fields = parse_answer(document)
+        outputs = read_outputs(fields)
+    except GatewayError:
+        return  # whoever converts it says what is wrong with it
+    for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
+        if output.binary_size and "data" not in entry:
+            raise bad_answer(
+                f"output '{output.name}' of the server's answer has {output.binary_size} bytes of "
+                "binary data, but the answer has no Inference-Header-Content-Length"
+            )
 
 
 def is_in_form(fields: Fields, form: AnswerForm) -> bool:

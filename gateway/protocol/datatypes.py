@@ -1,7 +1,8 @@
-"""Open Inference Protocol datatypes and their numpy dtypes."""
+"""Open Inference Protocol datatypes: one table of what each is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,16 +21,41 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerRange:
+    """The least and the largest value of a datatype of integers."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """The binary format of a datatype of floats, in IEEE 754's terms.
+
+    ``mantissa_bits`` are those that are stored; ``least_exponent`` is that of the least normal
+    number. From ``overflow`` on up, a number is nearer to infinity than to the largest float.
+    """
+
+    mantissa_bits: int
+    least_exponent: int
+    overflow: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Datatype:
     """One datatype of the protocol.
 
     ``dtype`` is its little-endian numpy dtype; None for BYTES, whose elements are a uint32
-    length and that many bytes. ``size`` is bytes per element; None for BYTES.
+    length and that many bytes. ``struct_code`` is what the struct module calls it, if it does.
+    ``integers`` and ``floats`` say what values there are, if it is of such a family.
     """
 
     name: str
     family: Family
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype[Any] | None = None
+    struct_code: str | None = None
+    integers: IntegerRange | None = None
+    floats: FloatFormat | None = None
 
     @property
     def size(self) -> int | None:
@@ -37,28 +63,38 @@ class Datatype:
         return None if self.dtype is None else self.dtype.itemsize
 
 
-def _table() -> dict[str, Datatype]:
-    numpy_names = {
-        "BOOL": (Family.BOOLEAN, "?"),
-        "UINT8": (Family.INTEGER, "<u1"),
-        "UINT16": (Family.INTEGER, "<u2"),
-        "UINT32": (Family.INTEGER, "<u4"),
-        "UINT64": (Family.INTEGER, "<u8"),
-        "INT8": (Family.INTEGER, "<i1"),
-        "INT16": (Family.INTEGER, "<i2"),
-        "INT32": (Family.INTEGER, "<i4"),
-        "INT64": (Family.INTEGER, "<i8"),
-        "FP16": (Family.FLOAT, "<f2"),
-        "FP32": (Family.FLOAT, "<f4"),
-        "FP64": (Family.FLOAT, "<f8"),
-    }
-    table = {
-        name: Datatype(name, family, np.dtype(dtype))
-        for name, (family, dtype) in numpy_names.items()
-    }
-    table["BF16"] = Datatype("BF16", Family.FLOAT, np.dtype(ml_dtypes.bfloat16))
-    table["BYTES"] = Datatype("BYTES", Family.TEXT, None)
-    return table
+def integer(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
+    """Describe a datatype of integers; raises ValueError for a dtype of anything else."""
+    limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    values = IntegerRange(int(limits.min), int(limits.max))
+    return Datatype(name, Family.INTEGER, np.dtype(dtype), struct_code, integers=values)
 
 
-DATATYPES = _table()
+def floating(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
+    """Describe a datatype of floats; raises ValueError for a dtype of anything else."""
+    facts = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    half_unit = math.ldexp(1, int(facts.maxexp) - int(facts.nmant) - 2)
+    values = FloatFormat(int(facts.nmant), int(facts.minexp), float(facts.max) + half_unit)
+    return Datatype(name, Family.FLOAT, np.dtype(dtype), struct_code, floats=values)
+
+
+DATATYPES = {
+    datatype.name: datatype
+    for datatype in (
+        Datatype("BOOL", Family.BOOLEAN, np.dtype("?")),
+        integer("UINT8", "<u1", "B"),
+        integer("UINT16", "<u2", "H"),
+        integer("UINT32", "<u4", "I"),
+        integer("UINT64", "<u8", "Q"),
+        integer("INT8", "<i1", "b"),
+        integer("INT16", "<i2", "h"),
+        integer("INT32", "<i4", "i"),
+        integer("INT64", "<i8", "q"),
+        floating("FP16", "<f2", "e"),
+        floating("FP32", "<f4", "f"),
+        floating("FP64", "<f8", "d"),
+        floating("BF16", ml_dtypes.bfloat16),
+        Datatype("BYTES", Family.TEXT),
+    )
+}
+"""Every datatype by its name. Whatever else is to be known of one follows from its row here."""

@@ -17,10 +17,17 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.messages import REQUEST
+from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
+from gateway.protocol.messages import REQUEST, Message
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 
 Fields = dict[str, Any]
+
+V1_REQUEST = (
+    "inputs is missing; the request has instances, as in the V1 protocol: "
+    "send such a request to /v1/models/MODEL:predict"
+)
+"""What is wrong with a request of another protocol."""
 
 _LARGEST_SIZE = 2**63 - 1
 
@@ -84,21 +91,19 @@ class AnswerForm:
         return not self.binary_by_default
 
 
-def parse_header(text: bytes, depth_cap: int) -> Fields:
-    """Parse the JSON part of a request into its fields.
+def parse_header(text: bytes, depth_cap: int, cuts: Sequence[Cut] = ()) -> Fields:
+    """Parse the JSON part of a request into its fields; ``cuts`` are the arrays cut out of it.
 
     Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
     """
     try:
-        fields = orjson.loads(text)
+        fields = parsed_json(text)
     except orjson.JSONDecodeError as error:
-        near = text[max(0, error.pos - 20) : error.pos + 20].decode("utf-8", "replace")
-        raise bad_request(f"the request is not valid JSON ({error.msg}), near: {near}") from None
-    if not isinstance(fields, dict):
-        raise bad_request("the request's JSON must be an object with inputs")
+        raise invalid_json(REQUEST, text, error, cuts) from None
+    checked = check_object(fields, REQUEST)
     if is_deeper(text, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
-    return fields
+    return checked
 
 
 def is_deeper(text: bytes, cap: int) -> bool:
@@ -118,11 +123,19 @@ def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTen
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
-        raise bad_request(f"id must be a string, got {shown(request_id)}")
-    entries = _entries(fields, "inputs")
+        raise bad_request(f"id must be a string, got {found(request_id)}")
+    if "inputs" not in fields:
+        raise bad_request(_why_without_inputs(fields))
+    entries = check_entries(fields, REQUEST)
     if len(entries) > tensor_cap:
         raise REQUEST.too_many_tensors(tensor_cap)
     return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
+
+
+def _why_without_inputs(fields: Fields) -> str:
+    if "instances" in fields:
+        return V1_REQUEST
+    return "inputs is missing; it must be an array of tensors"
 
 
 def read_answer_form(fields: Fields, tensor_cap: int = MAX_TENSORS) -> AnswerForm:
@@ -203,11 +216,7 @@ def mark_base64(entry: Fields) -> None:
 def _read_input(index: int, entry: Fields) -> InputTensor:
     name = _name(entry, f"inputs[{index}]")
     label = f"input '{name}'"
-    datatype = entry.get("datatype")
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise bad_request(
-            f"{label}: unknown datatype {shown(datatype)}; known are {', '.join(DATATYPES)}"
-        )
+    datatype = _datatype(entry, label)
     shape = _shape(entry, label)
     parameters = _parameters(entry, label)
     present = [
@@ -219,17 +228,23 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
         )
         if source.value in place
     ]
-    if len(present) != 1:
-        found = " and ".join(source.value for source in present) or "none of them"
+    if not present:
+        raise bad_request(
+            f"{label}: data is missing, and there is neither binary_data_size nor "
+            "shared_memory_region in its parameters"
+        )
+    if len(present) > 1:
         raise bad_request(
             f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
-            f"it has {found}"
+            f"it has {' and '.join(source.value for source in present)}"
         )
     size = _binary_size(parameters, label) if present[0] is Source.BINARY else None
     base64 = present[0] is Source.DATA and says_base64(entry)
-    if base64 and DATATYPES[datatype].family is not Family.TEXT:
-        raise bad_request(f"{label}: the content_type base64 is for BYTES only, not for {datatype}")
-    tensor = InputTensor(name, DATATYPES[datatype], shape, present[0], size, base64)
+    if base64 and datatype.family is not Family.TEXT:
+        raise bad_request(
+            f"{label}: the content_type base64 is for BYTES only, not for {datatype.name}"
+        )
+    tensor = InputTensor(name, datatype, shape, present[0], size, base64)
     _check_binary_size(tensor, label)
     return tensor
 
@@ -245,13 +260,28 @@ def _check_binary_size(tensor: InputTensor, label: str) -> None:
         )
 
 
-def _entries(fields: Fields, key: str) -> list[Fields]:
-    entries = fields.get(key)
+def check_object(fields: object, message: Message) -> Fields:
+    """Check that a message is a JSON object, and give it; raises GatewayError (400, 502)."""
+    if not isinstance(fields, dict):
+        raise message.fault(
+            f"{message.name} must be a JSON object with {message.tensors}, got {found(fields)}"
+        )
+    return fields
+
+
+def check_entries(fields: Fields, message: Message) -> list[Fields]:
+    """Give the tensors of a message, each an object; raises GatewayError (400, 502)."""
+    return _entries(fields, message.tensors, message)
+
+
+def _entries(fields: Fields, key: str, message: Message = REQUEST) -> list[Fields]:
+    entries = fields[key]
     if not isinstance(entries, list):
-        raise bad_request(f"{key} must be an array of tensors, got {shown(entries)}")
+        what = f"{key}{message.of_it}"
+        raise message.fault(f"{what} must be an array of tensors, got {found(entries)}")
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise bad_request(f"{key}[{i}] must be an object, got {shown(entry)}")
+            raise message.fault(f"{key}[{i}]{message.of_it} must be an object, got {found(entry)}")
     return entries
 
 
@@ -259,17 +289,37 @@ def _requested_outputs(fields: Fields) -> list[Fields]:
     return _entries(fields, "outputs") if "outputs" in fields else []
 
 
+def _required(entry: Fields, key: str, label: str) -> Any:
+    """Give a field that must be there; null is another thing."""
+    if key not in entry:
+        raise bad_request(f"{label}: {key} is missing")
+    return entry[key]
+
+
 def _name(entry: Fields, label: str) -> str:
-    name = entry.get("name")
+    name = _required(entry, "name", label)
     if not isinstance(name, str):
-        raise bad_request(f"{label}: name must be a string, got {shown(name)}")
+        raise bad_request(f"{label}: name must be a string, got {found(name)}")
     return name
 
 
+def _datatype(entry: Fields, label: str) -> Datatype:
+    datatype = _required(entry, "datatype", label)
+    if not isinstance(datatype, str):
+        raise bad_request(
+            f'{label}: datatype must be a string such as "FP32", got {found(datatype)}'
+        )
+    if datatype not in DATATYPES:
+        raise bad_request(
+            f"{label}: unknown datatype {shown(datatype)}; known are {', '.join(DATATYPES)}"
+        )
+    return DATATYPES[datatype]
+
+
 def _shape(entry: Fields, label: str) -> tuple[int, ...]:
-    shape = entry.get("shape")
+    shape = _required(entry, "shape", label)
     if not isinstance(shape, list):
-        raise bad_request(f"{label}: shape must be an array of integers, got {shown(shape)}")
+        raise bad_request(f"{label}: shape must be an array of integers, got {found(shape)}")
     if len(shape) > MAX_RANK:
         raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
     for size in shape:
@@ -281,14 +331,14 @@ def _shape(entry: Fields, label: str) -> tuple[int, ...]:
 def _parameters(entry: Fields, label: str) -> Fields:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise bad_request(f"{label}: parameters must be an object, got {shown(parameters)}")
+        raise bad_request(f"{label}: parameters must be an object, got {found(parameters)}")
     return parameters
 
 
 def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
     value = parameters.get(key, default)
     if not isinstance(value, bool):
-        raise bad_request(f"{label}: {key} must be true or false, got {shown(value)}")
+        raise bad_request(f"{label}: {key} must be true or false, got {found(value)}")
     return value
 
 
@@ -296,9 +346,16 @@ def _binary_size(parameters: Fields, label: str) -> int:
     size = parameters["binary_data_size"]
     if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
         raise bad_request(
-            f"{label}: binary_data_size must be an integer of 0 or more, got {shown(size)}"
+            f"{label}: binary_data_size must be an integer of 0 or more, got {found(size)}"
         )
     return size
+
+
+def found(value: object) -> str:
+    """Say what a value is that is not of the type it must be."""
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else shown(value)
 
 
 def shown(value: object) -> str:

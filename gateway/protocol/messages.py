@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +52,10 @@ class Message:
     """What else can be done where it holds text that is none, beside another policy."""
     null_is_nan: bool
     """Whether null stands for NaN: servers that know JSON only write it so."""
-    tensor_limit: str
+    tensor_limit: str = ""
     """How errors name the setting that caps its tensors, if there is one."""
+    of_it: str = ""
+    """What follows the name of a part, where it would not be clear whose it is."""
 
     def fault(self, what: str) -> GatewayError:
         """Make the error of one that breaks the protocol; ``what`` names the culprit."""
@@ -65,6 +68,11 @@ class Message:
     def label(self, name: str) -> str:
         """Name a tensor, as errors do."""
         return f"{self.tensor} '{name}'"
+
+    def label_of(self, fields: Mapping[str, object], index: int) -> str:
+        """Name a tensor by what is there of its fields: by its place where there is no name."""
+        name = fields.get("name")
+        return self.label(name) if isinstance(name, str) else f"{self.tensors}[{index}]"
 
 
 REQUEST = Message(
@@ -89,5 +97,5 @@ ANSWER = Message(
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
-    tensor_limit="",
+    of_it=" of the server's answer",
 )

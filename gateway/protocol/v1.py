@@ -16,7 +16,7 @@ from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.endpoints import Endpoint, model_path
 from gateway.protocol.header_facts import HeaderFacts, read_facts
-from gateway.protocol.inference_header import InputTensor, Source
+from gateway.protocol.inference_header import InputTensor, Source, found
 from gateway.protocol.messages import ANSWER, Tensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
@@ -88,7 +88,7 @@ def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         )
     parameters = fields.get("parameters")
     if not isinstance(parameters, dict | None):
-        raise bad_request(f"parameters must be an object, got {_shown(parameters)}")
+        raise bad_request(f"parameters must be an object, got {found(parameters)}")
     return dict(parameters or {})
 
 

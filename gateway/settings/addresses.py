@@ -49,6 +49,8 @@ def parse_address(value: object) -> Address:
             return _tcp(found)
         case int() if not isinstance(value, bool) and 0 <= value <= 65535:
             hint = f"; did you mean 127.0.0.1:{value}?"
+        case str() if (url := _URL.fullmatch(value)) and _AUTHORITY.fullmatch(url["authority"]):
+            hint = f"; did you mean {url['authority']}?"
         case _:
             hint = ""
     expected = "expected HOST:PORT, [IPv6]:PORT or unix:/PATH"
@@ -64,15 +66,26 @@ def parse_endpoint(value: object) -> str:
         return str(_unix(value.removeprefix("unix:")))
     found = _URL.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"expected a URL such as http://127.0.0.1:8000, got {describe(value)}")
+        is_address = isinstance(value, str) and _AUTHORITY.fullmatch(value)
+        hint = f"; did you mean http://{value}?" if is_address else ""
+        wanted = "expected a URL such as http://127.0.0.1:8000"
+        raise ValueError(f"{wanted}, got {describe(value)}{hint}")
     scheme = found["scheme"].lower()
     if scheme not in ("http", "https"):
-        raise ValueError(f"expected http://, https:// or unix:/, got {scheme}")
+        only = "; the gateway speaks HTTP to servers" if scheme in ("grpc", "grpcs") else ""
+        raise ValueError(f"expected http://, https:// or unix:/, got {describe(scheme)}{only}")
     if "@" in found["authority"]:
         raise ValueError("a user name or password in the URL is not supported")
     if found["rest"] not in ("", "/"):
-        raise ValueError(f"expected no path or query after the port, got {describe(found['rest'])}")
+        server = _server(scheme, found["authority"])
+        got, hint = describe(found["rest"]), f"did you mean {scheme}://{server}?"
+        raise ValueError(f"expected no path or query after the port, got {got}; {hint}")
     return f"{scheme}://{_server(scheme, found['authority'])}"
+
+
+def address_of(endpoint: str) -> Address:
+    """Return the address at which an endpoint is, as ``parse_endpoint`` gives it."""
+    return parse_address(endpoint.partition("://")[2] or endpoint)
 
 
 def parse_path(value: object) -> str:
@@ -104,7 +117,10 @@ def parse_host(value: object) -> str:
 def _server(scheme: str, authority: str) -> TcpAddress:
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
-        raise ValueError(f"expected a host and a port after {scheme}://, got {describe(authority)}")
+        no_port = _HOST_NAME.fullmatch(authority) and "," not in authority
+        hint = f"; the port is missing, as in {scheme}://{authority}:8000" if no_port else ""
+        wanted = f"expected a host and a port after {scheme}://"
+        raise ValueError(f"{wanted}, got {describe(authority)}{hint}")
     address = _tcp(found)
     if address.port == 0:
         raise ValueError("expected a port from 1 to 65535, got 0")
@@ -119,7 +135,8 @@ def _tcp(found: re.Match[str]) -> TcpAddress:
         return TcpAddress(_ip(IPv6Address, found["ipv6"]), port)
     name = found["name"]
     if not name:
-        raise ValueError(f"a host is missing before :{port}")
+        hint = f"did you mean 127.0.0.1:{port}, or 0.0.0.0:{port}?"
+        raise ValueError(f"a host is missing before :{port}; {hint}")
     return TcpAddress(parse_host(name), port)
 
 

@@ -37,6 +37,12 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
     return expanded
 
 
+def is_reference(text: str) -> bool:
+    """Tell whether a text is one reference, and nothing else."""
+    found = _REFERENCE.fullmatch(text)
+    return found is not None and found["body"] is not None
+
+
 def _name_and_default(reference: re.Match[str]) -> tuple[str, str | None]:
     if reference["body"] is None:
         raise ValueError("a ${ without its }; write $${ for the characters themselves")

@@ -1,8 +1,19 @@
 """What the parts of the settings are made of: sections, and numbers within bounds."""
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from gateway.settings.quantities import (
     Between,
@@ -12,6 +23,10 @@ from gateway.settings.quantities import (
     parse_size,
     share_text,
 )
+from gateway.settings.words import describe
+
+_LONGEST_HINT = 100
+"""Characters of a list that a message proposes."""
 
 
 class Section(BaseModel):
@@ -33,6 +48,58 @@ def time(least: str, most: str) -> PlainValidator:
 def count(least: str, most: str) -> PlainValidator:
     """Return the check of a whole number."""
     return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int | str)
+
+
+def listed(value: object) -> tuple[object, ...]:
+    """Return the items of a list, of which a single one may stand without brackets.
+
+    Of what is no list, and no single item either, there are none.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value,) if isinstance(value, str | int | float) else ()
+
+
+class _OneOrMore:
+    """Takes a single item for a list of one, in files and in the JSON Schema."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_as_list, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        several = handler(schema)
+        # Where there are words that stand for lists, the schema says so already.
+        return {"anyOf": [several["items"], several]} if "items" in several else several
+
+
+def _as_list(value: object) -> object:
+    if isinstance(value, str):
+        _check_is_one(value)
+    if isinstance(value, Mapping):
+        raise ValueError(f"expected one or a list, got {describe(value)}")
+    return listed(value) or value
+
+
+def _check_is_one(text: str) -> None:
+    """Raise ValueError for text that was meant as a list of several."""
+    if re.match("-[^ ]", text):
+        raise ValueError(f"the - of a list needs a space behind it, got {describe(text)}")
+    if "," in text and not text.startswith("unix:"):
+        items = ", ".join(part.strip() for part in text.split(","))
+        raise ValueError(f"expected one, or a list in [ ], got {describe(text)}{_or(items)}")
+
+
+def _or(items: str) -> str:
+    return f"; did you mean [{items}]?" if len(items) < _LONGEST_HINT else ""
+
+
+Item = TypeVar("Item")
+OneOrMore = Annotated[tuple[Item, ...], _OneOrMore()]
+"""A list of words, numbers or addresses."""
 
 
 def _file(value: object) -> object:

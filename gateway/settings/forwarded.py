@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.fields import Section
-from gateway.settings.words import describe
+from gateway.settings.fields import OneOrMore, Section
+from gateway.settings.words import describe, did_you_mean
 
 _ALL = ("0.0.0.0/0", "::/0")
 
@@ -26,18 +26,19 @@ def parse_network(value: object) -> str:
 
 
 def _networks(value: object) -> object:
-    """Return the networks that are meant by a word, or by one alone."""
+    """Return the networks that are meant by a word."""
     match value:
         case "none":
             return ()
         case "all":
             return _ALL
         case str() if "." in value or ":" in value:
-            return (value,)
+            return value
         case list() | tuple():
             return value
     wanted = "none, all or networks such as [10.0.0.0/8, 127.0.0.1]"
-    raise ValueError(f"expected {wanted}, got {describe(value)}")
+    hint = did_you_mean("all" if value == "*" else value, ("none", "all"))
+    raise ValueError(f"expected {wanted}, got {describe(value)}{hint}")
 
 
 _Network = Annotated[str, PlainValidator(parse_network, json_schema_input_type=str)]
@@ -52,7 +53,7 @@ class Forwarded(Section):
         " client sends it.",
     )
     trust: Annotated[
-        tuple[_Network, ...],
+        OneOrMore[_Network],
         BeforeValidator(_networks, json_schema_input_type=str | list[str]),
     ] = Field(
         default=(),
@@ -61,5 +62,6 @@ class Forwarded(Section):
         json_schema_extra={"default": "none"},
     )
     via: StrictBool = Field(
-        default=True, description="Whether servers get a Via that names the gateway."
+        default=True,
+        description="Whether servers get a Via that names the gateway; with false, CDN-Loop does.",
     )

@@ -21,7 +21,7 @@ from gateway.settings.fields import (
     time,
 )
 from gateway.settings.quantities import Between, parse_count
-from gateway.settings.words import describe
+from gateway.settings.words import describe, did_you_mean
 
 _MIB = 2**20
 _GIB = 2**30
@@ -34,7 +34,9 @@ def _requests(value: object) -> int | Literal["unlimited"]:
     try:
         return _REQUESTS(value)
     except ValueError:
-        raise ValueError(f"expected 1 to 1000000, or unlimited, got {describe(value)}") from None
+        hint = did_you_mean(value, ["unlimited"])
+        wanted = "expected 1 to 1000000, or unlimited"
+        raise ValueError(f"{wanted}, got {describe(value)}{hint}") from None
 
 
 class Places(Section):

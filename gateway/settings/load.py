@@ -1,20 +1,32 @@
 """A settings file → ``Settings``, or all that is wrong with it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, cast, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.problems import Problem, SettingsError, UnreadableError
+from gateway.settings.messages import message_of
+from gateway.settings.misplaced import put_right
+from gateway.settings.named_files import missing
+from gateway.settings.problems import NAMED_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
-from gateway.settings.words import KeyPath, among, describe, path_text
+from gateway.settings.sections import keys_at
+from gateway.settings.words import KeyPath, path_text
 from gateway.settings.yaml_source import BROKEN, Place, Source, read_source
 
 MAX_FILE_BYTES = 2**20
 """How large a settings file may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Hold settings, and where in their file each of them was written."""
+
+    settings: Settings
+    places: Mapping[KeyPath, Place]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -22,18 +34,27 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Raises SettingsError, which holds all problems of the file.
     """
+    return load_with_places(path, environ).settings
+
+
+def load_with_places(path: Path, environ: Mapping[str, str], *, with_files: bool = False) -> Loaded:
+    """Return the settings that a YAML file gives, and where each was written.
+
+    ``with_files`` is whether the files that they name have to be there. Raises SettingsError,
+    which holds all problems of the file.
+    """
     try:
-        source = read_source(_read(path), environ)
+        source = put_right(read_source(_read(path), environ))
     except UnreadableError as error:
         raise SettingsError(path, [error.problem]) from None
-    problems = list(source.problems)
-    try:
-        settings = Settings.model_validate(source.value)
-    except ValidationError as error:
-        problems += _worded(error, source)
-    if problems:
+    settings, errors = _validated(source)
+    problems = [*_worded(errors, source), *_told_already(source, errors)]
+    if with_files:
+        for at, message in missing(source.value, environ):
+            problems.append(_problem(at, message, source, NAMED_FILE))
+    if settings is None or problems:
         raise SettingsError(path, problems)
-    return settings
+    return Loaded(settings, source.places)
 
 
 def _read(path: Path) -> str:
@@ -51,14 +72,55 @@ def _read(path: Path) -> str:
         raise UnreadableError("not UTF-8 text", line) from None
 
 
-def _worded(error: ValidationError, source: Source) -> Iterator[Problem]:
-    for details in error.errors(include_url=False):
-        if _follows(details):
+def _validated(source: Source) -> tuple[Settings | None, list[ErrorDetails]]:
+    """Return the settings, or what pydantic says against them.
+
+    A reference in quotes is text where text is wanted; elsewhere it is what it would be without
+    the quotes.
+    """
+    settings, errors = _attempt(source.value)
+    # An error may be within a value: of a single item, say, that stands for a list.
+    around = {e["loc"][:length] for e in errors for length in range(len(e["loc"]) + 1)}
+    refused = [path for path in source.unquoted if path in around]
+    if refused:
+        for path in refused:
+            _put(source.value, path, source.unquoted[path])
+        settings, errors = _attempt(source.value)
+    return settings, errors
+
+
+def _attempt(value: object) -> tuple[Settings | None, list[ErrorDetails]]:
+    try:
+        return Settings.model_validate(value), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
+def _put(value: Any, path: KeyPath, item: object) -> None:
+    for part in path[:-1]:
+        value = value[part]
+    value[path[-1]] = item
+
+
+def _worded(errors: list[ErrorDetails], source: Source) -> Iterator[Problem]:
+    for details in errors:
+        if not _follows(details):
+            yield _problem(details["loc"], message_of(details), source)
+
+
+def _told_already(source: Source, errors: list[ErrorDetails]) -> Iterator[Problem]:
+    """Yield the problems of the source, but for values of keys that do not exist."""
+    unknown = {
+        path_text(details["loc"]) for details in errors if details["type"] == "extra_forbidden"
+    }
+    sections = {path_text(path) for path in source.empty if keys_at(path) is not None}
+    for problem in source.problems:
+        if problem.path_in_file in unknown and problem.message.startswith("no value"):
             continue
-        path = details["loc"]
-        place = _place(path, source.places)
-        line, column = (place.line, place.column) if place else (None, None)
-        yield Problem(path_text(path), line, column, _message(details))
+        if problem.path_in_file in sections:
+            hint = "leave the key out, or indent what belongs to it by more"
+            problem = replace(problem, message=f"{problem.message}; {hint}")
+        yield problem
 
 
 def _follows(details: ErrorDetails) -> bool:
@@ -72,58 +134,18 @@ def _follows(details: ErrorDetails) -> bool:
             return details["input"] is BROKEN
 
 
+def _problem(path: KeyPath, message: str, source: Source, kind: str = "") -> Problem:
+    """Return a problem of a value, at its place or at that of what the file holds around it."""
+    while path and isinstance(path[-1], int) and path not in source.places:
+        path = path[:-1]  # a single item stands for a list of one
+    if path in source.ends:
+        message += f"; the value goes on in line {source.ends[path]}, check its indentation"
+    place = _place(path, source.places)
+    line, column = (place.line, place.column) if place else (None, None)
+    return Problem(path_text(path), line, column, message, kind)
+
+
 def _place(path: KeyPath, places: Mapping[KeyPath, Place]) -> Place | None:
     """Return the place of a value, or of the innermost one around it that the file holds."""
     around = (path[:length] for length in range(len(path), 0, -1))
     return next((places[each] for each in around if each in places), None)
-
-
-def _message(details: ErrorDetails) -> str:
-    got, context = details["input"], details.get("ctx", {})
-    match details["type"]:
-        case "value_error":
-            return str(context["error"])
-        case "missing":
-            return "required, but missing"
-        case "extra_forbidden":
-            return _unknown_key(details["loc"])
-        case "too_short":
-            return "expected at least one, got none"
-        case "literal_error":
-            expected = context["expected"].replace("'", "")
-        case "bool_type":
-            expected = "true or false"
-        case "string_type":
-            expected = "text"
-        case "tuple_type":
-            expected = "a list"
-        case "model_type" | "dict_type" | "mapping_type":
-            expected = "keys and values"
-        case _:
-            return details["msg"]
-    return f"expected {expected}, got {describe(got)}"
-
-
-def _unknown_key(path: KeyPath) -> str:
-    return f"unknown key{among(str(path[-1]), _model_at(path[:-1]).model_fields)}"
-
-
-def _model_at(path: KeyPath) -> type[BaseModel]:
-    """Return the model that the schema has at a path."""
-    kind: Any = Settings
-    for part in path:
-        if _is_model(kind):
-            kind = _if_given(kind.model_fields[part].annotation)
-        else:
-            kind = next(filter(_is_model, get_args(kind)))
-    return cast("type[BaseModel]", kind)
-
-
-def _if_given(kind: Any) -> Any:
-    """Return the kind that a value has if it is not null."""
-    kinds = get_args(kind)
-    return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -4,6 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+INDENTATION = "indentation"
+"""The kind of a problem from which others may follow: it comes first."""
+
+NAMED_FILE = "named file"
+"""The kind of a problem that is not in the settings, but in a file that they name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -17,6 +23,7 @@ class Problem:
     line: int | None
     column: int | None
     message: str
+    kind: str = ""
 
     def describe(self, file: Path) -> str:
         """Return ``FILE:LINE: path: message``, without the parts that are not known."""
@@ -25,12 +32,17 @@ class Problem:
 
 
 class SettingsError(Exception):
-    """Tell all that is wrong with a settings file, in the order of the file."""
+    """Tell all that is wrong with a settings file: indentation, then the rest, in its order."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
         self.problems = tuple(sorted(problems, key=_place))
         super().__init__(file, self.problems)
+
+    @property
+    def is_of_named_files(self) -> bool:
+        """Tell whether the settings are right, and the files that they name are not."""
+        return all(problem.kind == NAMED_FILE for problem in self.problems)
 
     def __str__(self) -> str:
         return "\n".join(problem.describe(self.file) for problem in self.problems)
@@ -39,10 +51,12 @@ class SettingsError(Exception):
 class UnreadableError(Exception):
     """Stop at the one problem that keeps the rest of the file from being read."""
 
-    def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
-        self.problem = Problem("", line, column, message)
+    def __init__(
+        self, message: str, line: int | None = None, column: int | None = None, kind: str = ""
+    ) -> None:
+        self.problem = Problem("", line, column, message, kind)
         super().__init__(message)
 
 
-def _place(problem: Problem) -> tuple[int, int]:
-    return (problem.line or 0, problem.column or 0)
+def _place(problem: Problem) -> tuple[bool, int, int]:
+    return (problem.kind != INDENTATION, problem.line or 0, problem.column or 0)

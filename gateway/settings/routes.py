@@ -13,6 +13,7 @@ from gateway.settings.fields import (
     Inflation,
     JsonDepth,
     MaxTensors,
+    OneOrMore,
     Percentage,
     RequestBytes,
     Section,
@@ -61,7 +62,7 @@ class Match(Section):
     headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
         default={}, description="The values of HTTP headers, likewise, by name."
     )
-    kinds: tuple[Kind, ...] | None = Field(
+    kinds: OneOrMore[Kind] | None = Field(
         default=None, min_length=1, description="What is asked for: one of these."
     )
 
@@ -151,16 +152,6 @@ def _some_weight(shares: tuple[Share, ...]) -> tuple[Share, ...]:
     return shares
 
 
-def _names(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-def _codings(value: object) -> object:
-    if not isinstance(value, str | list | tuple):
-        raise ValueError(f"expected gzip, deflate or a list of them, got {describe(value)}")
-    return _names(value)
-
-
 def _null_by_name(value: object) -> object:
     # Unquoted, YAML reads the policy's name as its null value.
     return "null" if value is None else value
@@ -183,15 +174,13 @@ class Route(Section):
     rewrite: Rewrite | None = Field(
         default=None, description="Which model the server is asked for instead."
     )
-    auth: Annotated[
-        tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])
-    ] = Field(
+    auth: OneOrMore[str] = Field(
         default=(),
         description="The groups of keys of which a client must show one; none, where every client"
         " is let in.",
     )
-    deny: tuple[Kind, ...] = Field(default=(), description="What is refused on this route.")
-    retry: tuple[_Repeated, ...] = Field(
+    deny: OneOrMore[Kind] = Field(default=(), description="What is refused on this route.")
+    retry: OneOrMore[_Repeated] = Field(
         default=(),
         description="What is sent again to another server, beyond what cannot have had an effect:"
         " what a server closes on without an answer (unanswered), and what it answers with one of"
@@ -200,10 +189,7 @@ class Route(Section):
     mirror: Mirror | None = Field(
         default=None, description="Where copies of infer and generate requests go."
     )
-    compress: Annotated[
-        tuple[_Coding, ...],
-        BeforeValidator(_codings, json_schema_input_type=_Coding | list[_Coding]),
-    ] = Field(
+    compress: OneOrMore[_Coding] = Field(
         default=(),
         description="How answers are compressed for clients that accept it, the first of what they"
         " like as well; none, where answers stay as they are.",

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -21,7 +20,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from gateway.settings.addresses import Address, TcpAddress, parse_address
-from gateway.settings.fields import File, Section
+from gateway.settings.fields import File, OneOrMore, Section
 from gateway.settings.forwarded import Forwarded
 from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
@@ -30,7 +29,7 @@ from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
 from gateway.settings.whole import faults, with_routes
-from gateway.settings.words import KeyPath, describe
+from gateway.settings.words import KeyPath, describe, did_you_mean
 
 _WORKERS = Between(parse_count, "1", "256")
 
@@ -41,11 +40,8 @@ def _workers(value: object) -> int | Literal["auto"]:
     try:
         return _WORKERS(value)
     except ValueError:
-        raise ValueError(f"expected 1 to 256, or auto, got {describe(value)}") from None
-
-
-def _several(value: object) -> object:
-    return value if isinstance(value, list | tuple) else (parse_address(value),)
+        hint = did_you_mean(value, ["auto"])
+        raise ValueError(f"expected 1 to 256, or auto, got {describe(value)}{hint}") from None
 
 
 _Listen = Annotated[
@@ -97,10 +93,7 @@ class Log(Section):
 class Settings(Section):
     """Hold all settings of a gateway."""
 
-    listen: Annotated[
-        tuple[_Listen, ...],
-        BeforeValidator(_several, json_schema_input_type=str | list[str]),
-    ] = Field(
+    listen: OneOrMore[_Listen] = Field(
         default=(TcpAddress("127.0.0.1", 8080),),
         min_length=1,
         description="Where clients connect: host:port, [IPv6]:port or unix:/path, one or a list.",

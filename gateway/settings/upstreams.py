@@ -6,10 +6,10 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
 from gateway.settings.addresses import parse_endpoint, parse_host, parse_path
-from gateway.settings.fields import File, Percentage, Section, count, time
+from gateway.settings.fields import File, OneOrMore, Percentage, Section, count, time
 from gateway.settings.limits import Places
 from gateway.settings.patterns import parse_header_name
-from gateway.settings.words import describe
+from gateway.settings.words import describe, did_you_mean
 
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]
@@ -71,7 +71,8 @@ def _balance(value: object) -> object:
     if isinstance(value, Mapping | Balance):
         return value
     wanted = "least_outstanding, round_robin or {hash: HEADER}"
-    raise ValueError(f"expected {wanted}, got {describe(value)}")
+    hint = did_you_mean(value, get_args(_By))
+    raise ValueError(f"expected {wanted}, got {describe(value)}{hint}")
 
 
 class Retries(Section):
@@ -104,7 +105,7 @@ class Ejection(Section):
         description="How many of the upstream's endpoints at a time, as a share of all.",
         json_schema_extra={"default": "50%"},
     )
-    statuses: tuple[Annotated[int, count("400", "599")], ...] = Field(
+    statuses: OneOrMore[Annotated[int, count("400", "599")]] = Field(
         default=(502, 503, 504),
         description="The statuses of a server's own answers that are failures, too.",
     )
@@ -133,9 +134,10 @@ class Health(Section):
 class Upstream(Section):
     """Name a group of servers that answer alike."""
 
-    endpoints: tuple[_Endpoint, ...] = Field(
+    endpoints: OneOrMore[_Endpoint] = Field(
         min_length=1,
-        description="The servers, each as http://host:port, https://host:port or unix:/path.",
+        description="The servers, each as http://host:port, https://host:port or unix:/path."
+        " One, or a list.",
     )
     tls: UpstreamTls | None = Field(
         default=None, description="How TLS is spoken to the endpoints that are https."

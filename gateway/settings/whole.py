@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from gateway.settings.addresses import has_host_name
+from gateway.settings.fields import listed
 from gateway.settings.patterns import parse_path_part
 from gateway.settings.routes import Kind, Match
 from gateway.settings.words import KeyPath, among, describe
@@ -79,10 +80,7 @@ def _mistaken_keys(value: Any) -> Iterator[Fault]:
 def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the names of the keys that routes ask for, each with its place."""
     for i, route in enumerate(routes):
-        named = _value(route, "auth")
-        if isinstance(named, str):
-            yield ("routes", i, "auth"), named
-        for j, name in enumerate(named if isinstance(named, list | tuple) else ()):
+        for j, name in enumerate(listed(_value(route, "auth"))):
             if isinstance(name, str):
                 yield ("routes", i, "auth", j), name
 
@@ -120,7 +118,7 @@ def _key_headers(keys: object, asked_for: Sequence[str]) -> dict[str, str]:
 
 def _admin_among_clients(value: object) -> Iterator[Fault]:
     admin, listen = _value(value, "admin"), _value(value, "listen") or _LISTEN
-    if admin is not None and admin in (listen if isinstance(listen, list | tuple) else [listen]):
+    if admin is not None and admin in listed(listen):
         yield ("admin",), "needs an address of its own: clients connect there (listen)"
 
 
@@ -143,10 +141,10 @@ def _misnamed_models(models: object) -> Iterator[Fault]:
 
 
 def _mistaken_tls(upstream: object) -> Iterator[Fault]:
-    tls, endpoints = _value(upstream, "tls"), _value(upstream, "endpoints")
+    tls, endpoints = _value(upstream, "tls"), listed(_value(upstream, "endpoints"))
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if endpoints and isinstance(endpoints, list | tuple) and all(map(_is_without_tls, endpoints)):
+    if endpoints and all(map(_is_without_tls, endpoints)):
         yield ("tls",), "no endpoint needs it: none is https"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
@@ -154,9 +152,9 @@ def _mistaken_tls(upstream: object) -> Iterator[Fault]:
 
 
 def _without_names(upstream: object) -> Iterator[Fault]:
-    endpoints = _value(upstream, "endpoints")
-    if _value(upstream, "resolve") is None or not isinstance(endpoints, list | tuple):
+    if _value(upstream, "resolve") is None:
         return
+    endpoints = listed(_value(upstream, "endpoints"))
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
     if texts and not any(map(has_host_name, texts)):
         yield ("resolve",), "no endpoint has a host name that could be looked up"
@@ -218,7 +216,7 @@ def _takes_all(route: object) -> bool:
 
 
 def _are_all_kinds(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(kind in value for kind in get_args(Kind))
+    return all(kind in listed(value) for kind in get_args(Kind))
 
 
 def _value(section: object, name: str) -> object:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 
 KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
@@ -10,6 +11,36 @@ KeyPath = tuple[str | int, ...]
 _SHOWN = 60  # characters of a value that a message repeats
 _LISTED = 20  # names that a message lists
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_COMPARED = 60  # characters of a name that are compared with known ones
+_LIKENESS = 0.66  # of 1: what is less alike is no slip of the hand
+
+# What the same thing is called elsewhere: by numpy, Python's logging, Envoy and nginx.
+_ELSEWHERE = {
+    "bool_": "BOOL",
+    "float16": "FP16",
+    "half": "FP16",
+    "bfloat16": "BF16",
+    "float": "FP32",
+    "float32": "FP32",
+    "float64": "FP64",
+    "double": "FP64",
+    "string": "BYTES",
+    "str": "BYTES",
+    "least_request": "least_outstanding",
+    "least_conn": "least_outstanding",
+    "mlserver": "json",
+    "verbose": "debug",
+    "trace": "debug",
+    "critical": "error",
+    "fatal": "error",
+    "infinite": "unlimited",
+    "inference": "infer",
+    "yes": "true",
+    "on": "true",
+    "no": "false",
+    "off": "false",
+}
 
 
 def path_text(path: KeyPath) -> str:
@@ -39,9 +70,43 @@ def describe(value: object) -> str:
             return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def spaces(count: int) -> str:
+    """Return an indentation in words."""
+    return "1 space" if count == 1 else f"{count} spaces"
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that was meant, as far as that can be told.
+
+    Case and the sign between words do not count; names that other programs use are known as well.
+    """
+    if not isinstance(name, str):
+        return None
+    folded = {_folded(each): each for each in known}
+    wanted = _folded(name[:_COMPARED])
+    elsewhere = _folded(_ELSEWHERE.get(wanted, ""))
+    for each in (wanted, elsewhere, *wanted.split("_")):
+        if each in folded:
+            return folded[each]
+    near = get_close_matches(wanted, folded, n=1, cutoff=_LIKENESS)
+    return folded[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a message: the known name that was meant, or nothing."""
+    near = nearest(name, known)
+    if near is None:
+        return ""
+    return f"; did you mean {near}{', without quotes' if near == name else ''}?"
+
+
 def among(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message on an unknown name: the nearest known one, and all of them."""
+    """Return the end of a message on an unknown name: what was meant, or else all that is known."""
     every = list(known)
     shown = ", ".join(every[:_LISTED]) + (", ..." if len(every) > _LISTED else "")
-    near = get_close_matches(name, every, n=1)
-    return f"; did you mean {near[0]}? Known: {shown}" if near else f"; known: {shown}"
+    return did_you_mean(name, every) or f"; known: {shown}"
+
+
+@lru_cache(maxsize=1024)
+def _folded(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", _HUMP.sub("_", name.strip())).casefold()

@@ -1,6 +1,5 @@
 """YAML text → its node tree: capped, without tags, and with plain words for what is amiss."""
 
-import re
 from typing import Any
 
 import yaml
@@ -8,30 +7,13 @@ from yaml.nodes import Node
 from yaml.reader import ReaderError
 
 from gateway.settings.problems import UnreadableError
+from gateway.settings.yaml_errors import at, worded
 
 MAX_DEPTH = 32
 """How deep lists and mappings may nest; settings need 5."""
 
 MAX_NODES = 10_000
 """How many keys and values a file may hold."""
-
-_SEARCHED = 500  # characters of a line that are looked at for what needs quotes
-
-# PyYAML's words → an operator's, and whether the fault is better shown where its construct begins.
-_REWORDED = (
-    ("mapping values are not", "a : where none is expected; check indentation and quotes", False),
-    ("expected <block end>", "does not fit what is above; check indentation and quotes", False),
-    (r"character '\\t'", "a tab before the text; YAML indents with spaces only", False),
-    ("cannot start any|alphabetic or num", "text that begins with this sign needs quotes", False),
-    ("expected ',' or", "the bracket is not closed, or lacks a comma", True),
-    ("unexpected end of stream", "the quotes are not closed", True),
-    ("another document", "a second document begins; a settings file holds one", False),
-)
-# What operators forget to quote, as it stands in the line that YAML then cannot read.
-_UNQUOTED = (
-    (r"[\[{,][^\"']*\$\{", "${...} inside [ ] or { } needs quotes"),
-    (r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:]*\]", "an address in [ ] needs quotes"),
-)
 
 
 class _Composer(yaml.BaseLoader):
@@ -46,15 +28,15 @@ class _Composer(yaml.BaseLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in self._open:
-                raise _fault(f"*{event.anchor} stands inside what it names", event.start_mark)
+                raise at(event.start_mark, f"*{event.anchor} stands inside what it names")
         elif event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise _fault(f"the tag {tag} is not supported", event.start_mark)
+            raise at(event.start_mark, f"the tag {tag} is not supported")
         if len(self._open) == MAX_DEPTH:
-            raise _fault(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
+            raise at(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _fault(f"more than {MAX_NODES} keys and values", event.start_mark)
+            raise at(event.start_mark, f"more than {MAX_NODES} keys and values")
         self._open.append(event.anchor)
         node = super().compose_node(parent, index)
         self._open.pop()
@@ -74,29 +56,10 @@ def compose(text: str) -> Node | None:
     try:
         return composer.get_single_node()
     except yaml.MarkedYAMLError as error:
-        raise _reworded(text, error) from None
+        raise worded(text, error) from None
     except (ValueError, OverflowError):
         # PyYAML hands escapes such as "\UFFFFFFFF" to chr() and long version numbers to int().
-        raise _fault("not valid YAML: a number out of range", composer.get_mark()) from None
-
-
-def _fault(message: str, mark: Any) -> UnreadableError:
-    if mark is None:
-        return UnreadableError(message)
-    return UnreadableError(message, mark.line + 1, mark.column + 1)
-
-
-def _reworded(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
-    problem = error.problem or "cannot be read"
-    mark = error.problem_mark or error.context_mark
-    line = text.splitlines()[mark.line : mark.line + 1] if mark else []
-    for pattern, message in _UNQUOTED:
-        if line and re.search(pattern, line[0][:_SEARCHED]):
-            return _fault(message, mark)
-    for pattern, message, at_start in _REWORDED:
-        if re.search(pattern, problem):
-            return _fault(message, (at_start and error.context_mark) or mark)
-    return _fault(f"not valid YAML: {problem}", mark)
+        raise at(composer.get_mark(), "not valid YAML: a number out of range") from None
 
 
 def _unprintable(text: str, position: int) -> UnreadableError:

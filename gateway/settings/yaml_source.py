@@ -11,7 +11,7 @@ from typing import Final
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gateway.settings.environment import expand
+from gateway.settings.environment import expand, is_reference
 from gateway.settings.problems import Problem, UnreadableError
 from gateway.settings.words import KeyPath, describe, path_text
 from gateway.settings.yaml_nodes import MAX_DEPTH, MAX_NODES, compose
@@ -38,12 +38,17 @@ class Place:
 class Source:
     """Hold the values of a file, where each was written, and what is wrong with them so far.
 
-    A value in a mapping is placed at its key, an item of a list at itself.
+    A value in a mapping is placed at its key, an item of a list at itself. ``unquoted`` has what
+    the values that are a reference in quotes would be without those. ``empty`` are the keys behind
+    which nothing stands; ``ends`` has the last lines of values that take several.
     """
 
     value: object
     places: Mapping[KeyPath, Place]
     problems: tuple[Problem, ...]
+    unquoted: Mapping[KeyPath, object] = field(default_factory=dict)
+    empty: tuple[KeyPath, ...] = ()
+    ends: Mapping[KeyPath, int] = field(default_factory=dict)
 
 
 def read_source(text: str, environ: Mapping[str, str]) -> Source:
@@ -53,7 +58,8 @@ def read_source(text: str, environ: Mapping[str, str]) -> Source:
         raise UnreadableError("the file holds no settings")
     walk = _Walk(environ)
     value = walk.value(root, ())
-    return Source(value, walk.places, tuple(walk.problems.values()))
+    problems = tuple(walk.problems.values())
+    return Source(value, walk.places, problems, walk.unquoted, tuple(walk.empty), walk.ends)
 
 
 @dataclass(slots=True)
@@ -62,6 +68,9 @@ class _Walk:
     places: dict[KeyPath, Place] = field(default_factory=dict)
     # By place and message: an alias shows the same fault again.
     problems: dict[tuple[Place, str], Problem] = field(default_factory=dict)
+    unquoted: dict[KeyPath, object] = field(default_factory=dict)
+    empty: list[KeyPath] = field(default_factory=list)
+    ends: dict[KeyPath, int] = field(default_factory=dict)
     seen: int = 0
 
     def value(self, node: Node, path: KeyPath) -> object:
@@ -139,9 +148,15 @@ class _Walk:
         if not text.isprintable():
             return self._report(_place(node), path, f"unprintable text: {describe(text)}")
         if isinstance(node, ScalarNode) and node.style is not None:
+            if is_reference(written) and not isinstance(_typed(text), str):
+                self.unquoted[path] = _typed(text)
             return text
+        if node.end_mark.line > node.start_mark.line:
+            self.ends[path] = node.end_mark.line + 1
         if text:
             return _typed(text)
+        if not written:
+            self.empty.append(path)
         from_environment = f": {written} is empty" if written else ""
         return self._report(_place(node), path, f"no value is given{from_environment}")
 

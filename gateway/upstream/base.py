@@ -111,9 +111,14 @@ class Sent(ABC):
 
 
 class UpstreamEndpoint(ABC):
-    """One server of an upstream."""
+    """One server of an upstream.
+
+    ``own_request`` are the headers by which the gateway's own requests, which no client has made,
+    say who asks.
+    """
 
     url: str
+    own_request: HeaderLines = ()
 
     @abstractmethod
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:

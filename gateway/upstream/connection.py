@@ -8,8 +8,9 @@ from typing import Protocol
 
 from httptools import HttpResponseParser
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
+from gateway.http1.buffers import BufferAccount
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,
@@ -23,6 +24,8 @@ from gateway.upstream.reasons import why_refused
 _WHOLE = 64 * 1024
 """Bytes of a body that is given as a whole: it is converted or written at once."""
 
+MAX_INTERIM = 100
+"""Interim (1xx) responses to one request at most, as in Python's and Ruby's own HTTP clients."""
 
 _SOON = 1.0
 """Seconds within which a server's close may have crossed the request on its way."""
@@ -49,11 +52,21 @@ class HeadReceiver(Protocol):
         """Take it that there will be no answer."""
 
 
+class _ClosedTransport(asyncio.Transport):
+    """The transport of a connection that was never made."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        pass
+
+
 class ServerConnection(Connection):
     """Reads the answers of the server at ``url``; its user writes the requests."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__()
+    def __init__(self, url: str, buffers: BufferAccount | None = None) -> None:
+        super().__init__(buffers)
         self._url = url
         self._reader = HeadReader(HttpResponseParser)
         self._method = ""
@@ -63,6 +76,7 @@ class ServerConnection(Connection):
         self._is_kept = False
         self._asked_at = 0.0
         self._silent = True
+        self._interim = 0
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """That of the answer, once its head is there."""
@@ -80,6 +94,7 @@ class ServerConnection(Connection):
         self._is_kept = self._ended
         self._asked_at = self.loop.time()
         self._silent = True
+        self._interim = 0
         self._method = method
         self._receiver = receiver
         self._keep = self._ended = False
@@ -95,22 +110,40 @@ class ServerConnection(Connection):
 
     def hold(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
-        self.body = BodyStream(self.reading)
-        self.body.feed(body)
+        self.body = BodyStream(self.reading, self.buffers)
+        self.body.feed(body, last=True)
         self.body.end()
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for the answer have this error, and drop the connection."""
         self._keep = False
+        without_frames(error)  # it may never be raised
         receiver, self._receiver = self._receiver, None
-        if self.body is not None:
-            self.body.fail(error)
-        elif receiver is not None:
+        if receiver is not None:
             receiver.failed(error)
-        self.drop()
+            self.forget_body()  # nobody reads what came of it
+        elif self.body is not None:
+            self.body.fail(error)
+        self._abort()
+
+    def forget_transport(self) -> None:
+        """Let go of the transport where connecting was cancelled: uvloop does not end it then.
+
+        It and the connection would keep each other.
+        """
+        self.connection_made(_ClosedTransport())
 
     def drop(self) -> None:
-        """Close at once; nobody waits any more."""
+        """Close at once; nobody waits any more, nor reads what came of a body."""
+        self.forget_body()
+        self._abort()
+
+    def forget_body(self) -> None:
+        """Drop what nobody has read of an answer's body."""
+        if self.body is not None:
+            self.body.discard()
+
+    def _abort(self) -> None:
         self.forget_kept()
         self._keep = False
         self._receiver = None
@@ -159,31 +192,48 @@ class ServerConnection(Connection):
         while (found := self._reader.feed(data)) is not None:
             text, data = found
             head = parse_response_head(text, self._method)
-            if head.status == HTTPStatus.SWITCHING_PROTOCOLS:
-                raise bad_answer(
-                    f"{self._url} answered 101 Switching Protocols, for which it was not asked"
-                )
             if head.status >= 200:
-                receiver, self._receiver = self._receiver, None
-                # Some servers answer HEAD with a body, which may come when the next answer is
-                # awaited.
-                self._keep = head.keep_alive and self._method != "HEAD"
-                if len(data) == head.length and len(data) <= _WHOLE and len(text) <= SMALL_HEAD:
-                    self._ended = True
-                    receiver.whole(head, data)
-                else:
-                    self._begin_body(head, receiver, data)
+                self._take_final(head, self._receiver, data, is_small=len(text) <= SMALL_HEAD)
                 return
+            self._check_interim(head.status)
 
-    def _begin_body(
-        self, head: ResponseHead, receiver: HeadReceiver, data: bytes | memoryview
+    def _check_interim(self, status: int) -> None:
+        """Ignore an interim response; raises GatewayError (502) where it cannot be ignored."""
+        if status == HTTPStatus.SWITCHING_PROTOCOLS:
+            raise bad_answer(
+                f"{self._url} answered 101 Switching Protocols, for which it was not asked"
+            )
+        self._interim += 1
+        if self._interim > MAX_INTERIM:
+            raise bad_answer(
+                f"{self._url} sent more than {MAX_INTERIM} interim (1xx) responses to one request"
+            )
+
+    def _take_final(
+        self,
+        head: ResponseHead,
+        receiver: HeadReceiver,
+        data: bytes | memoryview,
+        is_small: bool,
     ) -> None:
-        self.body = BodyStream(self.reading)
+        # Some servers answer HEAD with a body, which may come when the next answer is awaited.
+        self._keep = head.keep_alive and self._method != "HEAD"
+        if len(data) == head.length and len(data) <= _WHOLE and is_small:
+            self._ended = True
+            self._receiver = None
+            receiver.whole(head, data)
+            return
+        self._begin_body(head, data)
+        # Not before: a body that is broken from its start is an answer that failed.
+        self._receiver = None
+        receiver.begun(head)
+
+    def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
+        self.body = BodyStream(self.reading, self.buffers)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:
             self._decoder = ChunkedDecoder() if head.chunked else UntilCloseDecoder()
-        receiver.begun(head)
         self._take_body(data)
 
     def _take_body(self, data: bytes | memoryview) -> None:

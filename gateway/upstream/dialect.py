@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.protocol.dialects import Dialect, common
 from gateway.protocol.recognition import Finding, recognised
 from gateway.upstream.base import UpstreamEndpoint
@@ -168,7 +168,7 @@ class Interpreter(Speech, Attendant):
         return level if self._tells else logging.DEBUG
 
     def _note_fault(self, member: Member, error: GatewayError) -> None:
-        self._fault = error
+        self._fault = without_frames(error)
         if self.dialect is not None:
             self._note_loss(member, self.dialect, error)
         elif error.message != self.reason:

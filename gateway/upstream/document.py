@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from gateway.errors import bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest
 
 
@@ -24,14 +24,17 @@ async def ask(
 ) -> Document:
     """Ask a server; ``largest`` is the most that its answer's body may have, in bytes.
 
-    Raises GatewayError (502, 503) where there is no answer, or a larger one.
+    Raises GatewayError: 502 or 503 where there is no answer, or a larger one, and 508 where the
+    endpoint leads back to a gateway that asks or passes this on.
     """
-    headers = CIMultiDict[str]()
+    headers = CIMultiDict(endpoint.own_request)
     if body is not None:
         headers["Content-Type"] = "application/json"
     chunks = None if body is None else (body,)
     response = await endpoint.send(UpstreamRequest(method, path, headers, chunks))
     try:
+        if response.status == ErrorKind.LOOP.value.status:
+            raise GatewayError(ErrorKind.LOOP, f"loop: {endpoint.url} leads back to the gateway")
         held = bytearray()
         while chunk := await response.read():
             held += chunk

@@ -9,6 +9,10 @@ from gateway.routing import health
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.loan import Outcome
 from gateway.upstream.member import Member
+from gateway.upstream.reachability import Reachability
+
+_LOG_PAUSE = 10.0
+"""Seconds for which no other response of 5xx of the same endpoint is logged."""
 
 FIRST_ERROR = 400
 """The first status that may tell against an endpoint."""
@@ -16,14 +20,18 @@ FIRST_ERROR = 400
 _log = logging.getLogger("tensorgate.upstream")
 
 Tell = Callable[[str, Health], None]
-"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does."""
+"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does.
+
+Without a URL, it is told of all endpoints: that they are unreachable, or that one is reachable.
+"""
 
 
 class Ejections:
     """Keeps the health of a pool's members.
 
     ``clock`` gives seconds. ``doubt`` is called with members that may be other servers by now,
-    ``tell`` when what exchanges here meet with changes which are used.
+    ``tell`` when what exchanges here meet with changes which are used. ``reachability`` hears which
+    calls could connect.
     """
 
     def __init__(
@@ -31,9 +39,11 @@ class Ejections:
         policy: EjectionPolicy,
         clock: Callable[[], float],
         doubt: Callable[[Member], None],
+        reachability: Reachability,
         tell: Tell | None = None,
     ) -> None:
         self._policy = policy
+        self._reachability = reachability
         self._clock = clock
         self._doubt = doubt
         self._tell = tell
@@ -52,14 +62,49 @@ class Ejections:
         """Note that an exchange goes to an endpoint that is, or was, left out."""
         member.health = health.taken(member.health, self._clock())
 
-    def note(self, member: Member, outcome: Outcome, why: str) -> None:
-        """Note what an exchange told of an endpoint, and why it failed."""
+    def note(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
+        """Note what an exchange told of an endpoint, and why it failed.
+
+        ``server_error`` is the status of its server's response, if that is 5xx: it is a failed
+        call, whatever the policy makes of it.
+        """
         if member.leaving:
             return
-        if outcome is Outcome.FAILED:
+        # A good response behind good ones costs nothing more.
+        is_good = outcome is Outcome.ANSWERED and not server_error
+        if not is_good or member.calls.failures or self._reachability.failures:
+            self._count(member, outcome, why, server_error)
+        if not self._has_one:
+            self._judge_health(member, outcome, why)
+
+    def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
+        calls, reachability = member.calls, self._reachability
+        unconnected = outcome is Outcome.UNCONNECTED
+        if unconnected or outcome is Outcome.FAILED:
             self._doubt(member)
-        if self._has_one:
-            return
+            calls.failed(why, bool(server_error), unconnected)
+        elif server_error:
+            calls.failed(f"it answered {server_error}", True, False)
+        elif outcome is Outcome.ANSWERED and calls.failures:
+            calls.succeeded()
+        if server_error:
+            self._log_server_error(member, server_error)
+        if unconnected:
+            reachability.failed(self._members, why)
+        elif reachability.failures and (outcome is not Outcome.UNKNOWN or server_error):
+            reachability.connected(member.endpoint.url)
+
+    def _log_server_error(self, member: Member, status: int) -> None:
+        """Log such a response, of which nothing else tells, once in a while for each endpoint."""
+        now, calls = self._clock(), member.calls
+        if now >= calls.next_logged:
+            calls.next_logged = now + _LOG_PAUSE
+            count = calls.responses_5xx
+            _log.warning(
+                "%s answered %d; responses of 5xx so far: %d", member.endpoint.url, status, count
+            )
+
+    def _judge_health(self, member: Member, outcome: Outcome, why: str) -> None:
         before = member.health
         url = member.endpoint.url
         if outcome is Outcome.ANSWERED:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 
-from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError
+from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError, without_frames
+from gateway.http1.buffers import BufferAccount
 from gateway.http1.head import ResponseHead, write_start
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.base import (
@@ -36,15 +37,22 @@ class HttpEndpoint(UpstreamEndpoint):
     """An endpoint at an address.
 
     ``connect_time`` is for all that connecting takes, ``keep_alive`` for a connection that waits
-    for its next request, both in seconds.
+    for its next request, both in seconds. ``buffers`` counts what its connections buffer.
     """
 
     def __init__(
-        self, address: ServerAddress, connect_time: float, keep_alive: float = 4.0
+        self,
+        address: ServerAddress,
+        connect_time: float,
+        keep_alive: float = 4.0,
+        buffers: BufferAccount | None = None,
+        own_request: HeaderLines = (),
     ) -> None:
         self.url = address.url
+        self.own_request = own_request
         self._address = address
         self._connect_time = connect_time
+        self._buffers = buffers
         self._idle = IdleConnections(keep_alive)
         self._senders: set[asyncio.Task[None]] = set()
         self._written = lru_cache(maxsize=_REMEMBERED)(self._write_start)
@@ -55,9 +63,10 @@ class HttpEndpoint(UpstreamEndpoint):
         if connection is not None:
             try:
                 return await self._exchange(connection, request)
-            except CrossedError:
+            except CrossedError as error:
                 if isinstance(request.body, AsyncIterator):
                     raise  # what was taken of it is gone
+                without_frames(error)
         return await self._exchange(await self._connect(), request)
 
     async def _exchange(
@@ -105,21 +114,25 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def _connect(self) -> ServerConnection:
         loop = asyncio.get_running_loop()
+        connection = ServerConnection(self.url, self._buffers)
         tls = self._address.tls
         server_name = None if tls is None else tls.server_name
         try:
             async with asyncio.timeout(self._connect_time):
-                _, connection = await loop.create_connection(
-                    lambda: ServerConnection(self.url),
+                await loop.create_connection(
+                    lambda: connection,
                     sock=await self._address.connect(),
                     ssl=None if tls is None else tls.context,
                     server_hostname=server_name,
                     # Left alone, the event loop allows a minute; the time above is shorter, or not.
                     ssl_handshake_timeout=None if tls is None else self._connect_time,
                 )
-        # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
-        except (OSError, UnicodeError) as error:
-            raise self._not_connected(error, why_not(error, server_name)) from error
+        except BaseException as error:
+            connection.forget_transport()
+            # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
+            if isinstance(error, (OSError, UnicodeError)):
+                raise self._not_connected(error, why_not(error, server_name)) from error
+            raise
         return connection
 
     def _not_connected(self, error: Exception, reason: str) -> GatewayError:
@@ -229,6 +242,7 @@ class _Sent(Sent):
         self._closed = True
         sent = self.sender is None or self.sender.done()
         if sent and self.connection.reusable:
+            self.connection.forget_body()
             self._idle.put(self.connection)
             return
         self.connection.drop()

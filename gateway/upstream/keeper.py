@@ -48,7 +48,7 @@ class Keeper:
         resolver = self.resolver
         if resolver is None:
             return
-        self._run(resolver.watch(lambda: use(resolver.endpoints)))
+        self.run(resolver.watch(lambda: use(resolver.endpoints)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOK_UP):
                 await resolver.answered.wait()
@@ -60,7 +60,7 @@ class Keeper:
                 self.interpreter.take_in(member)
             told = partial(self._changed, member, changed)
             self._of_member[member] = [
-                self._run(attendant.attend(member, told)) for attendant in self._attendants
+                self.run(attendant.attend(member, told)) for attendant in self._attendants
             ]
 
     def let_go(self, members: Iterable[Member]) -> None:
@@ -70,7 +70,7 @@ class Keeper:
                 task.cancel()
             if self.interpreter is not None:
                 self.interpreter.let_go(member)
-            self._run(member.endpoint.close())
+            self.run(member.endpoint.close())
 
     def doubt(self, member: Member) -> None:
         """Take note that a member may be another server by now."""
@@ -88,7 +88,8 @@ class Keeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run what looks after endpoints until it ends, or until ``close``."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end)

@@ -6,13 +6,18 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.base import UpstreamEndpoint
 from gateway.upstream.discovery import may_have
 from gateway.upstream.member import Member
+from gateway.upstream.metadata_cache import ServerRefusalError
 
 if TYPE_CHECKING:
     from gateway.upstream.ejections import Ejections
+
+
+_SERVER_ERROR = 500
+"""The first status of a failed call, whatever it says of the endpoint."""
 
 
 class Outcome(Enum):
@@ -20,6 +25,8 @@ class Outcome(Enum):
 
     ANSWERED = "answered"
     FAILED = "failed"
+    UNCONNECTED = "unconnected"
+    """It failed, as there was no connection."""
     UNKNOWN = "unknown"
 
 
@@ -42,6 +49,7 @@ class Loan:
         self._pool = pool
         self._member = member
         self._is_trial = is_trial
+        self._server_error = 0
         self.endpoint = member.endpoint
 
     def take(self) -> UpstreamEndpoint:
@@ -59,16 +67,35 @@ class Loan:
 
     def give_back(self, outcome: Outcome, why: str = "") -> None:
         """Count the exchange no more; ``why`` tells of a failure."""
-        self._member.outstanding -= 1
-        if outcome is Outcome.FAILED or not self._pool.has_one:
-            self._pool.ejections.note(self._member, outcome, why)
+        member, pool = self._member, self._pool
+        member.outstanding -= 1
+        # Of a good response of one that is alone there is nothing to note.
+        if (
+            outcome is not Outcome.ANSWERED
+            or self._server_error
+            or not pool.has_one
+            or member.calls.failures
+        ):
+            pool.ejections.note(member, outcome, why, self._server_error)
 
     def judge(self, status: int) -> tuple[Outcome, str]:
-        """Tell what the status of an answer says of the endpoint, and why that failed."""
+        """Tell what the status of an answer says of the endpoint, and why that failed.
+
+        A status of 5xx counts as a failed call, whatever is told.
+        """
+        if status >= _SERVER_ERROR:
+            self._server_error = status
         return self._pool.ejections.judge(status)
+
+    def retried(self, status: int) -> tuple[Outcome, str]:
+        """Tell what a status says for which another endpoint is asked: that this one failed."""
+        self.judge(status)
+        return Outcome.FAILED, f"it answered {status}"
 
     def end(self, error: BaseException | None) -> None:
         """Give it back; the error, or that there was none, tells how it did."""
+        if isinstance(error, ServerRefusalError):
+            self.judge(error.status)
         self.give_back(*told_by(error))
 
     def __enter__(self) -> UpstreamEndpoint:
@@ -89,5 +116,7 @@ def told_by(error: BaseException | None) -> tuple[Outcome, str]:
     """Tell what an error, or that there was none, says of the endpoint, and why that failed."""
     if error is None:
         return Outcome.ANSWERED, ""
-    of_server = isinstance(error, GatewayError) and error.kind.value.of_server
-    return (Outcome.FAILED if of_server else Outcome.UNKNOWN), str(error)
+    if not isinstance(error, GatewayError) or not error.kind.value.of_server:
+        return Outcome.UNKNOWN, str(error)
+    unconnected = error.kind is ErrorKind.UNREACHABLE
+    return (Outcome.UNCONNECTED if unconnected else Outcome.FAILED), str(error)

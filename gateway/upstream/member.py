@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from gateway.protocol.recognition import Finding
 from gateway.routing.health import HEALTHY, UNKNOWN, Health, Probed
 from gateway.upstream.base import UpstreamEndpoint
+from gateway.upstream.call_record import CallRecord
 from gateway.upstream.ready_models import ReadyModels
 
 
@@ -21,6 +23,7 @@ class Member:
     """Exchanges under way."""
     health: Health = HEALTHY
     """By its exchanges."""
+    calls: CallRecord = field(default_factory=CallRecord)
     probed: Probed = UNKNOWN
     reason: str = ""
     """What the last probe met with."""
@@ -40,16 +43,22 @@ class Member:
         """Tell how it does."""
         ejected = max(0.0, self.health.until - now) if self.health.ejections else 0.0
         models = None if self.models is None else self.models.names
+        calls = self.calls
+        at = datetime.fromtimestamp(calls.last_error_time, UTC) if calls.failures_total else None
         return MemberState(
             self.endpoint.url,
             self.outstanding,
-            self.health.failures,
+            calls.failures,
             self.health.ejections,
-            ejected,
+            round(ejected, 3),
             self.probed.healthy,
             self.reason,
             models,
             self.leaving,
+            calls.failures_total,
+            calls.responses_5xx,
+            calls.last_error,
+            at.isoformat(timespec="milliseconds") if at else None,
         )
 
 
@@ -61,7 +70,7 @@ class MemberState:
     outstanding: int
     """Exchanges under way."""
     failures: int
-    """Of its exchanges, in a row."""
+    """Calls that failed, in a row: without a whole response, or with one of 5xx."""
     ejections: int
     """In a row; 0 for an endpoint in use."""
     ejected_for: float
@@ -74,6 +83,14 @@ class MemberState:
     """Those that it has ready; None where it is not asked, or does not tell."""
     leaving: bool
     """It is given to no more exchanges; those under way finish."""
+    failures_total: int = 0
+    """Calls that failed."""
+    responses_5xx: int = 0
+    """Responses of the server itself of 5xx, which are among those."""
+    last_error: str | None = None
+    """Why the last of them failed."""
+    last_error_at: str | None = None
+    """When that was, in the form of ISO 8601, UTC."""
 
 
 class Attendant(ABC):

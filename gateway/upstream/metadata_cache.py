@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.endpoints import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
@@ -120,8 +120,8 @@ class MetadataCache:
         self._tasks.discard(fetch)
         if self._fetches.get(key) is fetch:
             del self._fetches[key]
-        if not fetch.cancelled():
-            fetch.exception()  # seen, even where every client that waited has left
+        if not fetch.cancelled() and (error := fetch.exception()) is not None:
+            without_frames(error)  # every client that waited may have left
 
 
 async def fetch_metadata(

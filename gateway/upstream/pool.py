@@ -10,19 +10,24 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
 from gateway.routing import health
 from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
-from gateway.routing.health import EjectionPolicy
+from gateway.routing.health import EjectionPolicy, Health
 from gateway.upstream.base import HeaderLines, UpstreamEndpoint
 from gateway.upstream.ejections import Ejections, Tell
 from gateway.upstream.keeper import Keeper
 from gateway.upstream.loan import Loan, Outcome
 from gateway.upstream.member import Member, MemberState
+from gateway.upstream.reachability import Reachability
+
+_NEWS = 10.0
+"""Seconds for which it counts for other processes that the endpoints are unreachable."""
 
 
 class Pool:
     """Lends endpoints to exchanges: of those that do not fail, the least busy one first.
 
     ``clock`` gives seconds. ``keeper`` looks after the endpoints from ``start`` to ``close``.
-    ``tell`` is called when what exchanges here meet with changes which endpoints are used.
+    ``tell`` is called when what exchanges here meet with changes which endpoints are used; the log
+    names the ``upstream``.
     """
 
     def __init__(
@@ -33,14 +38,20 @@ class Pool:
         keeper: Keeper | None = None,
         balance: BalancePolicy | None = None,
         tell: Tell | None = None,
+        upstream: str = "",
     ) -> None:
         self.turn = 0
         """Endpoints lent so far."""
         self.balance = balance or BY_LOAD
         self._clock = clock
         self._keeper = keeper or Keeper()
-        self.ejections = Ejections(ejection or EjectionPolicy(), clock, self._keeper.doubt, tell)
+        self._tell = tell
+        self._reachability = Reachability(upstream, self._try_again, self._tell_unreachable)
+        doubt = self._keeper.doubt
+        policy = ejection or EjectionPolicy()
+        self.ejections = Ejections(policy, clock, doubt, self._reachability, tell)
         """What exchanges tell of endpoints, and other processes."""
+        self._started = False
         self._leaving: list[Member] = []
         self._change = asyncio.Event()
         self._lend(tuple(Member(endpoint) for endpoint in endpoints))
@@ -78,6 +89,25 @@ class Pool:
         if self._keeper.prober is None:
             return None
         return any(member.probed.healthy for member in self.members)
+
+    @property
+    def unreachable(self) -> str | None:
+        """Tell why calls of late could not connect to any endpoint; None where that is not so."""
+        return self._reachability.unreachable
+
+    def _try_again(self) -> None:
+        """Have the gateway itself connect to the endpoints until one responds."""
+        if self._started:
+            self._keeper.run(self._reachability.try_again(lambda: self.members))
+
+    def _tell_unreachable(self, unreachable: bool) -> None:
+        if self._tell is not None:
+            self._tell("", Health(ejections=int(unreachable), until=self._clock() + _NEWS))
+
+    def hear_unreachable(self, until: float) -> None:
+        """Note that another process finds all endpoints unreachable, and until when that counts."""
+        if until > self._clock():
+            self._reachability.hear(until)
 
     async def probed(self) -> None:
         """Wait until an endpoint is healthy by its probes, or all have been probed."""
@@ -185,6 +215,7 @@ class Pool:
 
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
+        self._started = True
         self._keeper.take_in(self.members, self._heed)
         await self._keeper.look_up(self.use)
 
@@ -213,6 +244,7 @@ class Pool:
             if (same := known.get(member.endpoint.url)) is not None:
                 # Exchanges that are under way there, as the one of a trial, tell that pool alone.
                 member.health = health.left(same.health)
+                member.calls = same.calls
                 # What it was not asked before, it may have been asked here meanwhile.
                 if self._keeper.prober is not None and same.probed.healthy is not None:
                     member.probed, member.reason = same.probed, same.reason
@@ -225,6 +257,7 @@ class Pool:
 
     async def close(self) -> None:
         """Look after the endpoints no more, and close the connections that no exchange uses."""
+        self._started = False
         await self._keeper.close()
         for member in (*self.members, *self._leaving):
             await member.endpoint.close()

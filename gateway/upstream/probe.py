@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, without_frames
 from gateway.routing.health import ProbePolicy, probed
 from gateway.routing.pauses import pauses
 from gateway.upstream.base import UpstreamEndpoint
@@ -62,6 +62,7 @@ class Prober(Attendant):
         except TimeoutError:
             return False, f"no answer to GET {self._path} within {self._time:g} s"
         except GatewayError as error:
+            without_frames(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
         return 200 <= answer.status < 300, f"GET {self._path} answered {answer.status}"
 

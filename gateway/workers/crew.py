@@ -30,6 +30,9 @@ class Employer(Protocol):
     def see_off(self, worker: Worker) -> None:
         """Hear that a worker was told to leave."""
 
+    def has_drained(self, worker: Worker) -> None:
+        """Hear that a worker serves no client any more."""
+
     def take_back(self, worker: Worker) -> None:
         """Hear that a worker has ended, with connections on the way to it perhaps."""
 
@@ -113,6 +116,8 @@ class Crew:
                 _log.info("worker %d is up", seat.worker.pid)
             if seat.worker.leaving:
                 self._employer.see_off(seat.worker)
+            if seat.worker.drained:
+                self._employer.has_drained(seat.worker)
         else:
             self._bury(seat, seat.worker)
 

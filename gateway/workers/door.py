@@ -23,6 +23,7 @@ from operator import attrgetter
 
 from gateway.workers.closing import Closing
 from gateway.workers.crew import Crew
+from gateway.workers.post import CLIENT, OPERATOR
 from gateway.workers.seat import Arrival
 
 _FULL_PAUSE, _FAULT_PAUSE = 0.01, 1.0
@@ -43,7 +44,7 @@ class Door:
         self, sockets: Mapping[socket.socket, bytes], crew: Crew, selector: selectors.BaseSelector
     ) -> None:
         self.all_taken = False
-        """No connection comes any more; workers are told so behind the last."""
+        """No client comes any more; workers are told so behind the last."""
         self._crew = crew
         self._selector = selector
         self._accepting = False
@@ -70,37 +71,47 @@ class Door:
     def accept_if_possible(self) -> None:
         """Leave connections in the system's queue while they could not be handed out."""
         crew = self._crew
+        word = OPERATOR if crew.stopping else CLIENT
         possible = (
-            crew.begun
-            and not crew.stopping
+            (crew.begun or crew.stopping)
             and self._retry_at == _NEVER
-            and any(worker.taking for worker in crew.workers)
+            and any(worker.takes(word) for worker in crew.workers)
         )
         if possible and not self._accepting:
             for sock in self._sockets:
                 self._selector.register(sock, selectors.EVENT_READ, partial(self._accept, sock))
-        elif self._accepting and not possible:
+            self._accepting = True
+        elif not possible:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Accept nothing until it is looked again whether that is possible."""
+        if self._accepting:
             for sock in self._sockets:
                 self._selector.unregister(sock)
-        self._accepting = possible
+        self._accepting = False
 
     def change(self, sockets: Mapping[socket.socket, bytes]) -> None:
         """Accept from other sockets from now on; whoever has connected before is served."""
+        self._pause()
         before = self._sockets
-        if self._accepting:
-            for sock in before:
-                self._selector.unregister(sock)
-        self._accepting = False  # until the next turn
         self._closing.begin({sock: word for sock, word in before.items() if sock not in sockets})
         self._take_care_of(sockets)
 
     def close(self, others: Mapping[socket.socket, bytes]) -> None:
-        """Take those who have begun to connect, and nobody more; likewise at other sockets."""
-        self.accept_if_possible()
+        """Take clients who have begun to connect, and no more of them; likewise at other sockets.
+
+        Operators come as before, until no worker has a client.
+        """
+        self._pause()
         sockets = {**others, **self._sockets}
-        for sock in sockets:
+        self._take_care_of({sock: word for sock, word in sockets.items() if word == OPERATOR})
+        clients = {sock: word for sock, word in sockets.items() if word == CLIENT}
+        for sock in clients:
             sock.setblocking(False)
-        self._closing.begin(sockets)
+        self._closing.begin(clients)
+        for worker in self._crew.workers:
+            worker.warn()
 
     def take_last(self, now: float) -> bool:
         """Take the last connections of sockets that are closed; false if some are to come."""
@@ -120,19 +131,35 @@ class Door:
     def place(self) -> None:
         """Give each connection to the worker with the fewest that takes it, or wait for one."""
         self._retry_at = _NEVER
-        workers = self._crew.workers
         while self._unplaced:
-            if not self._give(self._unplaced[0]):
-                if self._crew.stopping and not any(worker.taking for worker in workers):
-                    self._drop_unplaced()
-                    break
-                self._retry_at = time.monotonic() + _FULL_PAUSE
-                return
+            arrival = self._unplaced[0]
+            if not self._give(arrival):
+                if not self._crew.stopping or self._can_be_taken(arrival):
+                    self._retry_at = time.monotonic() + _FULL_PAUSE
+                    return
+                arrival.connection.close()  # there is nobody left to serve it
             self._unplaced.popleft()
-        ending = workers if self.all_taken else [each for each in workers if each.left]
-        stopped = [worker.stop() for worker in ending]
-        if not all(stopped):
+        if not self._tell_workers():
             self._retry_at = time.monotonic() + _FULL_PAUSE
+
+    def _can_be_taken(self, arrival: Arrival) -> bool:
+        return any(worker.takes(arrival.word) for worker in self._crew.workers)
+
+    def _tell_workers(self) -> bool:
+        """Tell workers that nobody more comes; false where one of them has yet to be told."""
+        workers = self._crew.workers
+        leaving = workers if self.all_taken else [each for each in workers if each.left]
+        told = [worker.stop() for worker in leaving]
+        drained = [worker for worker in workers if worker.drained]
+        if self._crew.stopping and len(drained) == len(workers):
+            if self._sockets:
+                self._pause()
+                self._closing.begin(self._sockets)
+                self._sockets = {}
+            if self._closing.due != _NEVER:
+                return all(told)  # the last operators come first
+        told += [worker.end() for worker in drained]
+        return all(told)
 
     def leave(self) -> None:
         """Close, in a child, what is the parent's."""
@@ -142,7 +169,7 @@ class Door:
         self._drop_unplaced()
 
     def _accept(self, sock: socket.socket) -> None:
-        if self._crew.stopping or self._retry_at != _NEVER:
+        if sock not in self._sockets or self._retry_at != _NEVER:
             return  # something else that came in this turn has changed what is possible
         try:
             connection, _ = sock.accept()
@@ -158,7 +185,8 @@ class Door:
     def _give(self, arrival: Arrival) -> bool:
         seats = sorted(self._crew.seats, key=attrgetter("open"))
         workers = [seat.worker for seat in seats if seat.worker is not None]
-        return any(worker.taking and worker.give(arrival) for worker in workers)
+        workers.sort(key=attrgetter("stopped"))  # one that drains may end soon
+        return any(worker.takes(arrival.word) and worker.give(arrival) for worker in workers)
 
     def _drop_unplaced(self) -> None:
         while self._unplaced:

@@ -36,7 +36,7 @@ class Events(Protocol):
         """Tell that connections are served from now on, by the processes with these ids."""
 
     def stopping(self) -> None:
-        """Tell that no connection is accepted any more."""
+        """Tell that no client is accepted any more."""
 
 
 class Parent:
@@ -99,6 +99,10 @@ class Parent:
             worker.taking = False
             self._door.place()
 
+    def has_drained(self, worker: Worker) -> None:
+        """Let a worker end that has drained; of all that stop, the last serves operators on."""
+        self._door.place()
+
     def take_back(self, worker: Worker) -> None:
         """Give others the connections that a worker which has ended did not get."""
         self._door.place_new(worker.on_the_way)
@@ -142,10 +146,11 @@ class Parent:
                 self._desk.go_on(self._crew.workers, self._execute)
 
     def _close_if_possible(self, now: float) -> None:
-        """Take the last connections of sockets that are closed; if all are, have workers drain."""
+        """Take the last connections of sockets that are closed; behind clients' workers drain."""
+        drains = self._door.all_taken
         if not self._door.take_last(now):
             return
-        if self._crew.stopping:
+        if self._crew.stopping and not drains:
             self._kill_at = now + self._patience + _LAST_MOMENT
             self._events.stopping()
         self._door.place_new()
@@ -160,7 +165,7 @@ class Parent:
             self._stop()
 
     def _stop(self) -> None:
-        """Take those who have begun to connect, and nobody more; the workers drain with them."""
+        """Take clients who have begun to connect, and no more; the workers drain with them."""
         self._crew.stopping = True
         others: Mapping[socket.socket, bytes] = {}
         if self._desk is not None:

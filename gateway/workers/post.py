@@ -15,18 +15,24 @@ from contextlib import suppress
 
 from gateway.workers.letters import Letter
 
-CLIENT, OPERATOR, LETTER, STOP = b"+", b"*", b"=", b"."
-"""What comes from the parent: a connection of a client, or of an operator, a letter, or word that
-there is no more."""
-UP, TAKEN, LEAVING = b".", b"+", b"-"
-"""What a worker says once it serves, of each connection that it has, and where it is to end before
-its parent does; at its end, a number."""
+CLIENT, OPERATOR, LETTER = b"+", b"*", b"="
+"""What comes from the parent: a connection of a client or of an operator, or a letter."""
+SOON, STOP, END = b"~", b".", b"!"
+"""How the parent stops a worker: the gateway stops, but clients still come; no more clients come;
+no more operators come either."""
+UP, TAKEN, LEAVING, DRAINED = b".", b"+", b"-", b"!"
+"""What a worker says: it serves; it has a connection; it is to end before its parent does; no call
+of a client is under way any more. At its end, it says a number."""
 
 _log = logging.getLogger("tensorgate.workers")
 
 Take = Callable[[socket.socket, bool], None]
 """What takes a connection, and whether it is an operator's."""
 Read = Callable[[Letter], None]
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class Post:
@@ -41,6 +47,8 @@ class Post:
         self._channel = channel
         self._closed = closed
         self._ending = False
+        self._stopped = asyncio.Event()
+        self._over = asyncio.Event()
 
     def is_up(self) -> None:
         """Tell the parent that connections can come."""
@@ -58,24 +66,33 @@ class Post:
         """Ask for no more connections; it is the parent that says when the last has come."""
         self._say(LEAVING)
 
-    async def deliver(self, take: Take, read: Read) -> None:
-        """Give each connection that comes to ``take``, each letter to ``read``, until the end."""
+    async def deliver(self, take: Take, read: Read, stopping: Callable[[], None] = _ignore) -> None:
+        """Give each connection that comes to ``take``, each letter to ``read``.
+
+        It returns when no more clients come; operators come until ``drained`` returns.
+        ``stopping`` is called when the gateway begins to stop.
+        """
         loop = asyncio.get_running_loop()
-        over: asyncio.Future[None] = loop.create_future()
         self._channel.setblocking(False)
         number = self._channel.fileno()
 
         def receive() -> None:
-            if not self._receive(take, read):
+            if not self._receive(take, read, stopping):
                 loop.remove_reader(number)
-                over.set_result(None)
+                self._stopped.set()
+                self._over.set()
 
         loop.add_reader(number, receive)
-        await over
+        await self._stopped.wait()
         if not self._ending:
             _log.error("the parent is gone: stopping")
 
-    def _receive(self, take: Take, read: Read) -> bool:
+    async def drained(self) -> None:
+        """Tell the parent that no client is served any more; wait for the last operator."""
+        self._say(DRAINED)
+        await self._over.wait()
+
+    def _receive(self, take: Take, read: Read, stopping: Callable[[], None]) -> bool:
         """Take what has come; false where nothing can come any more."""
         try:
             data, numbers, _, _ = socket.recv_fds(self._channel, 1, 2)
@@ -83,13 +100,16 @@ class Post:
             return True
         except ConnectionError:
             return False
-        if data == STOP:
+        if data == SOON:
+            stopping()
+        elif data == STOP:
             self._ending = True
+            self._stopped.set()
         elif data == LETTER:
             self._read(numbers, read)
-        elif data:
+        elif data in (CLIENT, OPERATOR):
             self._take(numbers, take, data == OPERATOR)
-        return bool(data)
+        return bool(data) and data != END
 
     def _take(self, numbers: Sequence[int], take: Take, is_operator: bool) -> None:
         self._say(TAKEN)
@@ -100,10 +120,12 @@ class Post:
             _log.error("a connection was lost: too many open files")
 
     def _read(self, numbers: Sequence[int], read: Read) -> None:
-        if len(numbers) == 2:
+        # One that drains goes on with the settings that it has.
+        if len(numbers) == 2 and not self._ending:
             read(Letter(*numbers))
             return
-        _log.error("a letter of the parent was lost: too many open files")
+        if not self._ending:
+            _log.error("a letter of the parent was lost: too many open files")
         for number in numbers:
             os.close(number)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import socket
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.workers.post import LEAVING, STOP, TAKEN, UP
+from gateway.workers.post import CLIENT, DRAINED, END, LEAVING, SOON, STOP, TAKEN, UP
 
 _LASTING = 10.0
 """Seconds after which a worker's end has nothing to do with its start."""
@@ -36,9 +37,15 @@ class Worker:
     """Connections that it does not have yet: if it dies, they can go to another one."""
     up: bool = False
     taking: bool = False
-    """It takes connections: it is up, and does not leave."""
+    """It takes clients: it is up, and neither leaves nor drains."""
     leaving: bool = False
     """It was told to end, and waits for word that no more connections come."""
+    stopped: bool = False
+    """It knows that no more clients come, and drains."""
+    drained: bool = False
+    """It serves no client any more."""
+    ended: bool = False
+    """It knows that no more operators come, or is gone."""
     _number: bytes = b""
 
     def hear(self, words: bytes) -> None:
@@ -48,18 +55,28 @@ class Worker:
             if word == TAKEN:
                 self.on_the_way.popleft().connection.close()
             elif word == UP:
-                self.up = self.taking = True
+                self.up = True
+                self.taking = not self.stopped
             elif word == LEAVING:
                 self.leaving = True
+            elif word == DRAINED:
+                self.drained = True
             else:
                 self._number += word
 
+    def takes(self, word: bytes) -> bool:
+        """Tell whether it takes connections with this word: operators' also while it drains."""
+        return self.taking if word == CLIENT else self.up and not self.ended
+
     def give(self, arrival: Arrival) -> bool:
         """Give it a connection, which this owns then; false where it does not take it."""
+        if arrival.word == CLIENT and self.stopped:
+            return False
         try:
             socket.send_fds(self.channel, [arrival.word], [arrival.connection.fileno()])
         except ConnectionError:
-            self.taking = False  # it has been told to stop, or has ended
+            self.taking = False
+            self.ended = True
             return False
         except OSError:
             return False  # it has yet to take what it got before
@@ -67,15 +84,33 @@ class Worker:
         self.on_the_way.append(arrival)
         return True
 
+    def warn(self) -> None:
+        """Tell it that the gateway stops, if it takes that now: clients still come."""
+        self._tell(SOON)
+
     def stop(self) -> bool:
-        """Let it drain: nothing more comes. False where it has yet to take what it got before."""
+        """Let it drain: no more clients come. False where it has yet to take what it got before."""
+        if not self.stopped and self._tell(STOP):
+            self.stopped = True
+            self.taking = False
+        return self.stopped
+
+    def end(self) -> bool:
+        """Let it end: nothing more comes. False where it has yet to take what it got before."""
+        if not self.ended and self._tell(END):
+            self.ended = True
+            with suppress(OSError):  # it has just ended
+                self.channel.shutdown(socket.SHUT_WR)
+        return self.ended
+
+    def _tell(self, word: bytes) -> bool:
+        """Say it, if there is somebody to hear it; false where that is to be tried again."""
         try:
-            self.channel.send(STOP)
+            self.channel.send(word)
         except BlockingIOError:
             return False
         except OSError:
-            return True  # it knows, or has just ended
-        self.channel.shutdown(socket.SHUT_WR)
+            pass  # it has just ended
         return True
 
     @property

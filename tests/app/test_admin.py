@@ -63,7 +63,8 @@ async def test_it_lives_whatever_its_servers_do() -> None:
         assert (await client.call("GET", "/live")).status == 200
         reply = await client.call("GET", "/ready")
         assert reply.status == 503
-        assert reply.body.startswith(b"not ready: upstream u (cannot connect to http://127.0.0.1:1")
+        error = reply.json["error"]
+        assert error.startswith("not ready: upstream u (cannot connect to http://127.0.0.1:1")
 
 
 async def test_it_is_ready_if_its_servers_are() -> None:
@@ -87,8 +88,10 @@ async def test_it_is_not_ready_while_it_drains() -> None:
             leaving = asyncio.create_task(gateway.__aexit__(None, None, None))
             await until(lambda: gateway.listener.draining)
             reply = await operator.call("GET", "/ready")
-            assert (reply.status, reply.body) == (503, b"not ready: it drains\n")
+            assert (reply.status, reply.json) == (503, {"error": "not ready: draining"})
+            assert (await operator.call("GET", "/live")).status == 200
             assert (await operator.call("GET", "/status")).json["draining"] is True
+            assert b"\ntensorgate_draining 1.0\n" in (await operator.call("GET", "/metrics")).body
         await leaving
 
 

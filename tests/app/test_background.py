@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.app.background import Background
 
 
@@ -25,10 +27,14 @@ async def test_it_runs_while_its_context_is_open() -> None:
     assert noting.notes == ["begun", "ended"]
 
 
-async def test_one_that_has_failed_fails_nobody_else() -> None:
+async def test_one_that_has_failed_fails_nobody_else_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Failing(Background):
         async def run(self) -> None:
             raise ValueError("failed")
 
     async with Failing():
         await asyncio.sleep(0)
+    assert caplog.messages == ["a background task failed and does not go on"]
+    assert "ValueError: failed" in caplog.text

@@ -42,12 +42,14 @@ B2 = {"endpoints": ["http://b:2"]}
     ],
 )
 def test_what_has_changed(now: Settings, told: str) -> None:
-    assert changes(gather(now), gather(_settings())) == told
+    before = gather(_settings())
+    assert changes(gather(now, before), before) == told
 
 
 def test_many_upstreams_are_not_all_named() -> None:
     many = {f"u{i}": C for i in range(100)}
-    told = changes(gather(_settings({"b": B, **many})), gather(_settings()))
+    before = gather(_settings())
+    told = changes(gather(_settings({"b": B, **many}), before), before)
     assert told.startswith("upstreams +u0 +u1 ")
     assert told.endswith("+u19 and 81 more")
 
@@ -56,10 +58,10 @@ def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
     before = gather(settings)
-    assert changes(gather(settings), before) == "nothing has changed"
+    assert changes(gather(settings, before), before) == "nothing has changed"
     with open(ca, "a") as file:
         file.write("\n")
-    assert changes(gather(settings), before) == "upstreams ~b"
+    assert changes(gather(settings, before), before) == "upstreams ~b"
 
 
 def test_the_number_of_workers_is_kept() -> None:

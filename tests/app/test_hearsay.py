@@ -10,6 +10,8 @@ from gateway.app import hearsay
 from gateway.app.gateway import Gateway
 from gateway.routing.health import Health
 from gateway.settings.schema import Settings
+from gateway.settings.upstreams import Health as HealthSettings
+from gateway.upstream import reachability
 from gateway.workers.board import Board
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer
@@ -100,6 +102,34 @@ async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
+
+
+async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    board = Board()
+    async with nothing_left(), AsyncExitStack() as stack:
+        async with FaultyServer() as server:
+            port = server.port
+            settings = _settings(server, time="60s")
+            # Once it is probed healthy, that stays so for the whole test.
+            upstream = settings.upstreams["u"]
+            care = upstream.model_copy(
+                update={"health": HealthSettings.model_validate({"path": "/up", "every": "1h"})}
+            )
+            settings = settings.model_copy(update={"upstreams": {"u": care}})
+            one, other = [
+                await stack.enter_async_context(Gateway(settings, board=board)) for _ in range(2)
+            ]
+            pools = [each.runtime.upstreams["u"].pool for each in (one, other)]
+            await until(lambda: all(pool.is_usable for pool in pools))
+        assert 503 in await _ask(await _client(stack, one), 4)
+        await until(lambda: pools[1].unreachable)
+        missing = await other.runtime.routes.readiness.missing()
+        assert missing == "upstream u (another worker cannot connect to upstream u)"
+        async with FaultyServer(port=port):
+            await until(lambda: not any(pool.unreachable for pool in pools))
 
 
 async def test_without_a_board_each_finds_out_alone() -> None:

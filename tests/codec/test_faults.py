@@ -13,9 +13,9 @@ from gateway.protocol.datatypes import DATATYPES
 from tests.codec.plain import FLOATS, INTEGERS, LARGEST
 
 
-def fault(datatype: str, text: str | bytes, first_index: int = 0) -> str:
+def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
     data = text.encode() if isinstance(text, str) else text
-    run = Run(data, 0, 0, first=True)
+    run = Run(data, depth, 0, first=True)
     error = element_fault("input 'x'", DATATYPES[datatype], run, first_index)
     assert error.kind is ErrorKind.BAD_REQUEST
     return error.message
@@ -36,7 +36,7 @@ def fault(datatype: str, text: str | bytes, first_index: int = 0) -> str:
         ("FP32", "[1,null]", "element 1 (null) is not a number, as FP32 needs"),
         ("FP32", "[NaN,-Infinity,true]", "element 2 (true) is not a number, as FP32 needs"),
         ("FP32", '["1"]', 'element 0 ("1") is not a number, as FP32 needs'),
-        ("FP32", "[{}]", "element 0 ({}) is not a number, as FP32 needs"),
+        ("FP32", "[{}]", "element 0 is an object, FP32 needs a number"),
         ("FP32", "[1e40]", "element 0 (1e40) does not fit FP32"),
         ("FP64", "[1e400]", "element 0 (1e400) does not fit FP64"),
         ("FP64", "[-1e400]", "element 0 (-1e400) does not fit FP64"),
@@ -51,7 +51,15 @@ def fault(datatype: str, text: str | bytes, first_index: int = 0) -> str:
         ("FP32", "[01]", "element 0 (01) is not a JSON value"),
         ("FP32", "[1.]", "element 0 (1.) is not a JSON value"),
         ("FP32", "[-NaN]", "element 0 (-NaN) is not a JSON value"),
-        ("FP32", b"[1,\xff]", "element 1 (\ufffd) is not a JSON value"),
+        ("FP32", b"[1,\xff]", "element 1 (\\xff) is not a JSON value"),
+        ("BYTES", b'["a","\xc3\xff"]', 'element 1 ("\\xc3\\xff") is not UTF-8'),
+        ("FP32", "[[1],[2}", "data lacks a closing bracket, behind element 1"),
+        ("FP32", "[1,[2]},{", "data lacks a closing bracket, behind element 1"),
+        ("FP32", "[}", "data lacks a closing bracket, behind element 0"),
+        ("FP32", "[1,2]]}", "data has a closing bracket too many, behind element 1"),
+        ("FP32", "[1,2] x}", "data ends and is followed by x}, behind element 1"),
+        ("BYTES", '["a"] "b"', 'data ends and is followed by "b", behind element 0'),
+        ("FP32", "[]5", "data ends and is followed by 5, behind element 0"),
     ],
 )
 def test_the_first_element_at_fault_is_named(
@@ -82,7 +90,7 @@ def test_where_no_element_is_at_fault_the_place_is_named(text: str, near: int) -
 
 
 def test_elements_of_earlier_runs_count() -> None:
-    assert fault("INT8", "1,[2,x]", 500) == "input 'x': element 502 (x) is not a JSON value"
+    assert fault("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
 
 
 @pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
@@ -110,9 +118,11 @@ def test_limits_of_floats(datatype: str) -> None:
     # Beyond the largest number by half of its last bit.
     largest = Fraction(LARGEST[datatype])
     digits = {"FP16": 11, "BF16": 8, "FP32": 24}[datatype]
-    limit = float(largest + largest / (2**digits - 1) / 2)
+    limit = int(largest + largest / (2**digits - 1) / 2)
     assert "near element" in fault(
         datatype, f"[{math.nextafter(limit, 0)!r},{-LARGEST[datatype]},]"
     )
-    assert f"({limit!r}) does not fit {datatype}" in fault(datatype, f"[{limit!r}]")
-    assert f"({-limit!r}) does not fit {datatype}" in fault(datatype, f"[{-limit!r}]")
+    assert "near element" in fault(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0,]")
+    for beyond in (f"{limit}", f"-{limit}.0"):
+        shown = beyond if len(beyond) <= 40 else beyond[:37] + "..."
+        assert f"({shown}) does not fit {datatype}" in fault(datatype, f"[{beyond}]")

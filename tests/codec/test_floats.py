@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.build import COMPILED
@@ -14,6 +14,8 @@ from gateway.codec import plain_numbers
 from gateway.codec.lent_work import do
 from gateway.codec.loans import Work
 from gateway.protocol.datatypes import DATATYPES
+from tests.codec.exact import nearest
+from tests.codec.near_ties import near_ties
 
 if not COMPILED:
     pytest.skip("the gateway is not compiled", allow_module_level=True)
@@ -44,7 +46,8 @@ READ = [
     (b"[1234567890123456789,0.1234567890123456789]", [1234567890123456789, 0.1234567890123456789]),
     (b"[0.0000000000000000000000000123]", [1.23e-26]),
     (b"[-9223372036854775809]", [-9223372036854775809.0]),
-    (json.dumps([MIDDLE, math.nextafter(MIDDLE, 2)]).encode(), [MIDDLE, math.nextafter(MIDDLE, 2)]),
+    (b"[16777217,16777219]", [2**24 + 1, 2**24 + 3]),
+    (b"[%r]" % math.nextafter(MIDDLE, 2), [math.nextafter(MIDDLE, 2)]),
     (b"[" * 64 + b"7" + b"]" * 64, [7]),
     (b"[NaN,Infinity , -Infinity,[NaN]]", [math.nan, math.inf, -math.inf, math.nan]),
 ]
@@ -77,9 +80,11 @@ def test_left_to_the_usual_way(text: bytes, size: int) -> None:
 
 
 def test_too_large_for_the_datatype() -> None:
-    assert floats.read_floats(b"[3.4028235677973366e38]", 4) is None
-    assert floats.read_floats(b"[3.4028235677973362e38]", 4) == np.float32(3.4028235e38).tobytes()
-    assert floats.read_floats(b"[3.4028235677973366e38]", 8) is not None
+    largest = np.float32(3.4028235e38).tobytes()
+    # Halfway to infinity is 3.40282356779733661637...e38.
+    assert floats.read_floats(b"[3.402823567797336617e38]", 4) is None
+    assert floats.read_floats(b"[3.402823567797336616e38]", 4) == largest
+    assert floats.read_floats(b"[3.402823567797336617e38]", 8) is not None
 
 
 @pytest.mark.parametrize("size", [0, 2, -4, 16])
@@ -118,6 +123,22 @@ def test_equal_to_the_usual_way(array: list[object], comma: str, data: st.DataOb
     for size in (4, 8):
         read = floats.read_floats(text, size)
         assert read is None or read == usual(text, size)
+
+
+@settings(max_examples=1000)
+@given(near_ties())
+def test_a_number_near_a_tie_is_rounded_once(case: tuple[str, str]) -> None:
+    _, text = case
+    for size, datatype in ((4, "FP32"), (8, "FP64")):
+        read = floats.read_floats(f"[{text}]".encode(), size)
+        assert read is None or read == nearest(text, datatype)
+
+
+def test_a_number_that_would_be_rounded_twice_is_read() -> None:
+    assert floats.read_floats(b"[2785021513700485228e-19]", 4) == np.float32(0.27850214).tobytes()
+    # Halfway to the least subnormal float is 7.00649232162408535...e-46.
+    assert floats.read_floats(b"[7.006492321624085e-46]", 4) == bytes(4)
+    assert floats.read_floats(b"[-7.006492321624086e-46]", 4) == b"\1\0\0\x80"
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))

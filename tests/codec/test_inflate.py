@@ -6,19 +6,29 @@ import gzip
 import random
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import inflate
-from gateway.codec.inflate import FREE, PIECE, Inflater
+from gateway.codec.inflate import (
+    FREE,
+    FREE_MEMBERS,
+    LEAST_MEMBER,
+    MEMBERS_AT_ONCE,
+    PIECE,
+    Inflater,
+)
 from gateway.errors import ErrorKind, GatewayError
 
 MOST = 100
 TEXT = b'{"inputs": [{"data": [1, 2.5, -3]}]}'
 NOISE = random.Random(7).randbytes(100_000)
 WINDOW = inflate._WINDOW
+STATE = inflate._STATE
+EMPTY = gzip.compress(b"", mtime=0)
 
 
 def bare(data: bytes) -> bytes:
@@ -243,8 +253,24 @@ def test_no_more_than_a_piece_is_held_of_a_bomb() -> None:
     inflater.feed(BOMB, last=True)
     while (piece := inflater.work()) is not None:
         assert len(piece) <= PIECE
-        assert inflater.held <= len(BOMB)
+        assert inflater.held <= len(BOMB) + STATE
     assert inflater.produced == 64 * FREE
+
+
+def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
+    body = gzip.compress(NOISE)
+    inflater = Inflater("gzip", MOST)
+    assert inflater.held == 0
+    inflater.feed(body[:WINDOW])
+    assert inflater.held == WINDOW
+    while inflater.work() is not None:
+        pass
+    assert inflater.held == STATE
+    inflater.feed(body[WINDOW:], last=True)
+    assert inflater.held == STATE + len(body) - WINDOW
+    while inflater.work() is not None:
+        pass
+    assert inflater.held == 0
 
 
 def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
@@ -258,13 +284,104 @@ def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
     assert seen == len(body)
 
 
-def test_no_more_than_a_member_is_decoded_at_a_time() -> None:
+# ------------------------------------------------------------------------------- tiny members
+
+
+def _calls(coding: str, body: bytes) -> int:
+    """Count the calls that decode a whole body; raises GatewayError."""
+    inflater = Inflater(coding, 2000)
+    inflater.feed(body, last=True)
+    return sum(1 for _ in iter(inflater.work, None))
+
+
+def test_few_tiny_members_are_decoded_at_a_time() -> None:
     """Of which there may be a thousand in a window, each of them with nothing in it."""
-    member = gzip.compress(b"")
     inflater = Inflater("gzip", MOST)
-    inflater.feed(member * 2000, last=True)
+    inflater.feed(EMPTY * FREE_MEMBERS, last=True)
     seen = 0
     while inflater.work() is not None:
-        assert inflater.consumed - seen <= len(member)
+        assert inflater.consumed - seen <= MEMBERS_AT_ONCE * len(EMPTY)
         seen = inflater.consumed
-    assert seen == 2000 * len(member)
+    assert seen == FREE_MEMBERS * len(EMPTY)
+
+
+def test_tiny_members_cost_no_more_calls_than_a_large_one() -> None:
+    """Each call of the inflater costs a turn of the event loop."""
+    parts = [NOISE[at : at + LEAST_MEMBER] for at in range(0, len(NOISE), LEAST_MEMBER)] * 20
+    apart = b"".join(map(gzip.compress, parts))
+    together = gzip.compress(b"".join(parts))
+    assert _calls("gzip", apart) <= 2 * _calls("gzip", together)
+
+
+@pytest.mark.parametrize("text", [b"", b"1", b"[1.5, 2]"])
+def test_too_many_tiny_members_are_refused(text: bytes) -> None:
+    body = gzip.compress(text, mtime=0) * 2 * FREE_MEMBERS
+    found = outcome("gzip", body)
+    assert isinstance(found, tuple)
+    assert found[0] is ErrorKind.BAD_REQUEST
+    assert "too many tiny members: " in found[1]
+    assert f"at most {FREE_MEMBERS} are taken, and one more for each 1024 bytes" in found[1]
+    assert outcome("gzip", *byte_by_byte(body)) == found
+    assert outcome("gzip", body[:5000], body[5000:]) == found
+
+
+def test_millions_of_empty_members_are_refused_before_they_cost_anything() -> None:
+    inflater = Inflater("gzip", MOST)
+    inflater.feed(EMPTY * 2_000_000, last=True)
+    pieces = iter(inflater.work, None)
+    with pytest.raises(GatewayError, match="too many tiny members"):
+        list(islice(pieces, 1 + FREE_MEMBERS // MEMBERS_AT_ONCE))
+    assert inflater.consumed < 2 * FREE_MEMBERS * len(EMPTY)
+
+
+MEMBERS = {
+    "as many empty ones as may be": [b""] * FREE_MEMBERS,
+    "blocks of bgzip": [NOISE[:65280]] * 400,
+    "blocks of bgzip with nothing but zeros in them": [bytes(65280)] * 1000,
+    "small ones": [NOISE[:LEAST_MEMBER]] * 3000,
+    "small ones and as many empty ones": [NOISE[: 2 * LEAST_MEMBER], b""] * 3000,
+}
+
+
+@pytest.mark.parametrize("parts", MEMBERS.values(), ids=MEMBERS)
+def test_many_members_of_a_reasonable_size_are_taken(parts: list[bytes]) -> None:
+    made = {part: gzip.compress(part, mtime=0) for part in set(parts)}
+    body = b"".join(made[part] for part in parts)
+    assert outcome("gzip", body, most=2000) == b"".join(parts)
+
+
+# What decodes to nothing, and takes many bytes for it.
+IDLE = {
+    "sync flushes": ("deflate", b"\x00\x00\x00\xff\xff" * 400_000 + b"\x03\x00"),
+    "a name of 2 MB": (
+        "gzip",
+        EMPTY[:3] + b"\x08" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
+    ),
+    "a comment of 2 MB": (
+        "gzip",
+        EMPTY[:3] + b"\x10" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
+    ),
+    "extra fields of 64 KiB": (
+        "gzip",
+        (EMPTY[:3] + b"\x04" + EMPTY[4:10] + b"\xff\xff" + b"x" * 65535 + EMPTY[10:]) * 30,
+    ),
+}
+
+
+@pytest.mark.parametrize(("coding", "body"), IDLE.values(), ids=IDLE)
+def test_what_decodes_to_nothing_costs_a_call_for_each_window(coding: str, body: bytes) -> None:
+    assert outcome(coding, body) == b""
+    assert outcome(coding, body[:777], body[777:]) == b""
+    assert _calls(coding, body) <= len(body) / WINDOW + 30
+
+
+@pytest.mark.parametrize("kind", ["name", "comment"])
+def test_a_header_that_does_not_end_is_not_held(kind: str) -> None:
+    flag = b"\x08" if kind == "name" else b"\x10"
+    inflater = Inflater("gzip", MOST)
+    inflater.feed(EMPTY[:3] + flag + EMPTY[4:10])
+    for _ in range(100):
+        inflater.feed(b"x" * WINDOW)
+        while inflater.work() is not None:
+            pass
+        assert inflater.held <= STATE + WINDOW

@@ -108,11 +108,13 @@ def test_what_only_looks_like_data_stays(lookalike: Any, spaces: int | None, pla
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (body('{"data":5}'), "the data of inputs[0] must be an array"),
-        (body('{"data" : "text"}'), "the data of inputs[0] must be an array"),
-        (body('{"data":{"x":[1]}}'), "the data of inputs[0] must be an array"),
-        (body('{"data":[1]}', "{}", '{"data":null}'), "the data of inputs[2] must be an array"),
-        (body('{"data":[1],"data":2}'), "the data of inputs[0] must be an array"),
+        (body('{"data":5}'), "inputs[0]: data must be an array, got a number"),
+        (body('{"data" : "text"}'), "inputs[0]: data must be an array, got a string"),
+        (body('{"data":{"x":[1]}}'), "inputs[0]: data must be an array, got an object"),
+        (body('{"name":"x","data":{}}'), "input 'x': data must be an array, got an object"),
+        (body('{"name":5,"data":true}'), "inputs[0]: data must be an array, got true"),
+        (body('{"data":[1]}', "{}", '{"data":null}'), "inputs[2]: data must be an array, got null"),
+        (body('{"data":[1],"data":2}'), "inputs[0]: data must be an array, got a number"),
         (body('{"data":[1],"data":[2]}'), "inputs[0] has more than one data"),
         (
             body('{"data":[1]}', '{"data":[2],"x":1,"data":[3]}'),
@@ -126,41 +128,62 @@ def test_an_input_has_one_array_of_data(text: bytes, message: str) -> None:
     assert error.message == message
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b'{"data":[1]}',
-        b'[{"data":[1]}]',
-        b'{"parameters":{"data":[1]},"inputs":[]}',
-        b'{"inputs":[],"x":[{"data":[1]}]}',
-        b'{"inputs":[{"name":"a"}],"x":[{"data":[1]}]}',
-        b'{"inputs":[{"data":[0]}],"outputs":[{"data":[1]}]}',
-        b'{"inputs":[{"parameters":{"data":[1]}}]}',
-        b'{"inputs":[{"x":[{"data":[1]}]}]}',
-        b'{"inputs":{"data":[1]}}',
-        b'{"inputs":["a",{"data":[1]}]}',
-        b'{"inputs":[{"a":1 "data":[1]}]}',
-        b'"data":[1]',
-        b'nonsense "data" : [1]',
-        b'\xef\xbb\xbf{"inputs":[{"data":[1]}]}',
-        b'{"inputs":[{"name":"\xff","data":[1]}]}',
-    ],
-)
-def test_an_array_that_is_no_inputs_data_is_refused(text: bytes) -> None:
-    error = refusal(text)
-    assert error.kind is ErrorKind.BAD_REQUEST
-    assert error.message.startswith("a data array stands where no input's data can be")
+MISPLACED = 'there is an array "data" outside the tensors of inputs, at byte '
+INVALID = "the request is not valid JSON ("
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"inputs":[{"data":[1,2', "the request ends inside the data of inputs[0]"),
-        (b'{"inputs":[{"data":["x', "the request ends inside the data of inputs[0]"),
-        (b'{"inputs":[{"data":[', "the request ends inside the data of inputs[0]"),
+        (b'{"data":[1]}', MISPLACED + '1, near: {"data":'),
+        (b'[{"data":[1]}]', "the request must be a JSON object with inputs, got an array"),
+        (
+            b'{"parameters":{"data":[1]},"inputs":[]}',
+            MISPLACED + '15, near: {"parameters":{"data":',
+        ),
+        (b'{"inputs":[],"x":[{"data":[1]}]}', MISPLACED + "19, near: "),
+        (b'{"inputs":[{"name":"a"}],"x":[{"data":[1]}]}', MISPLACED + "31, near: "),
+        (
+            b'{"inputs":[{"data":[55]}],"outputs":[{"data":[1]}]}',
+            MISPLACED + '38, near: ":[…]}],"outputs":[{"data":',
+        ),
+        (b'{"inputs":[{"parameters":{"data":[1]}}]}', MISPLACED + "26, near: "),
+        (b'{"inputs":[{"x":[{"data":[1]}]}]}', MISPLACED + "18, near: "),
+        (b'{"inputs":{"data":[1]}}', "inputs must be an array of tensors, got an object"),
+        (b'{"inputs":["a",{"data":[1]}]}', 'inputs[0] must be an object, got "a"'),
+        (
+            b'{"inputs":[{"a":1 "data":[1]}]}',
+            INVALID + "unexpected character, expected ',' or '}' at byte 18), near: ",
+        ),
+        (b'"data":[1]', INVALID + 'unexpected content after document at byte 6), near: "data":'),
+        (b'nonsense "data" : [1]', INVALID + "invalid literal, expected 'null' at byte 0), near: "),
+        (b'\xef\xbb\xbf{"inputs":[{"data":[1]}]}', INVALID + "UTF-8 byte order mark (BOM) is "),
+        (b'{"inputs":[{"name":"\xff","data":[1]}]}', INVALID + "not UTF-8 at byte 20), near: "),
+        (b'{"x":"a"data":[1]}', INVALID + "unexpected character, expected ',' or '}' at byte 8)"),
+        (
+            b'{"x":{"y":[1},"data":[1]}',
+            INVALID + "unexpected character, expected ',' or ']' at byte 12)",
+        ),
+    ],
+)
+def test_an_array_that_is_no_inputs_data_is_refused(text: bytes, message: str) -> None:
+    error = refusal(text)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"inputs":[{"data":[1,2', "the request ends at byte 23, inside the data of inputs[0]"),
+        (b'{"inputs":[{"data":["x', "the request ends at byte 22, inside the data of inputs[0]"),
+        (
+            b'{"inputs":[{"name":"x","data":[',
+            "the request ends at byte 31, inside the data of input 'x'",
+        ),
         (
             body('{"data":[1]}', '{"data":[2,{"x":1}]}'),
-            'the data of inputs[1] is not an array of plain values, near: {"x":1}]}]}',
+            'inputs[1]: data is not an array of plain values, at byte 35, near: {"x":1}]}]}',
         ),
     ],
 )
@@ -189,7 +212,7 @@ def test_the_cap_is_on_the_header_alone() -> None:
 
 def test_a_large_string_for_data_is_refused_for_what_it_is() -> None:
     error = refusal(body('{"name":"a","data":"' + "QUJD" * 5000 + '"}'))
-    assert error.message == "the data of inputs[0] must be an array"
+    assert error.message == "input 'a': data must be an array, got a string"
 
 
 def test_many_keys_called_data_cost_no_parse_each() -> None:

@@ -240,7 +240,7 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
             broken("[1, 2]", 2, "FP7"),
             "output 'SUM' of the server's answer has the unknown datatype",
         ),
-        (broken("7"), "the data of outputs[0] must be an array"),
+        (broken("7"), "output 'SUM': data must be an array, got a number"),
         (broken("[1, 2]")[:-3], "the server's answer is not valid JSON"),
     ],
 )

@@ -112,13 +112,13 @@ def test_what_is_plain_is_taken(body: bytes) -> None:
         request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
         request(entry("BOOL", [True])),
         request(entry("BF16", [1.0])),
-        request(entry("FP32", [float("nan")])),
+        request(entry("FP16", [float("nan")])),
         request(entry("FP32", [1e39])),
         request(entry("FP32", [True])),
         request(entry("FP32", [None])),
         request(entry("FP32", ["1"])),
         request(entry("FP32", [1], [2])),
-        request(entry("FP32", [[1, [2]], 3], [3])),
+        request(entry("INT32", [[1, [2]], 3], [3])),
         request(entry("UINT8", [256])),
         request(entry("INT8", [1.0])),
         request(entry("UINT64", [2**64])),
@@ -146,6 +146,13 @@ def test_what_is_plain_is_taken(body: bytes) -> None:
 )
 def test_what_needs_a_closer_look_is_left(body: bytes) -> None:
     assert small(body) is None
+
+
+@pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_what_c_takes_is_what_it_is_to_the_incremental_codec(datatype: str, data: Any) -> None:
+    count = len(json.dumps(data).split(",")) - ([] in data)
+    assert agrees(request(entry(datatype, data, [count if data else 0])))
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])

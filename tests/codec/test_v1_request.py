@@ -247,9 +247,17 @@ def test_parameters_are_for_the_model() -> None:
     assert json.loads(request.header)["parameters"] == {"top": 3, "binary_data_output": True}
 
 
+OF_V2 = (
+    "inputs is an array of tensors, as in the V2 protocol: "
+    "send such a request to /v2/models/MODEL/infer"
+)
 NOT_TAKEN = "input 'x' of model 'm' takes shape "
 REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
-    "no object": (b"[1]", X, "the request's JSON must be an object with instances or inputs"),
+    "no object": (
+        b"[1]",
+        X,
+        "the request must be a JSON object with instances or inputs, got an array",
+    ),
     "neither": ({"data": [1]}, X, "the request has neither instances nor inputs"),
     "nothing": (b"{}", X, "the request has neither instances nor inputs"),
     "both": (
@@ -257,36 +265,42 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         X,
         "the request must have either instances or inputs, and once",
     ),
-    "broken off": (b'{"instances":[1,2', X, "the request's JSON ends before it is complete"),
-    "no text": (b" ", X, "the request's JSON ends before it is complete"),
+    "broken off": (
+        b'{"instances":[1,2',
+        X,
+        "the request's JSON ends at byte 17, before it is complete",
+    ),
+    "no text": (b" ", X, "the request's JSON ends at byte 1, before it is complete"),
     "more behind": (
         b'{"instances":[1]} x',
         X,
-        "the request is not valid: expected nothing more, near: x",
+        "the request is not valid JSON: expected nothing more at byte 18, near: x",
     ),
     "no comma": (
         b'{"instances":[1] "a":2}',
         X,
-        'the request is not valid: expected a comma or the end of the request, near: "a":2}',
+        "the request is not valid JSON: expected a comma or the end of the request at byte 17, "
+        'near: "a":2}',
     ),
     "no name": (
         b"{instances:[1]}",
         X,
-        "the request is not valid: expected a string, near: instances:[1]}",
+        "the request is not valid JSON: expected a name in double quotes at byte 1, "
+        "near: instances:[1]}",
     ),
     "an invalid name": (
         b'{"\\x":1}',
         X,
-        'the request has an invalid name (invalid escaped sequence in string): "\\x"',
+        'the request is not valid JSON (invalid escaped sequence in string at byte 2), near: "\\x"',
     ),
     "an invalid value": (
         b'{"a":1.,"instances":[1]}',
         X,
-        "the request is not valid JSON (unexpected end of data), near: 1.",
+        "the request is not valid JSON (no digit after decimal point at byte 7), near: 1.",
     ),
     "no instances": ({"instances": []}, X, "instances is empty: there is nothing to predict"),
-    "no array": ({"instances": 5}, X, "instances must be an array"),
-    "an object": ({"instances": {"x": 1}}, X, "instances must be an array"),
+    "no array": ({"instances": 5}, X, "instances must be an array, got a number"),
+    "an object": ({"instances": {"x": 1}}, X, "instances must be an array, got an object"),
     "a string": (
         {"instances": ["a"]},
         X,
@@ -305,7 +319,7 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
     "an object in an array": (
         {"inputs": [1, {"x": 1}]},
         X,
-        "input 'x': element 1 ({) is not a JSON value",
+        "input 'x': element 1 is an object, FP32 needs a number",
     ),
     "an object as an element": (
         {"instances": [{"x": {"b64": "YQ=="}}]},
@@ -322,6 +336,21 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         b'{"instances":[{"x":1},{"x":99999999999999999999}]}',
         {"x": ("INT64", [-1])},
         "input 'x': element 1 (99999999999999999999) does not fit INT64",
+    ),
+    "a V2 request": ({"inputs": [{"name": "x", "data": [1]}]}, X, OF_V2),
+    "a V2 request for BYTES": (b' { "inputs" :\n [ {\n "shape" :[1],"name":"t"}]}', TEXT, OF_V2),
+    "a V2 request for several inputs": ({"inputs": [{"datatype": "FP32"}]}, TWO, OF_V2),
+    "objects that are no tensors": (
+        {"inputs": [{"x": 1}]},
+        X,
+        "input 'x': element 0 is an object, FP32 needs a number",
+    ),
+    "null for an array": ({"instances": None}, X, "instances must be an array, got null"),
+    "a string for an array": ({"instances": "a"}, X, "instances must be an array, got a string"),
+    "null for inputs": (
+        {"inputs": None},
+        X,
+        "input 'x': element 0 (null) is not a number, as FP32 needs",
     ),
     "ragged": (
         {"instances": [[1, 2], [3]]},
@@ -401,7 +430,7 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
     "parameters": (
         {"parameters": [1], "inputs": [1]},
         X,
-        "parameters must be an object, got [1]",
+        "parameters must be an object, got an array",
     ),
     "no base64": (
         {"instances": [{"b64": "YQ==YQ=="}]},

@@ -1,9 +1,13 @@
 """The service that deploy/tensorgate.service describes, without systemd where it can be."""
 
+import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from gateway.demo.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.deploy.at_work import at_work
-from tests.deploy.files import DEPLOY, Unit, mapped
+from tests.deploy.files import DEPLOY, ROOT, Unit, mapped
 from tests.servers.command import SCRIPT, run, settings_in
 from tests.servers.raw_client import connect
 
@@ -75,6 +79,50 @@ def test_it_has_no_rights_to_speak_of() -> None:
         "Restart": "on-failure",
     }
     assert {key: UNIT.value("Service", key) for key in said} == said
+
+
+def instructions() -> list[list[str]]:
+    """Give the commands by which the unit's comment says that it is installed."""
+    comment = FILE.read_text().partition("[Unit]")[0]
+    return [shlex.split(line.removeprefix("#   ")) for line in re.findall("^#   .*", comment, re.M)]
+
+
+def assert_done(command: list[str], environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+async def test_what_the_comment_says_installs_all_that_the_unit_needs(tmp_path: Path) -> None:
+    site = sysconfig.get_path("purelib")
+    environ = {
+        # What pip would fetch is that of the tests.
+        "PYTHONPATH": site,
+        "PIP_CACHE_DIR": str(tmp_path / "cache"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # which is how pip is told that there is none
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
+        "PIP_IGNORE_INSTALLED": "1",
+        "HATCH_BUILD_NO_HOOKS": "1",
+    }
+    here = {folder: tmp_path / folder[1:] for folder in ("/opt", "/etc")}
+    for program, *arguments in instructions():
+        if program == "systemctl":
+            continue
+        found = sys.executable if program == "python3" else program
+        assert_done(mapped([found, *arguments], here), environ)
+    assert (tmp_path / "etc/systemd/system/tensorgate.service").read_text() == FILE.read_text()
+    command = mapped(UNIT.command("ExecStartPre"), here)
+    status, out, _ = await run(*command, PYTHONPATH=site)
+    assert (status, out.splitlines()[0]) == (0, "listen on 127.0.0.1:8080")
 
 
 @pytest.fixture

@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.exchange.forwarding import SILENT, Forwarding, Introduction, Peer, forwarded_element
+from gateway.exchange.forwarding import (
+    SILENT,
+    Forwarding,
+    Introduction,
+    Peer,
+    forwarded_element,
+    new_identity,
+)
 
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)
@@ -210,6 +218,32 @@ def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
         os.close(writer)
     ids.add(introduction.of(headers, "1.1")[1].encode())
     assert len(ids) == 5
+
+
+# ---------------------------------------------------------------------------------- loops
+
+
+@pytest.mark.parametrize(
+    ("via", "lines"),
+    [
+        (True, [("Via", "1.1 a, 1.1 tensorgate-abc")]),
+        (False, [("CDN-Loop", "b; c=d, tensorgate-abc")]),
+    ],
+)
+def test_a_gateway_knows_what_it_has_sent_itself(via: bool, lines: list[tuple[str, str]]) -> None:
+    own = Forwarding(headers=False, trusted=(), via=via, request_id=False, identity="abc")
+    other = replace(own, identity="def")
+    told = _lines(own, CLIENT, ("Via", "1.1 a"), ("CDN-Loop", "b; c=d"))
+    assert told == lines
+    for sent in (told, _lines(other, CLIENT, *told), own.own_request):
+        assert own.has_passed(_headers(*sent))
+    for sent in ((), (("Via", "1.1 tensorgate"),), other.own_request):
+        assert not own.has_passed(_headers(*sent))
+    assert own.replaced == {lines[0][0].lower()}
+
+
+def test_identities_differ() -> None:
+    assert len({new_identity() for _ in range(100)}) == 100
 
 
 # ---------------------------------------------------------------------------------- as a whole

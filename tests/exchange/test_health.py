@@ -29,6 +29,7 @@ from tests.servers.doubles import (
 )
 from tests.servers.running_gateway import nothing_left, until
 from tests.servers.several import A, B, C, among, ask, asked, says, servers, unreachable
+from tests.upstream.pools import failing
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 OK = ScriptedResponse(200)
@@ -240,6 +241,13 @@ async def test_a_check_that_nobody_waits_for_any_more_counts(checks: _Checks) ->
     assert checks.count == 1
 
 
+async def test_a_gateway_that_drains_is_not_ready_whatever_was_found(checks: _Checks) -> None:
+    assert await checks.readiness.missing() == ""
+    checks.readiness.draining = True
+    assert await checks.readiness.missing() == "draining"
+    assert checks.count == 1
+
+
 async def test_closing_ends_the_check(checks: _Checks) -> None:
     await checks.readiness.close()
     checks.gate.clear()
@@ -282,6 +290,23 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     if not ready:
         assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
     assert asked(endpoint) == [["GET /probe"]]
+    await pool.close()
+
+
+async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
+    route = route_to(*servers(a=OK, b=OK), keeper=_prober())
+    pool, routes = route.upstream.pool, only(route)
+    await pool.start()
+    assert (await ask(routes, "GET", READY)).status == 200
+    failing(pool, 0, unreachable(A), times=2)
+    assert (await ask(routes, "GET", READY)).status == 200
+    failing(pool, 1, unreachable(B))
+    answer = await ask(routes, "GET", READY)
+    assert answer.status == 503
+    assert _error(answer) == (
+        f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
+        f"cannot connect to {B}: Connection refused)"
+    )
     await pool.close()
 
 

@@ -360,7 +360,7 @@ async def test_any_other_status_passes_untouched(status: int) -> None:
         (b'{"outputs":[{', "not valid JSON"),
         (BODY.replace(b"1.5", b"true"), "output 'OUT': element 0 .true. is not a number"),
         (BODY.replace(b"[3]", b"[4]"), "output 'OUT': shape .4. takes 4 elements, data has 3"),
-        (BODY[:-9], "ends inside the data of outputs"),
+        (BODY[:-9], "inside the data of output 'OUT'"),
         (BODY + b" " * 20_000, "limits.header_bytes"),
     ],
 )

@@ -230,7 +230,7 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "an empty chunked body": (
         lambda: _scene(METADATA, NO_CONFIG, body=[b""], headers=CHUNKED),
         ErrorKind.BAD_REQUEST,
-        "ends before it is complete",
+        "the request has no body",
     ),
     "too large": (
         lambda: _scene(METADATA, NO_CONFIG, body=[BODY, b" " * 1_000_000]),

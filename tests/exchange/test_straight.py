@@ -20,6 +20,7 @@ from gateway.exchange.routes import Routes, Rule
 from gateway.exchange.straight import LARGEST, Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
 from gateway.exchange.turns import LARGEST_WITHOUT
+from gateway.observe.failure_log import FAILURES
 from gateway.routing.matcher import Match
 from gateway.routing.retry import CAREFUL, RetryPolicy
 from gateway.upstream.base import HeaderLines, Receiver, RequestStart, Sent
@@ -772,13 +773,16 @@ async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
 # ---------------------------------------------------------------------------------- no answer
 
 
-async def test_a_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FAILURES, "_until", float("-inf"))  # no other test has logged it
     scene = _Scene()
     scene.infer()
     scene.receiver.failed(bad_answer(f"{URL} closed the connection"))
     assert (scene.told.status, scene.told.reason, scene.told.last) == (502, "", False)
     assert scene.error == f"{URL} closed the connection"
-    assert not caplog.records
+    assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
 
 
 async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) -> None:

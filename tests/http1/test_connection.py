@@ -7,10 +7,9 @@ import pytest
 
 from gateway.http1 import connection as connection_module
 from gateway.http1 import intake as intake_module
+from gateway.http1.buffers import LARGEST_WINDOW, BufferAccount
 from gateway.http1.connection import (
-    HIGH_WATER,
     LARGEST_JOINED,
-    LOW_WATER,
     MOST_AHEAD,
     BodyStream,
     Connection,
@@ -32,7 +31,7 @@ def transport() -> TransportDouble:
 
 @pytest.fixture
 def body(transport: TransportDouble) -> BodyStream:
-    return BodyStream(Reading(transport))
+    return BodyStream(Reading(transport), BufferAccount())
 
 
 async def _turns(count: int = 5) -> None:
@@ -126,7 +125,7 @@ async def test_an_end_behind_an_error_is_none(body: BodyStream) -> None:
 
 
 async def test_the_sender_is_held_back(body: BodyStream, transport: TransportDouble) -> None:
-    half = bytes(HIGH_WATER // 2)
+    half = bytes(LARGEST_WINDOW // 2)
     body.feed(half)
     body.feed(half)
     assert transport.calls == []
@@ -137,7 +136,7 @@ async def test_the_sender_is_held_back(body: BodyStream, transport: TransportDou
 
 
 async def test_the_sender_goes_on(body: BodyStream, transport: TransportDouble) -> None:
-    piece = bytes(LOW_WATER // 4)
+    piece = bytes(LARGEST_WINDOW // 8)
     for _ in range(9):
         body.feed(piece)
     assert transport.calls == ["pause"]
@@ -164,25 +163,25 @@ async def test_a_sender_of_single_bytes_is_held_back_sooner(
         body.feed(b"x")
         count += 1
     # An object of a byte and its place take some 50.
-    assert HIGH_WATER // 100 < count < HIGH_WATER // 50
+    assert LARGEST_WINDOW // 100 < count < LARGEST_WINDOW // 50
     body.end()
     assert len(await _read_all(body)) == count
     assert transport.calls == ["pause", "resume"]
 
 
 async def test_one_large_piece(body: BodyStream, transport: TransportDouble) -> None:
-    body.feed(bytes(HIGH_WATER + 1))
+    body.feed(bytes(LARGEST_WINDOW + 1))
     assert transport.calls == ["pause"]
-    assert len(await body.read()) == HIGH_WATER + 1
+    assert len(await body.read()) == LARGEST_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
 
 
 async def test_the_last_piece_holds_nobody_back(
     body: BodyStream, transport: TransportDouble
 ) -> None:
-    body.feed(bytes(HIGH_WATER + 1), last=True)
+    body.feed(bytes(LARGEST_WINDOW + 1), last=True)
     body.end()
-    assert len(b"".join(await _read_all(body))) == HIGH_WATER + 1
+    assert len(b"".join(await _read_all(body))) == LARGEST_WINDOW + 1
     assert transport.calls == []
 
 
@@ -190,9 +189,9 @@ async def test_nothing_is_asked_of_a_closing_transport(
     body: BodyStream, transport: TransportDouble
 ) -> None:
     transport.closing = True
-    body.feed(bytes(HIGH_WATER + 1))
+    body.feed(bytes(LARGEST_WINDOW + 1))
     await body.read()
-    body.feed(bytes(HIGH_WATER + 1))
+    body.feed(bytes(LARGEST_WINDOW + 1))
     body.discard()
     assert transport.calls == []
 
@@ -200,9 +199,9 @@ async def test_nothing_is_asked_of_a_closing_transport(
 async def test_a_transport_that_closes_is_not_resumed(
     body: BodyStream, transport: TransportDouble
 ) -> None:
-    body.feed(bytes(HIGH_WATER + 1))
+    body.feed(bytes(LARGEST_WINDOW + 1))
     transport.closing = True
-    assert len(await body.read()) == HIGH_WATER + 1
+    assert len(await body.read()) == LARGEST_WINDOW + 1
     assert transport.calls == ["pause"]
 
 
@@ -210,11 +209,11 @@ async def test_what_waits_and_comes_may_be_forgotten(
     body: BodyStream, transport: TransportDouble
 ) -> None:
     body.feed(b"a")
-    body.feed(bytes(HIGH_WATER))
+    body.feed(bytes(LARGEST_WINDOW))
     body.discard()
     assert transport.calls == ["pause", "resume"]
     for _ in range(3):
-        body.feed(bytes(HIGH_WATER))
+        body.feed(bytes(LARGEST_WINDOW))
     body.discard()
     assert transport.calls == ["pause", "resume"]
     body.end()

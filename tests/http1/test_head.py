@@ -139,6 +139,12 @@ def test_the_host_is_that_of_a_target_with_one(target: str, host: str, version: 
     assert list(headers.items()) == [("X", "a"), ("Host", host), ("Y", "b")]
 
 
+def test_a_broken_host_is_refused_beside_a_target_with_one() -> None:
+    # RFC 9112, section 3.2: a server must, whatever it takes the host from
+    with pytest.raises(MalformedError, match="no host and port: 'a b'"):
+        _request(b"Host: a b", first=b"GET http://other/path HTTP/1.1")
+
+
 @pytest.mark.parametrize(
     "target", ["http:///path", "http://?x", "http://user@host/", "https://user:word@host"]
 )

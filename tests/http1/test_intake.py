@@ -40,16 +40,6 @@ def test_much_is_not() -> None:
     assert len(data) == LARGE
 
 
-def test_it_tells_whether_a_read_took_all_that_was_offered() -> None:
-    intake = Intake()
-    fill(intake, bytes(LARGE))
-    assert not intake.used_up
-    fill(intake, bytes(len(intake.space())))
-    assert intake.used_up
-    assert intake.space()
-    assert not intake.used_up
-
-
 def test_little_that_waits_keeps_little_however_much_passes_between() -> None:
     intake = Intake()
     waiting = []

@@ -15,6 +15,10 @@ class TransportDouble(asyncio.Transport):
         self.writes: list[bytes] = []
         """What each call to the system would have written."""
         self.closing = False
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def is_closing(self) -> bool:
         return self.closing

@@ -86,15 +86,16 @@ def test_an_answer_without_outputs_is_in_any_form() -> None:
 
 ITS = "output 'x' of the server's answer has the"
 FIRST = "outputs[0] of the server's answer"
+OUTPUTS = "outputs of the server's answer must be an array of tensors, got"
 NO_SHAPE = "which is no array of integers of 0 or more"
 NO_SIZE = "which is no integer of 0 or more"
 REFUSED_OUTPUTS = [
-    ({"outputs": {}}, "the server's answer has outputs that are no array"),
-    ({"outputs": None}, "the server's answer has outputs that are no array"),
-    ({"outputs": [5]}, f"{FIRST} is 5, and no object"),
-    ({"outputs": ["name"]}, f'{FIRST} is "name", and no object'),
-    ({"outputs": [[]]}, f"{FIRST} is [], and no object"),
-    ({"outputs": [None]}, f"{FIRST} is null, and no object"),
+    ({"outputs": {}}, f"{OUTPUTS} an object"),
+    ({"outputs": None}, f"{OUTPUTS} null"),
+    ({"outputs": [5]}, f"{FIRST} must be an object, got 5"),
+    ({"outputs": ["name"]}, f'{FIRST} must be an object, got "name"'),
+    ({"outputs": [[]]}, f"{FIRST} must be an object, got an array"),
+    ({"outputs": [None]}, f"{FIRST} must be an object, got null"),
     ({"outputs": [tensor(name=None)]}, f"{FIRST} lacks its name"),
     ({"outputs": [tensor(shape=None)]}, f"{FIRST} lacks its shape"),
     ({"outputs": [tensor(datatype=None)]}, f"{FIRST} lacks its datatype"),
@@ -139,10 +140,10 @@ def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> N
     [
         (b"", "the server's answer is not valid JSON"),
         (b'{"outputs": [', "the server's answer is not valid JSON"),
-        (b"[]", "the server's answer is JSON, but no object"),
-        (b"7", "the server's answer is JSON, but no object"),
+        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
+        (b"7", "the server's answer must be a JSON object with outputs, got 7"),
         (nested(201), "the server's answer is JSON nested deeper than 200"),
-        (nested(100_000), "the server's answer is not valid JSON"),
+        (nested(100_000), "the server's answer is JSON nested deeper than 1024"),
     ],
 )
 def test_what_is_no_answer_is_the_servers_fault(text: bytes, message: str) -> None:

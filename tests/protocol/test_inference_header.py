@@ -64,9 +64,9 @@ def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
         (b'{"a": "\\ud800"}', "the request is not valid JSON"),
         (b"\xef\xbb\xbf{}", "the request is not valid JSON"),
         (b"{}{}", "the request is not valid JSON"),
-        (b"[]", "the request's JSON must be an object with inputs"),
-        (b"null", "the request's JSON must be an object with inputs"),
-        (b'"inputs"', "the request's JSON must be an object with inputs"),
+        (b"[]", "the request must be a JSON object with inputs, got an array"),
+        (b"null", "the request must be a JSON object with inputs, got null"),
+        (b'"inputs"', 'the request must be a JSON object with inputs, got "inputs"'),
     ],
 )
 def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
@@ -110,19 +110,48 @@ SOURCES = "input 'x' needs exactly one of data, binary_data_size and shared_memo
 REFUSED_INPUTS = [
     ({"inputs": [], "id": 7}, "id must be a string, got 7"),
     ({"inputs": [], "id": None}, "id must be a string, got null"),
-    ({}, "inputs must be an array of tensors, got null"),
-    ({"inputs": {"x": 1}}, 'inputs must be an array of tensors, got {"x":1}'),
+    ({}, "inputs is missing; it must be an array of tensors"),
+    (
+        {"instances": [1], "inputs_": []},
+        "inputs is missing; the request has instances, as in the V1 protocol: "
+        "send such a request to /v1/models/MODEL:predict",
+    ),
+    ({"inputs": None}, "inputs must be an array of tensors, got null"),
+    ({"inputs": {"x": 1}}, "inputs must be an array of tensors, got an object"),
+    ({"inputs": "x"}, 'inputs must be an array of tensors, got "x"'),
+    ({"inputs": [[]]}, "inputs[0] must be an object, got an array"),
     ({"inputs": [tensor(data=0), 5]}, "inputs[1] must be an object, got 5"),
-    ({"inputs": [tensor(name=None)]}, "inputs[0]: name must be a string, got null"),
+    ({"inputs": [tensor(name=None)]}, "inputs[0]: name is missing"),
+    ({"inputs": [tensor() | {"name": None}]}, "inputs[0]: name must be a string, got null"),
+    ({"inputs": [tensor(name={})]}, "inputs[0]: name must be a string, got an object"),
     ({"inputs": [tensor(name=5)]}, "inputs[0]: name must be a string, got 5"),
     (
         {"inputs": [tensor(datatype=None, data=0)]},
-        "input 'x': unknown datatype null; known are BOOL, UINT8,",
+        "input 'x': datatype is missing",
+    ),
+    (
+        {"inputs": [tensor() | {"datatype": None}]},
+        "input 'x': datatype must be a string such as \"FP32\", got null",
+    ),
+    (
+        {"inputs": [tensor(datatype=5)]},
+        "input 'x': datatype must be a string such as \"FP32\", got 5",
     ),
     ({"inputs": [tensor(datatype="FP8")]}, "input 'x': unknown datatype \"FP8\"; known are"),
     ({"inputs": [tensor(datatype="fp32")]}, "input 'x': unknown datatype \"fp32\""),
-    ({"inputs": [tensor(datatype=["FP32"])]}, "input 'x': unknown datatype [\"FP32\"]"),
-    ({"inputs": [tensor(shape=None)]}, "input 'x': shape must be an array of integers, got null"),
+    (
+        {"inputs": [tensor(datatype=["FP32"])]},
+        "input 'x': datatype must be a string such as \"FP32\", got an array",
+    ),
+    ({"inputs": [tensor(shape=None)]}, "input 'x': shape is missing"),
+    (
+        {"inputs": [tensor() | {"shape": None}]},
+        "input 'x': shape must be an array of integers, got null",
+    ),
+    (
+        {"inputs": [tensor(shape={})]},
+        "input 'x': shape must be an array of integers, got an object",
+    ),
     ({"inputs": [tensor(shape=2)]}, "input 'x': shape must be an array of integers, got 2"),
     ({"inputs": [tensor(shape=[-1])]}, "input 'x': shape [-1] must hold integers of 0 or more"),
     ({"inputs": [tensor(shape=[1.0])]}, "input 'x': shape [1.0] must hold integers of 0 or more"),
@@ -134,7 +163,15 @@ REFUSED_INPUTS = [
         "input 'x': shape has 65 dimensions; at most 64 may be",
     ),
     ({"inputs": [tensor(data=0, parameters=[])]}, "input 'x': parameters must be an object"),
-    ({"inputs": [tensor()]}, SOURCES + "none of them"),
+    (
+        {"inputs": [tensor(data=0) | {"parameters": None}]},
+        "input 'x': parameters must be an object, got null",
+    ),
+    (
+        {"inputs": [tensor()]},
+        "input 'x': data is missing, and there is neither binary_data_size nor "
+        "shared_memory_region in its parameters",
+    ),
     (
         {"inputs": [tensor(data=0, parameters={"binary_data_size": 8})]},
         SOURCES + "data and binary_data_size",
@@ -252,15 +289,17 @@ def test_an_output_that_was_not_listed_has_the_default_form() -> None:
 
 
 REFUSED_FORMS = [
-    ({"parameters": []}, "the request: parameters must be an object, got []"),
+    ({"parameters": []}, "the request: parameters must be an object, got an array"),
+    ({"parameters": None}, "the request: parameters must be an object, got null"),
     (
         {"parameters": {"binary_data_output": 1}},
         "the request: binary_data_output must be true or false, got 1",
     ),
-    ({"outputs": {}}, "outputs must be an array of tensors, got {}"),
+    ({"outputs": {}}, "outputs must be an array of tensors, got an object"),
     ({"outputs": None}, "outputs must be an array of tensors, got null"),
     ({"outputs": [{"name": "y"}, "z"]}, 'outputs[1] must be an object, got "z"'),
-    ({"outputs": [{}]}, "outputs[0]: name must be a string, got null"),
+    ({"outputs": [{}]}, "outputs[0]: name is missing"),
+    ({"outputs": [{"name": None}]}, "outputs[0]: name must be a string, got null"),
     (
         {"outputs": [{"name": "y", "parameters": 1}]},
         "output 'y': parameters must be an object, got 1",

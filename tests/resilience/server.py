@@ -2,8 +2,9 @@
 
     python -m tests.resilience.server HOST PORT
 
-It answers an infer request in binary form with its own tensors, and names itself by its port. What
-it is told with PUT /behave holds from then on.
+It answers an infer request in binary form with its own tensors, any request without a body with the
+metadata of its model, and names itself by its port. What it is told with PUT /behave holds from
+then on.
 """
 
 from __future__ import annotations
@@ -80,11 +81,19 @@ class Server:
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
             return answer(error, headers, "503 Service Unavailable")
+        if not body:
+            return answer(_METADATA, headers)
         size = int(head.get(LENGTH) or len(body))
         fields = json.dumps(_echo(json.loads(body[:size]))).encode()
         headers[LENGTH] = str(len(fields))
         headers["Content-Type"] = "application/octet-stream"
         return answer(fields + body[size:], headers)
+
+
+_TENSOR = {"name": "N", "datatype": "INT32", "shape": [-1]}
+_METADATA = json.dumps(
+    {"name": "echo", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
+).encode()
 
 
 def _echo(asked: dict[str, Any]) -> dict[str, Any]:

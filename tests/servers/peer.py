@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
 import struct
+import termios
+from typing import cast
 
 
 class Peer:
@@ -21,6 +24,17 @@ class Peer:
         self._writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
             await self._writer.wait_closed()
+
+    def stop_reading(self) -> None:
+        """Leave what comes where it is, once the buffers of this end are full."""
+        cast("asyncio.ReadTransport", self._writer.transport).pause_reading()
+
+    @property
+    def unsent(self) -> int:
+        """Give the bytes that the other end's host has not taken yet: tcp(7), SIOCOUTQ."""
+        sock = self._writer.get_extra_info("socket")
+        in_kernel = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+        return int(in_kernel) + self._writer.transport.get_write_buffer_size()
 
     def end_sending_below_tls(self) -> None:
         """Close the TCP connection in this direction only, of which TLS says nothing."""

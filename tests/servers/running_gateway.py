@@ -57,11 +57,13 @@ async def gateway_before(
     helper: str = "never",
     tls: dict[str, str] | None = None,
     models: dict[str, Any] | None = None,
+    others: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; the rest is as in its settings.
 
-    They are taken for Tritons, so that they are asked nothing but what clients ask.
+    ``others`` are further upstreams. ``urls`` are taken for Tritons, so that they are asked nothing
+    but what clients ask.
     """
     settings = Settings.model_validate(
         {
@@ -69,7 +71,8 @@ async def gateway_before(
             "tls": tls,
             "helper": helper,
             "upstreams": {
-                "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})}
+                "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})},
+                **(others or {}),
             },
             "routes": [{"upstream": "servers", **(route or {})}],
             "models": models or {},
@@ -101,6 +104,7 @@ async def client_of(
             helper=helper,
             tls=tls,
             models=models,
+            others=None,
             **limits,
         ) as gateway,
         gateway.client() as client,

@@ -35,7 +35,7 @@ NOT_ADDRESSES = [
         8080,
         "expected HOST:PORT, [IPv6]:PORT or unix:/PATH, got 8080; did you mean 127.0.0.1:8080?",
     ),
-    (":8080", "a host is missing before :8080"),
+    (":8080", "a host is missing before :8080; did you mean 127.0.0.1:8080, or 0.0.0.0:8080?"),
     ("h:65536", "expected a port up to 65535, got 65536"),
     ("300.1.1.1:80", "expected an IPv4 address, got '300.1.1.1'"),
     ("[::x]:80", "expected an IPv6 address, got '::x'"),
@@ -58,11 +58,20 @@ ENDPOINTS = [
     ("unix:/run/two words", "unix:/run/two words"),
 ]
 NOT_ENDPOINTS = [
-    ("triton:8000", "expected a URL such as http://127.0.0.1:8000, got 'triton:8000'"),
+    (
+        "triton:8000",
+        "expected a URL such as http://127.0.0.1:8000, got 'triton:8000'; did you mean http://triton:8000?",
+    ),
     (8000, "expected a URL such as http://127.0.0.1:8000, got 8000"),
     ("http://h:1\n", "expected a host and a port after http://, got 'h:1\\n'"),
-    ("grpc://h:1", "expected http://, https:// or unix:/, got grpc"),
-    ("https://h", "expected a host and a port after https://, got 'h'"),
+    (
+        "grpc://h:1",
+        "expected http://, https:// or unix:/, got 'grpc'; the gateway speaks HTTP to servers",
+    ),
+    (
+        "https://h",
+        "expected a host and a port after https://, got 'h'; the port is missing, as in https://h:8000",
+    ),
     ("https://u:p@h:1", "a user name or password in the URL is not supported"),
     ("unix:run/s", "expected unix: and the absolute path of a socket, got 'run/s'"),
     ("unix:/run/", "expected unix: and the absolute path of a socket, got '/run/'"),
@@ -70,10 +79,22 @@ NOT_ENDPOINTS = [
     ("UNIX:/s", "expected a URL such as http://127.0.0.1:8000, got 'UNIX:/s'"),
     ("http://u@h:1", "a user name or password in the URL is not supported"),
     ("http://u:p@h:1", "a user name or password in the URL is not supported"),
-    ("http://h:1/v2", "expected no path or query after the port, got '/v2'"),
-    ("http://h:1?q", "expected no path or query after the port, got '?q'"),
-    ("http://h:1#f", "expected no path or query after the port, got '#f'"),
-    ("http://h", "expected a host and a port after http://, got 'h'"),
+    (
+        "http://h:1/v2",
+        "expected no path or query after the port, got '/v2'; did you mean http://h:1?",
+    ),
+    (
+        "http://h:1?q",
+        "expected no path or query after the port, got '?q'; did you mean http://h:1?",
+    ),
+    (
+        "http://h:1#f",
+        "expected no path or query after the port, got '#f'; did you mean http://h:1?",
+    ),
+    (
+        "http://h",
+        "expected a host and a port after http://, got 'h'; the port is missing, as in http://h:8000",
+    ),
     ("http://", "expected a host and a port after http://, got ''"),
     ("http://h:0", "expected a port from 1 to 65535, got 0"),
     ("http://h:99999", "expected a port up to 65535, got 99999"),

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ from gateway.protocol.endpoints import KINDS
 from gateway.routing.matcher import Pattern
 from gateway.settings.addresses import TcpAddress, UnixAddress
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.load import MAX_FILE_BYTES, load, load_with_places
 from gateway.settings.models import Datatype, Model, Tensor
 from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
@@ -20,9 +21,9 @@ from gateway.settings.upstreams import Ejection, Health, Upstream
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 
 
-def problems(file: Path) -> tuple[Problem, ...]:
+def problems(file: Path, **environ: str) -> tuple[Problem, ...]:
     with pytest.raises(SettingsError) as error:
-        load(file, {})
+        load(file, environ)
     assert error.value.file == file
     return error.value.problems
 
@@ -289,6 +290,139 @@ def test_the_environment_is_typed_as_the_file_is(file: Path) -> None:
     assert settings.listen == (TcpAddress("127.0.0.1", 9000),)
     assert settings.limits.json_depth == 7
     assert settings.log.access is False
+
+
+@pytest.mark.parametrize("access", ["false", "False", "${A:-false}", '"${A:-false}"', "'${NO}'"])
+def test_a_value_from_the_environment_is_a_boolean_in_quotes_too(file: Path, access: str) -> None:
+    file.write_text(f"{ONE_UPSTREAM}log:\n  access: {access}\n")
+    assert load(file, {"NO": "false"}).log.access is False
+
+
+def test_a_value_from_the_environment_is_what_is_wanted_in_its_place(file: Path) -> None:
+    file.write_text(
+        """
+upstreams:
+  "7": {endpoints: ['${URL}'], tls: "${NOTHING}", keep_alive: "${TIME}"}
+routes:
+  - {upstream: "${NUMBER}", retry: ["${STATUS}"], auth: "${NUMBER}"}
+keys: {"7": {file: "${NUMBER}"}}
+models: {m: {inputs: [{name: "${NUMBER}", datatype: "${TYPE}", shape: ["${NUMBER}"]}]}}
+admin: "${NOTHING}"
+"""
+    )
+    environ = {"URL": "http://a:1", "NOTHING": "null", "TIME": "1.5", "NUMBER": "7"}
+    settings = load(file, {**environ, "STATUS": "503", "TYPE": "FP32"})
+    assert settings.upstreams["7"] == Upstream(endpoints=("http://a:1",), keep_alive=1.5)
+    assert settings.admin is None
+    assert settings.routes[0] == _to("7", retry=[503], auth=["7"])
+    assert settings.keys["7"].file == "7"
+    assert settings.models["m"].inputs == (Tensor(name="7", datatype="FP32", shape=(7,)),)
+
+
+@pytest.mark.parametrize("written", ["'false'", "'${A}${B}'", "'${A} '", "$${A}", "'$${A}'"])
+def test_other_text_in_quotes_is_text(file: Path, written: str) -> None:
+    file.write_text(f"{ONE_UPSTREAM}watch: {written}\n")
+    (problem,) = problems(file, A="false", B="")
+    assert problem.message.startswith("expected true or false, got ")
+
+
+SINGLE = {
+    "listen": ("listen: 127.0.0.1:1", "listen: [127.0.0.1:1]"),
+    "trust": ("forwarded: {trust: 10.0.0.0/8}", "forwarded: {trust: [10.0.0.0/8]}"),
+    "kinds": (
+        "routes: [{upstream: triton, match: {kinds: infer}}]",
+        "routes: [{upstream: triton, match: {kinds: [infer]}}]",
+    ),
+    "deny, retry, compress": (
+        "routes: [{upstream: triton, deny: trace, retry: 503, compress: gzip}]",
+        "routes: [{upstream: triton, deny: [trace], retry: [503], compress: [gzip]}]",
+    ),
+    "auth": (
+        "keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: a}]",
+        "keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: [a]}]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("single", "several"), SINGLE.values(), ids=SINGLE)
+def test_a_single_item_is_a_list_of_one(file: Path, single: str, several: str) -> None:
+    file.write_text(f"{ONE_UPSTREAM}{several}\n")
+    expected = load(file, {})
+    file.write_text(f"{ONE_UPSTREAM}{single}\n")
+    assert load(file, {}) == expected
+
+
+def test_a_single_endpoint_and_a_single_status_need_no_brackets(file: Path) -> None:
+    file.write_text("upstreams: {u: {endpoints: http://a:1, ejection: {statuses: 500}}}")
+    upstream = load(file, {}).upstreams["u"]
+    assert (upstream.endpoints, upstream.ejection.statuses) == (("http://a:1",), (500,))
+
+
+def test_what_holds_for_lists_holds_for_a_single_item(file: Path) -> None:
+    file.write_text(
+        "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, resolve: 1s}}\n"
+        "routes: [{upstream: u, auth: none}]\n"
+        "listen: 127.0.0.1:9\n"
+        "admin: 127.0.0.1:9\n"
+    )
+    assert [(each.path_in_file, each.message) for each in problems(file)] == [
+        ("upstreams.u.tls", "no endpoint needs it: none is https"),
+        ("upstreams.u.resolve", "no endpoint has a host name that could be looked up"),
+        ("routes[0].auth", "no keys are named 'none'; there are none"),
+        ("admin", "needs an address of its own: clients connect there (listen)"),
+    ]
+
+
+NAMED = """\
+tls:
+  certificate: {0}/tls.crt
+  key: {0}/tls.key
+  client_ca: {0}
+workers: {1}
+keys:
+  a: {{file: no-keys}}
+  b: {{environment: KEYS_OF_B}}
+  c: {{environment: KEYS_OF_C}}
+upstreams:
+  u:
+    endpoints: https://u:1
+    tls:
+      ca: {0}/ca.crt
+      certificate: {0}/there
+      key: {0}/u.key
+routes: [{{upstream: u, auth: [a, b, c]}}]
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "many"])
+def test_files_that_are_not_there_are_told_together(file: Path, workers: str) -> None:
+    folder = file.parent
+    (folder / "there").write_text("")
+    file.write_text(NAMED.format(folder, workers))
+    with pytest.raises(SettingsError) as error:
+        load_with_places(file, {"KEYS_OF_B": "k"}, with_files=True)
+    gone = "cannot be read: No such file or directory"
+    expected = [
+        f"2: tls.certificate: {folder}/tls.crt {gone}",
+        f"3: tls.key: {folder}/tls.key {gone}",
+        f"4: tls.client_ca: {folder} cannot be read: Is a directory",
+        f"7: keys.a.file: no-keys {gone} (in {Path.cwd()})",
+        "9: keys.c.environment: KEYS_OF_C is not set in the environment",
+        f"14: upstreams.u.tls.ca: {folder}/ca.crt {gone}",
+        f"16: upstreams.u.tls.key: {folder}/u.key {gone}",
+    ]
+    if workers == "many":
+        expected.insert(3, "5: workers: expected 1 to 256, or auto, got 'many'")
+    assert str(error.value) == "\n".join(f"{file}:{line}" for line in expected)
+    assert error.value.is_of_named_files is (workers == "1")
+
+
+def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
+    pipe = file.parent / "keys"
+    os.mkfifo(pipe)
+    route = "routes: [{upstream: triton, auth: a}]"
+    file.write_text(f"{ONE_UPSTREAM}keys: {{a: {{file: {pipe}}}}}\n{route}\n")
+    load_with_places(file, {}, with_files=True)
 
 
 def test_anchors_and_merge_keys_work(file: Path) -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -118,6 +119,61 @@ def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: obje
 def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
     with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
         Between(parse_duration, "1ms", "1h")(number)
+
+
+@pytest.mark.parametrize(
+    ("parse", "written", "meant"),
+    [
+        (parse_duration, "5 minutes", "5m"),
+        (parse_duration, "30SEC", "30s"),
+        (parse_duration, "1h30m", "90m"),
+        (parse_duration, "1 hour, 30 min", "90m"),
+        (parse_duration, "2 days", "48h"),
+        (parse_duration, "1.5 hours", "90m"),
+        (parse_size, "64mb", "64MB"),
+        (parse_size, "64 M", "64MiB"),
+        (parse_size, "64Mi", "64MiB"),
+        (parse_size, "1.5GiB", "1536MiB"),
+        (parse_size, "2 gigabytes", "2GB"),
+        (parse_size, "1024 bytes", "1024B"),
+        (parse_count, "1_000", "1000"),
+        (parse_count, "1,000,000", "1000000"),
+        (parse_count, 8.0, "8"),
+        (parse_share, 50, "50%"),
+        (parse_share, 0.125, "12.5%"),
+        (parse_share, "7 percent", "7%"),
+    ],
+)
+def test_what_was_meant_is_proposed_as_it_is_written(
+    parse: Callable[[object], float], written: object, meant: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
+        parse(written)
+    parse(meant)
+
+
+@pytest.mark.parametrize(
+    ("parse", "written"),
+    [
+        (parse_duration, "5 fortnights"),
+        (parse_duration, "0 minutes"),
+        (parse_duration, "1 minute" * 100),
+        (parse_duration, "5 minutes or so"),
+        (parse_size, "1.0005 KiB"),
+        (parse_size, "9" * 12 + "mb"),
+        (parse_count, "1,00"),
+        (parse_count, 1.5),
+        (parse_count, math.inf),
+        (parse_share, 150),
+        (parse_share, True),
+    ],
+)
+def test_nothing_is_proposed_for_what_nobody_can_tell(
+    parse: Callable[[object], float], written: object
+) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(written)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize(("written", "share"), SHARES)

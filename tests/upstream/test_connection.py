@@ -7,14 +7,16 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
-from gateway.http1.connection import HIGH_WATER
-from gateway.http1.head import ResponseHead
+from gateway.http1.buffers import LARGEST_WINDOW
+from gateway.http1.head import ResponseHead, parse_response_head
+from gateway.upstream import connection as upstream_connection
 from gateway.upstream.address import server_at
 from gateway.upstream.base import UpstreamRequest
-from gateway.upstream.connection import ServerConnection
+from gateway.upstream.connection import MAX_INTERIM, ServerConnection
 from gateway.upstream.http import HttpEndpoint
 from tests.http1.pieces import bytewise, cut, ways
 from tests.http1.transport import TransportDouble
+from tests.servers.build import needs_source
 from tests.servers.faulty_server import Connection, FaultyServer
 from tests.servers.http_text import answer, chunk, chunked, message
 from tests.servers.running_gateway import nothing_left
@@ -134,6 +136,54 @@ async def test_an_interim_answer_is_none() -> None:
     assert (await head).headers["X"] == "b"
 
 
+async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
+    for data in (INTERIM[1] * MAX_INTERIM, b"".join(INTERIM) * (MAX_INTERIM // len(INTERIM))):
+        connection, transport = _connected()
+        for number in range(2):  # they are counted for each request
+            head = connection.expect("POST")
+            connection.data_received(data + answer(b"%d" % number))
+            assert (await head).status == 200
+            assert await _read(connection) == b"%d" % number
+        assert connection.reusable
+        assert transport.calls == []
+
+
+@pytest.mark.parametrize("form", ["at once", "one by one"])
+async def test_one_interim_response_too_many_fails_the_request(form: str) -> None:
+    pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM)]
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    if form == "at once":
+        connection.data_received(b"".join(pieces))
+    else:
+        for number, piece in enumerate(pieces[: MAX_INTERIM + 1]):
+            assert not head.done(), number
+            connection.data_received(piece)
+    assert transport.calls == ["abort"]
+    text = f"{URL} sent more than 100 interim (1xx) responses to one request"
+    assert await _message(head) == text
+    assert not connection.reusable
+
+
+@needs_source
+async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+
+    def noting(text: bytes, method: str) -> ResponseHead:
+        parsed.append(text)
+        return parse_response_head(text, method)
+
+    monkeypatch.setattr(upstream_connection, "parse_response_head", noting)
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    for _ in range(3):
+        connection.data_received(memoryview(INTERIM[0] * 20_000))
+    assert len(parsed) == MAX_INTERIM + 1
+    assert "interim" in await _message(head)
+
+
 async def test_a_body_is_there_as_it_comes() -> None:
     connection, _ = _connected()
     head = connection.expect("POST")
@@ -152,10 +202,10 @@ async def test_a_body_is_there_as_it_comes() -> None:
 async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(HIGH_WATER + 2))[:-1])
+    connection.data_received(answer(bytes(LARGEST_WINDOW + 2))[:-1])
     assert transport.calls == ["pause"]
     assert connection.body is not None
-    assert len(await connection.body.read()) == HIGH_WATER + 1
+    assert len(await connection.body.read()) == LARGEST_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
     connection.data_received(b"x")
     assert await _read(connection) == b"x"
@@ -165,9 +215,9 @@ async def test_a_body_nobody_reads_holds_the_server_back() -> None:
 async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(HIGH_WATER + 1)))
+    connection.data_received(answer(bytes(LARGEST_WINDOW + 1)))
     assert transport.calls == []
-    assert len(await _read(connection)) == HIGH_WATER + 1
+    assert len(await _read(connection)) == LARGEST_WINDOW + 1
     assert connection.reusable
 
 
@@ -359,6 +409,30 @@ async def test_a_broken_chunk(at_once: bool) -> None:
         assert await connection.body.read() == b"good"
     assert (await _message(connection)).startswith(f"{URL} answered what is not HTTP: ")
     assert not connection.reusable
+
+
+BROKEN_AT_ONCE = {
+    "no chunk": CHUNKED + b"what?\r\n",
+    "a good chunk before it": CHUNKED + chunk(b"good") + b"what?\r\n",
+    "more in a chunk than it says": CHUNKED + b"3\r\n12345\r\n0\r\n\r\n",
+    "more around the chunks than in them": CHUNKED + (b"1;" + b"x" * 999 + b"\r\na\r\n") * 200,
+    "interim responses before it": b"".join(INTERIM) + CHUNKED + b"what?\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN_AT_ONCE.values(), ids=BROKEN_AT_ONCE)
+async def test_a_chunk_broken_in_the_read_of_its_head_is_no_answer(data: bytes) -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(data)
+    assert transport.calls == ["abort"]
+    connection.connection_lost(None)
+    assert (await _message(head)).startswith(f"{URL} answered what is not HTTP: ")
+    assert not connection.reusable
+    connection, _, receiver = _asked()
+    connection.data_received(data)
+    connection.connection_lost(None)
+    assert receiver.calls == ["failed"]
 
 
 TINY = chunk(b"x") * 100_000
@@ -584,10 +658,10 @@ BEGUN_ANSWERS = {
 async def test_any_other_answer_has_begun(data: bytes, body: bytes, reusable: bool) -> None:
     connection, transport, receiver = _asked()
     seen: list[bool] = []
-    receiver.then = lambda: seen.append(connection.reusable or connection.body is None)
+    receiver.then = lambda: seen.append(connection.reusable)
     connection.data_received(data)
     assert [call.split()[0] for call in receiver.calls] == ["begun"]
-    assert seen == [False]
+    assert seen == [reusable]  # already then
     assert await _read(connection) == body
     assert connection.reusable is reusable
     assert transport.calls == []

@@ -17,6 +17,7 @@ from gateway.upstream.base import (
 from gateway.upstream.http import HttpEndpoint
 from tests.servers.descriptors import no_descriptors
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always, answering, hang
+from tests.servers.garbage import no_garbage
 from tests.servers.http_text import answer, chunk, chunked, message
 from tests.servers.running_gateway import until
 from tests.upstream.endpoints import EndpointAt
@@ -222,6 +223,22 @@ async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
             await connection.left.wait()
         with pytest.raises(asyncio.CancelledError):
             await sending
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_connection_that_is_cancelled_while_it_is_made_leaves_nothing(
+    endpoint_at: EndpointAt, turns: int
+) -> None:
+    async with FaultyServer(hang) as server:
+        endpoint = endpoint_at(server.url)
+        with no_garbage("the connection"):
+            sending = asyncio.create_task(endpoint.send(_request()))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait((sending,))
+            del sending
+            await asyncio.sleep(0.02)
 
 
 async def _kind(endpoint: HttpEndpoint) -> tuple[ErrorKind, str]:

@@ -323,15 +323,30 @@ async def test_a_snapshot_tells_how_all_do() -> None:
     endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(2)]
     keeper = Keeper(PROBER, Discovery(1))
     pool = Pool(endpoints, EjectionPolicy(time=10), clock, keeper)
-    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody there"), times=5)
     clock.now = 4
+    pool.members[0].calls.last_error_time = 1.5
     pool.members[0].probed = Probed(healthy=False)
     pool.members[0].reason = "GET / answered 503"
     pool.members[1].models = ready("b", "a")
     with pool.endpoint():
         states = pool.snapshot()
     assert states == (
-        MemberState("http://0", 0, 5, 1, 6.0, False, "GET / answered 503", None, False),
+        MemberState(
+            "http://0",
+            0,
+            5,
+            1,
+            6.0,
+            False,
+            "GET / answered 503",
+            None,
+            False,
+            5,
+            0,
+            "nobody there",
+            "1970-01-01T00:00:01.500+00:00",
+        ),
         MemberState("http://1", 1, 0, 0, 0.0, None, "", ("a", "b"), False),
     )
     clock.now = 11

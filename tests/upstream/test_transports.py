@@ -12,7 +12,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.connection import HIGH_WATER
+from gateway.http1.buffers import LARGEST_WINDOW
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
 from gateway.upstream.http import HttpEndpoint
 from tests.servers.certificates import server_context
@@ -207,7 +207,7 @@ async def test_a_server_that_closes_before_a_slow_reader_is_done(
             await asyncio.sleep(0.02)
         response.close()
         assert bytes(body) == PIECE * 16
-        assert len(body) > 4 * HIGH_WATER
+        assert len(body) > 4 * LARGEST_WINDOW
 
 
 async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.workers.letters import Letter
-from gateway.workers.post import CLIENT, LEAVING, LETTER, OPERATOR, STOP, TAKEN, Post
+from gateway.workers.post import (
+    CLIENT,
+    DRAINED,
+    END,
+    LEAVING,
+    LETTER,
+    OPERATOR,
+    SOON,
+    STOP,
+    TAKEN,
+    Post,
+)
 from tests.servers.running_gateway import until
 
 PATIENCE = 5
@@ -73,6 +84,47 @@ async def test_connections_of_operators_are_told_apart(channel: _Channel) -> Non
     channel.parent.shutdown(socket.SHUT_WR)
     await channel.deliver()
     assert channel.operators == [channel.taken[1]]
+
+
+async def test_operators_come_until_the_parent_says_that_it_was_the_last(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping: list[int] = []
+    channel.parent.send(SOON)
+    channel.give()
+    channel.parent.send(STOP)
+    async with asyncio.timeout(PATIENCE):
+        await channel.post.deliver(
+            channel.take, channel.read.append, lambda: stopping.append(len(channel.taken))
+        )
+    assert stopping == [0]
+    ending = asyncio.create_task(channel.post.drained())
+    channel.give(OPERATOR)
+    await until(lambda: len(channel.operators) == 1)
+    assert not ending.done()
+    channel.parent.send(END)
+    await asyncio.wait_for(ending, PATIENCE)
+    assert channel.parent.recv(64) == TAKEN + DRAINED + TAKEN
+    assert not caplog.messages
+
+
+async def test_one_that_drains_neither_reads_letters_nor_waits_for_a_parent_that_is_gone(
+    channel: _Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel.parent.send(STOP)
+    await channel.deliver()
+    ending = asyncio.create_task(channel.post.drained())
+    answer, reply = os.pipe()
+    memory = os.memfd_create("letter")
+    socket.send_fds(channel.parent, [LETTER], [memory, reply])
+    os.close(memory)
+    os.close(reply)
+    channel.parent.close()
+    await asyncio.wait_for(ending, PATIENCE)
+    assert os.read(answer, 64) == b""  # whoever waits for an answer sees that none comes
+    os.close(answer)
+    assert not channel.read
+    assert not caplog.messages
 
 
 async def test_a_parent_that_is_gone_is_missed(

@@ -4,7 +4,7 @@ from signal import SIGKILL
 
 import pytest
 
-from gateway.workers.post import CLIENT, OPERATOR, STOP
+from gateway.workers.post import CLIENT, DRAINED, END, OPERATOR, STOP, UP
 from gateway.workers.seat import Arrival, Seat, Worker, how_it_ended
 
 
@@ -94,9 +94,30 @@ def test_a_worker_that_is_full_is_stopped_later(
     for _ in range(worker.given):
         _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
         socket.socket(fileno=numbers[0]).close()
-    assert worker.stop()
+    for _ in range(2):
+        assert worker.stop()
     assert theirs.recv(9) == STOP
-    assert theirs.recv(9) == b""
+
+
+def test_a_worker_that_drains_takes_operators_alone_until_it_ends(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    worker = Worker(1, ours, 0.0)
+    worker.hear(UP)
+    assert worker.stop()
+    assert (worker.takes(CLIENT), worker.takes(OPERATOR)) == (False, True)
+    with socket.socket() as connection:
+        assert not worker.give(Arrival(connection, CLIENT))
+        assert worker.give(Arrival(connection, OPERATOR))
+    worker.hear(DRAINED)
+    for _ in range(2):
+        assert worker.end()
+    assert not worker.takes(OPERATOR)
+    with socket.socket() as connection:
+        assert not worker.give(Arrival(connection, OPERATOR))
+    words = [socket.recv_fds(theirs, 1, 1)[0] for _ in range(4)]
+    assert words == [STOP, OPERATOR, END, b""]
 
 
 def test_what_is_on_its_way_is_kept_until_the_worker_has_it(

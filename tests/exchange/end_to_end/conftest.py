@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from gateway.app import material
 from tests.servers.running_gateway import no_errors_logged, nothing_left
 from tests.servers.ways import went_straight as went_straight
 
@@ -13,6 +14,12 @@ async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     with no_errors_logged(caplog):
         async with nothing_left():
             yield
+
+
+@pytest.fixture
+def one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All gateways name themselves alike to servers: what differs is not that."""
+    monkeypatch.setattr(material, "new_identity", lambda: "0" * 16)
 
 
 @pytest.fixture

@@ -96,6 +96,8 @@ async def test_bad_bodies(target: str) -> None:
         assert (status, "goes on after its gzip data" in why) == (400, True)
         status, why = await _status(client, gzip.compress(b" " * FREE * 3 + json_request()), target)
         assert (status, "limits.inflation" in why) == (413, True)
+        status, why = await _status(client, gzip.compress(b"") * 50_000 + body, target)
+        assert (status, "too many tiny members" in why) == (400, True)
         assert server.requests == []
         # The connection goes on.
         assert (await client.call("POST", target, json_request())).status == 200

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -191,6 +192,9 @@ LYING_ANSWERS = {
     "length over the cap": binary_answer(bytes(8), headers={LENGTH: "9" * 15}),
     "length of 30 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 30}),
     "length of 5000 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 5000}),
+    "length twice": binary_answer(bytes(8), headers={"X": "#"}).replace(
+        b"X: #", LENGTH.encode() + b": 5"
+    ),
     "tensor too short": answer(answer_header(8) + bytes(7), {LENGTH: str(len(answer_header(8)))}),
     "tensor too long": answer(answer_header(8) + bytes(9), {LENGTH: str(len(answer_header(8)))}),
     "no tensor at all": answer(answer_header(8), {LENGTH: str(len(answer_header(8)))}),
@@ -324,6 +328,53 @@ async def test_informational_answers_are_not_the_answer(data: bytes) -> None:
             assert reply.status == 200
             assert reply.body == b'{"outputs":[]}'
             assert reply.head.get("Link") is None
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+async def test_endless_interim_responses_are_a_502_that_names_the_server(data: bytes) -> None:
+    flood = message("HTTP/1.1 102 Processing") * 30_000
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.request()
+        with suppress(ConnectionError):
+            await connection.send(flood)
+        await connection.wait_until_left()
+
+    async with FaultyServer(script) as server, client_of(server.url) as client:
+        assert (await client.ask(data)).status == 200
+        reply = await client.ask(data)  # over the same connection, and so at once
+        assert reply.status == 502
+        what = "sent more than 100 interim (1xx) responses to one request"
+        assert reply.error == f"{server.url} {what}"
+        assert len(server.connections) == 1
+
+
+BROKEN_WITH_THE_HEAD = {
+    "no chunk": b"five\r\n12345\r\n",
+    "a good chunk before it": chunk(b"12345") + b"five\r\n12345\r\n",
+    "more in a chunk than it says": b"3\r\n12345\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize("body", BROKEN_WITH_THE_HEAD.values(), ids=BROKEN_WITH_THE_HEAD)
+async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.request()
+        await connection.send(HEAD_CHUNKED + body)
+        await connection.wait_until_left()
+
+    async with FaultyServer(script) as server, client_of(server.url) as client:
+        for _ in range(2):
+            assert (await client.ask(data)).status == 200
+            reply = await client.ask(data)
+            assert reply.status == 502
+            assert reply.error.startswith(f"{server.url} answered what is not HTTP: ")
+        assert len(server.connections) == 2
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])

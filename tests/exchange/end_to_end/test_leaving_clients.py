@@ -9,7 +9,7 @@ import pytest
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.raw_client import RawClient
-from tests.servers.running_gateway import gateway_before, until
+from tests.servers.running_gateway import RunningGateway, gateway_before, until
 from tests.servers.tensors import (
     INFER,
     LENGTH,
@@ -226,3 +226,52 @@ async def test_a_client_that_goes_on_after_others_left() -> None:
                 await until(lambda: gateway.outstanding == 1)
             await gateway.until_idle()
             assert (await staying.ask(JSON)).status == 200
+
+
+async def never_reads(connection: Connection) -> None:
+    """Leave what comes where it is."""
+    connection.stop_reading()
+    await asyncio.sleep(60)
+
+
+async def _fill(client: RawClient, gateway: RunningGateway) -> None:
+    """Send until the gateway reads no more, and all that was sent has left the client's host."""
+    (connection,) = gateway.gateway._listener._connections
+    seen = 0
+    async with asyncio.timeout(20):
+        while seen < 5 or client.unsent:  # in a row: a pause may also be a short one
+            seen = seen + 1 if connection.reading.paused else 0
+            if not seen and not client.unsent:
+                client.send_now(bytes(50_000))
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
+async def test_while_its_upload_is_paused(leave: Leave) -> None:
+    async with (
+        FaultyServer(never_reads) as server,
+        gateway_before(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("POST", "/v2/x", headers={"Content-Length": "60000000"}))
+        await _fill(client, gateway)
+        assert gateway.outstanding == 1
+        await leave(client)
+        await until(lambda: not gateway.gateway._listener.connections)
+        await gateway.until_idle()
+        assert gateway.gateway._listener.buffers.total == 0
+
+
+async def test_while_many_of_its_requests_wait() -> None:
+    async with (
+        FaultyServer(hang) as server,
+        gateway_before(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(GET)
+        await until(lambda: gateway.outstanding == 1)
+        await client.send(GET * 5000)
+        await until(lambda: client.unsent == 0)
+        await client.close()
+        await gateway.until_idle()
+        assert gateway.gateway._listener.buffers.total == 0

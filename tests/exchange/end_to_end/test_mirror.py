@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from tests.servers.tensors import (
     json_request,
     metadata,
 )
+
+pytestmark = pytest.mark.usefixtures("one_identity")
 
 MIB = 2**20
 MOST = 64
@@ -196,10 +199,8 @@ async def test_a_share(
     seeded = random.Random(7).random
     expected = [number for number in range(30) if seeded() < 0.3] if copied is None else copied
     drawn = random.Random(7).random
-    plain = Routes.__init__
-    monkeypatch.setattr(
-        Routes, "__init__", lambda routes, rules: plain(routes, rules, lambda: drawn())
-    )
+    seed = partialmethod(Routes.__init__, random=lambda: drawn())
+    monkeypatch.setattr(Routes, "__init__", seed)
     async with FaultyServer(model) as server, FaultyServer(model) as shadow:
         async with (
             mirrored(server.url, shadow.url, share) as gateway,

@@ -32,6 +32,8 @@ from tests.servers.tensors import (
     json_request,
 )
 
+pytestmark = pytest.mark.usefixtures("one_identity")
+
 WARM = "/v2/warm"
 CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
 LEFT = (asyncio.IncompleteReadError, ConnectionResetError)

@@ -1,6 +1,7 @@
 """Nobody is waited for forever; the error says for whom it was, and by which limit."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -300,3 +301,20 @@ async def test_a_connection_without_a_request_is_closed() -> None:
     ):
         assert (await client.ask(GET)).status == 200
         assert await client.rest() == b""
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    async with (
+        FaultyServer() as server,
+        client_of(server.url, keep_alive="1s") as client,
+    ):
+
+        async def send_empty_lines() -> None:
+            while True:
+                client.send_now(b"\r\n")
+                await asyncio.sleep(0.05)
+
+        sending = asyncio.create_task(send_empty_lines())
+        with suppress(ConnectionResetError):
+            assert await client.rest() == b""
+        sending.cancel()

@@ -1,0 +1,66 @@
+"""What hostile traffic takes of a gateway's memory, at most and for good."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from benchmarks.lab import Lab
+from benchmarks.report import Row, below, mebibytes
+from tests.resilience.hostile_traffic import (
+    HELD,
+    MIB,
+    Attack,
+    abort_uploads,
+    answers_plenty,
+    gateway_before,
+    knows_a_model_and_never_reads,
+    never_read_bytes,
+    never_read_json,
+    send_long_ids,
+    upload_at_once,
+)
+from tests.servers.faulty_server import Script
+
+_LEFT = 64 * MIB
+_MOST = 1.25 * HELD + 96 * MIB
+"""What may be held, with the gaps between blocks of memory, and freed memory that stays."""
+
+
+def memory(lab: Lab) -> list[Row]:
+    """Measure how memory grows while clients misbehave, and what is left of that."""
+    aborted = lab.rounds(200)
+    deaf = knows_a_model_and_never_reads
+    rows = [
+        _row(f"{aborted} uploads of 50 MB, aborted", deaf, partial(abort_uploads, count=aborted)),
+        _row("300 uploads that no server reads", deaf, partial(upload_at_once, size=2_000_000)),
+        _row("1,000 × 1 MB of JSON around the data", deaf, partial(send_long_ids, count=1000)),
+        _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),
+        _row("the same, of JSON", answers_plenty, never_read_json),
+    ]
+    return [row for pair in rows for row in pair]
+
+
+def _row(name: str, script: Script, attack: Attack) -> list[Row]:
+    peak, left = asyncio.run(_attack(script, attack))
+    return [
+        Row(
+            f"{name}: memory growth",
+            "",
+            mebibytes(peak),
+            bound=below(peak, _MOST, mebibytes(_MOST)),
+        ),
+        Row(f"{name}: left", "", mebibytes(left), bound=below(left, _LEFT, mebibytes(_LEFT))),
+    ]
+
+
+async def _attack(script: Script, attack: Attack) -> tuple[int, int]:
+    """Give the bytes by which memory grew at its peak, and those that are left behind it."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with gateway_before(script, Path(folder)) as gateway:
+            start = gateway.memory("VmRSS")
+            await attack(gateway)
+            await gateway.until_idle()
+            return gateway.memory("VmHWM") - start, gateway.memory("VmRSS") - start

@@ -1,0 +1,81 @@
+"""Which keys the settings have, at any place in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from gateway.settings.schema import Settings
+from gateway.settings.words import KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Hold the keys of a section; where they are names that the operator chooses, those of each."""
+
+    names: tuple[str, ...]
+    of_each: tuple[str, ...] | None = None
+
+    @property
+    def are_free(self) -> bool:
+        """Tell whether the operator chooses the keys."""
+        return self.of_each is not None
+
+
+def keys_at(path: KeyPath) -> Keys | None:
+    """Return the keys that a section has; None where there is no section."""
+    kind: Any = Settings
+    for part in path:
+        if _is_model(kind):
+            if part not in kind.model_fields:
+                return None
+            kind = _if_given(kind.model_fields[part].annotation)
+        else:
+            kind = _model_in(kind)
+        if kind is None:
+            return None
+    if _is_model(kind):
+        return Keys(tuple(kind.model_fields))
+    inner = _model_in(kind)
+    is_list = getattr(kind, "__origin__", None) is tuple
+    return None if inner is None or is_list else Keys((), tuple(inner.model_fields))
+
+
+def sections_with(key: str) -> list[str]:
+    """Return the sections that have a key, as an operator reads their paths."""
+    return [path for path, model in _all_sections() if key in model.model_fields]
+
+
+@cache
+def _all_sections() -> tuple[tuple[str, type[BaseModel]], ...]:
+    return tuple(_sections("", Settings))
+
+
+def _sections(path: str, kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path, kind
+    for name, field in kind.model_fields.items():
+        declared = _if_given(field.annotation)
+        inner = declared if _is_model(declared) else _model_in(declared)
+        if inner is not None:
+            is_list = getattr(declared, "__origin__", None) is tuple
+            step = "[]" if is_list else "" if inner is declared else ".NAME"
+            yield from _sections(f"{path}.{name}{step}".removeprefix("."), inner)
+
+
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    return next(filter(_is_model, get_args(kind)), None)
+
+
+def _if_given(kind: Any) -> Any:
+    """Return the kind that a value has if it is not null."""
+    kinds = get_args(kind)
+    return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,138 @@
+"""What operators see of endpoints that fail: in the status, the metrics and the log."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.app.gateway import Gateway
+from gateway.exchange.straight_exchange import StraightExchange
+from gateway.settings.schema import Settings
+from gateway.upstream import reachability
+from tests.servers.addresses import free_address, free_port
+from tests.servers.faulty_server import FaultyServer, always, answering
+from tests.servers.http_text import answer
+from tests.servers.raw_client import RawClient, connect
+from tests.servers.running_gateway import LIMITS, nothing_left
+
+BROKEN = answer(b'{"error": "out of memory"}', status="500 Internal Server Error")
+
+
+@asynccontextmanager
+async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient, RawClient]]:
+    """Give a client and an operator of a gateway before these servers."""
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "admin": free_address(),
+            "upstreams": {"u": {"endpoints": list(urls), "dialect": "triton", **upstream}},
+            "limits": LIMITS,
+        }
+    )
+    async with (
+        nothing_left(),
+        Gateway(settings) as gateway,
+        connect(gateway.addresses[0]) as client,
+        connect(f"http://{settings.admin}") as operator,
+    ):
+        yield client, operator
+
+
+async def _status_of(operator: RawClient, number: int = 0) -> dict[str, Any]:
+    status = (await operator.call("GET", "/status")).json
+    endpoint = status["upstreams"]["u"]["endpoints"][number]
+    assert isinstance(endpoint, dict)
+    return endpoint
+
+
+async def _metric(operator: RawClient, name: str) -> list[float]:
+    text = (await operator.call("GET", "/metrics")).body.decode()
+    families = text_string_to_metric_families(text)
+    return [sample.value for each in families for sample in each.samples if sample.name == name]
+
+
+async def test_an_unreachable_endpoint_shows_though_it_is_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    why = f"cannot connect to {url}: Connection refused"
+    async with _serving(url) as (client, operator):
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/x")).status == 503
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (0, why)
+        assert endpoint["last_error_at"]
+        upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
+        assert (upstream["usable"], upstream["unreachable"]) == (False, why)
+        assert await _metric(operator, "tensorgate_endpoint_failures_total") == [4]
+        for asked, path in ((client, "/v2/health/ready"), (operator, "/ready")):
+            reply = await asked.call("GET", path)
+            assert (reply.status, reply.error) == (503, f"not ready: upstream u ({why})")
+    assert sum("failed with 503" in message for message in caplog.messages) == 1
+    assert sum("upstream u is not ready: 3 calls" in message for message in caplog.messages) == 1
+    assert [each.levelname for each in caplog.records if why in each.message] == ["WARNING"] * 2
+
+
+async def test_responses_of_500_show_on_the_fast_path_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast: list[int] = []
+    whole = StraightExchange.whole
+
+    def counted(self: StraightExchange, head: Any, body: bytes | memoryview) -> None:
+        fast.append(head.status)
+        whole(self, head, body)
+
+    monkeypatch.setattr(StraightExchange, "whole", counted)
+    async with (
+        FaultyServer(answering(*(BROKEN,) * 4, answer(), answer())) as server,
+        _serving(server.url) as (client, operator),
+    ):
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/models/m/ready")).status == 500
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (4, "it answered 500")
+        assert await _metric(operator, "tensorgate_endpoint_responses_5xx_total") == [4]
+        assert (await client.call("GET", "/v2/models/m/ready")).status == 200
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (0, 4)
+    assert fast == [500, 500, 500, 200]
+    said = f"{server.url} answered 500"
+    assert sum(said in message for message in caplog.messages) == 1
+
+
+async def _until_ready_is(operator: RawClient, status: int) -> str:
+    """Ask until the gateway is ready, or is not; give what it said last."""
+    async with asyncio.timeout(5):
+        while (reply := await operator.call("GET", "/ready")).status != status:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.02)
+    return reply.body.decode()
+
+
+async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_calls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.02)
+    async with AsyncExitStack() as stack:
+        # Once it is probed healthy, that stays so for the whole test.
+        health = {"path": "/up", "every": "1h"}
+        async with FaultyServer(always(answer())) as server:
+            url, port = server.url, server.port
+            client, operator = await stack.enter_async_context(_serving(url, health=health))
+            await _until_ready_is(operator, 200)
+        for _ in range(4):  # the first may meet with a connection from before
+            assert (await client.call("GET", "/v2/x")).status in (502, 503)
+        said = await _until_ready_is(operator, 503)
+        assert f"cannot connect to {url}: Connection refused" in said
+        async with FaultyServer(always(answer()), port=port):
+            await _until_ready_is(operator, 200)
+    assert [message for message in caplog.messages if message.startswith("upstream u")] == [
+        f"upstream u is not ready: 3 calls in a row could not connect; "
+        f"at last: cannot connect to {url}: Connection refused",
+        f"upstream u is ready again: {url} responds",
+    ]

@@ -1,0 +1,155 @@
+"""A datatype is one row of one table: a new one is converted, or refused, in every form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gateway.codec.infer_request import InferRequestCodec
+from gateway.codec.lent_work import do
+from gateway.codec.loans import Work
+from gateway.codec.small_answer import convert_small_answer
+from gateway.codec.small_request import convert_small_request
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES, Datatype, floating, integer
+from gateway.protocol.inference_header import parse_header, read_inputs
+from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.protocol.v1 import Form, Predicted
+from tests.codec import test_infer_answer, test_v1_answer, test_v1_request
+from tests.codec.bodies import answer_body, output
+from tests.codec.plain_v1 import Declared
+from tests.codec.test_binary_answer import Brought, brought
+from tests.codec.test_infer_answer import Failed
+from tests.codec.v1_bodies import model
+
+NEW = [
+    floating("FLOAT8", ml_dtypes.float8_e5m2),
+    integer("INTEGER4", ml_dtypes.int4),
+    integer("UINTEGER4", ml_dtypes.uint4),
+]
+VALUES = [1, 2, 3]
+
+
+@pytest.fixture(params=NEW, ids=lambda datatype: datatype.name)
+def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datatype]:
+    datatype: Datatype = request.param
+    monkeypatch.setitem(DATATYPES, datatype.name, datatype)
+    yield datatype
+    convert_small_request.__globals__["_plan"].cache_clear()
+    convert_small_answer.__globals__["_plan"].cache_clear()
+
+
+def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:
+    return np.array(values).astype(datatype.dtype).tobytes()
+
+
+def json_request(name: str, data: str) -> bytes:
+    entry = json.dumps({"name": "x", "datatype": name, "shape": [3]})[:-1]
+    return f'{{"inputs":[{entry},"data":{data}}}]}}'.encode()
+
+
+def convert(body: bytes) -> bytes:
+    codec = InferRequestCodec(1 << 20, 64)
+    codec.feed(body)
+    codec.feed(b"", last=True)
+    parts = codec.finish().tensors
+    return b"".join(b"".join(part) for part in parts if not isinstance(part, int))
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(GatewayError) as caught:
+        convert(body)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert convert_small_request(body, 64) is None
+    return caught.value.message
+
+
+def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
+    body = json_request(new.name, "[1,[2,3]]")
+    assert convert(body) == packed(new)
+    small = convert_small_request(body, 64)
+    assert small is None or small.body[small.header_size :] == packed(new)
+
+
+@pytest.mark.parametrize("value", ["1e9", "99999999999", '"a"', "true", "null", "[", "-1e400"])
+def test_an_element_that_a_new_datatype_has_not_is_named(new: Datatype, value: str) -> None:
+    assert refusal(json_request(new.name, f"[1,{value},2]")).startswith("input 'x': ")
+
+
+def test_binary_of_a_new_datatype_is_measured(new: Datatype) -> None:
+    def inputs(size: int) -> bytes:
+        return json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": "x",
+                        "datatype": new.name,
+                        "shape": [3],
+                        "parameters": {"binary_data_size": size},
+                    }
+                ]
+            }
+        ).encode()
+
+    assert read_inputs(parse_header(inputs(3), 64))[0].binary_size == 3
+    assert "takes 3 bytes" in refusal(inputs(4))
+    preamble = raw_binary_preamble(model({"x": (new.name, [-1])}), 3)
+    assert json.loads(preamble.header)["inputs"][0]["shape"] == [3]
+
+
+def test_v1_takes_a_new_datatype(new: Datatype) -> None:
+    declared: Declared = {"x": (new.name, [-1])}
+    for fields in (
+        {"instances": VALUES},
+        {"instances": [{"x": value} for value in VALUES]},
+        {"inputs": VALUES},
+    ):
+        request = test_v1_request.convert([json.dumps(fields).encode()], declared)
+        assert b"".join(request.tensors) == packed(new)
+    error = test_v1_request.refusal({"instances": [1, 10**9]}, declared)
+    assert error.message.endswith(f"(1000000000) does not fit {new.name}")
+    error = test_v1_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
+    assert error.kind is ErrorKind.BAD_REQUEST
+
+
+def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
+    body, size = answer_body([output("y", new.name, [3], packed(new))])
+    text = test_infer_answer.as_json([body], size)
+    assert isinstance(text, bytes)
+    assert json.loads(text)["outputs"][0]["data"] == VALUES
+    assert convert_small_answer(body, size) in (None, text)
+    predicted = test_v1_answer.convert([body], size, Predicted(Form.ROWS))
+    assert json.loads(predicted) == {"predictions": VALUES}
+    in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}
+    found = brought([json.dumps(in_json).encode()])
+    assert isinstance(found, Brought)
+    assert found.tensors == packed(new)
+    in_json["outputs"][0]["data"] = [1, "a", 10**9]
+    failed = brought([json.dumps(in_json).encode()])
+    assert isinstance(failed, Failed)
+    assert failed.kind is ErrorKind.BAD_ANSWER
+
+
+def test_work_on_a_new_datatype_can_be_lent(new: Datatype) -> None:
+    assert do(Work(False, new), b"[1,2,3]") == packed(new)
+    assert do(Work(False, new), b"[1,2,1000000000]") is None
+    text = do(Work(True, new), packed(new))
+    assert text is not None
+    assert json.loads(b"[%b]" % bytes(text)) == VALUES
+
+
+@pytest.mark.parametrize("data", ["[1,2,3]", '["a"]', "[]"])
+def test_a_datatype_that_is_not_in_the_table_is_refused(data: str) -> None:
+    message = refusal(json_request("FLOAT128", data))
+    assert message.startswith("input 'x': unknown datatype \"FLOAT128\"; known are ")
+
+
+@pytest.mark.parametrize("make", [integer, floating])
+def test_a_row_whose_facts_are_not_known_does_not_come_to_be(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match="data type"):
+        make("STRING3", "S3")

@@ -1,0 +1,248 @@
+"""Errors quote what was sent, and say at which byte, however the text arrived."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.codec.binary_answer import BinaryAnswer
+from gateway.codec.infer_request import InferRequestCodec, header_without_data
+from gateway.codec.small_request import convert_small_request
+from gateway.codec.v1_request import PredictRequestCodec
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.answer_header import parse_answer
+from gateway.protocol.inference_header import AnswerForm
+from tests.codec import bodies
+from tests.codec.v1_bodies import model
+
+CAP, DEPTH = 10_000, 64
+
+_PLACED = re.compile(r" at byte ([0-9]+)\)?, near: (.*)\Z", re.DOTALL)
+_ELEMENT = re.compile(r": element [0-9]+ \((.*)\) (?:is not|does not|holds)", re.DOTALL)
+
+Convert = Callable[[list[bytes]], None]
+
+
+def convert_request(pieces: list[bytes]) -> None:
+    codec = InferRequestCodec(CAP, DEPTH)
+    for piece in pieces:
+        codec.feed(piece)
+    codec.feed(b"", last=True)
+    codec.finish()
+
+
+def convert_answer(pieces: list[bytes]) -> None:
+    codec = BinaryAnswer(AnswerForm(True, {"text": False}), CAP, 1 << 20)
+    for piece in pieces:
+        codec.feed(piece)
+    codec.feed(b"", last=True)
+    codec.finish()
+
+
+def convert_v1(pieces: list[bytes]) -> None:
+    declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
+    codec = PredictRequestCodec(model(declared, False), CAP, DEPTH)
+    for piece in [*pieces, None]:
+        codec.feed(piece or b"", last=piece is None)
+        while codec.work():
+            pass
+    codec.finish("")
+
+
+def convert_v1_of_one(pieces: list[bytes]) -> None:
+    codec = PredictRequestCodec(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
+    for piece in [*pieces, None]:
+        codec.feed(piece or b"", last=piece is None)
+        while codec.work():
+            pass
+    codec.finish("")
+
+
+def refusal(convert: Convert, body: bytes) -> GatewayError | None:
+    """Give the error of a body, which has to be the same however it arrives."""
+    told: list[tuple[ErrorKind, str] | None] = []
+    error = None
+    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1), bodies.cut(body, 2)):
+        error = None
+        try:
+            convert(pieces)
+        except GatewayError as caught:
+            error = caught
+        told.append(None if error is None else (error.kind, error.message))
+    assert told == told[:1] * len(told)
+    return error
+
+
+def check_quotes(message: str, body: bytes) -> None:
+    """Check that what a message quotes was sent, where it says."""
+    sent = body.decode("utf-8", "backslashreplace")
+    if (element := _ELEMENT.search(message)) is not None:
+        assert element[1].removesuffix("...") in sent
+    placed = _PLACED.search(message)
+    if placed is None:
+        assert "near: " not in message
+        return
+    place = int(placed[1])
+    assert place <= len(body)
+    where = len(body[:place].decode("utf-8", "backslashreplace"))
+    parts = [re.escape(part) for part in placed[2].split("[…]")]
+    found = [
+        match
+        for gap in (r"\[.*?\]", r"\[.*\]")
+        for start in range(where + 1)
+        if (match := re.compile(gap.join(parts), re.DOTALL).match(sent, start))
+    ]
+    assert any(match.start() <= where <= match.end() for match in found), (message, sent)
+
+
+# Dimensions and numbers of two digits: no array here looks like a placeholder.
+def _tensor(name: str, datatype: str, data: list[Any], **more: Any) -> dict[str, Any]:
+    shape = [20]
+    return {"name": name, **more, "datatype": datatype, "shape": shape, "data": data}
+
+
+NUMBERS = [*range(20, 40)]
+STRINGS = ["é", '"]', "\\", "{", "data", "zz", "yy", "xx", "ww", "v" * 60]
+TENSORS = [
+    _tensor("x", "FP32", NUMBERS, parameters={"note": '"data":[99]'}),
+    _tensor("text", "BYTES", STRINGS * 2),
+    _tensor("é", "INT64", [NUMBERS[:10], NUMBERS[10:]], last=None),
+]
+GOOD: dict[Convert, list[dict[str, Any]]] = {
+    convert_request: [{"id": "é", "inputs": TENSORS}, {"inputs": TENSORS[:1], "outputs": []}],
+    convert_answer: [{"model_name": "m", "outputs": TENSORS, "id": None}],
+    convert_v1: [
+        {"instances": [{"x": 20, "t": "é"}, {"t": {"b64": "YWE="}, "x": 30}], "parameters": {}},
+        {"parameters": {"a": ['"', 1.5]}, "inputs": {"t": STRINGS, "x": NUMBERS}},
+    ],
+    convert_v1_of_one: [{"inputs": STRINGS, "x": {"y": 1}}, {"instances": [{"b64": "YQ=="}, "é"]}],
+}
+TEXTS = [
+    (convert, json.dumps(fields, ensure_ascii=False, indent=indent).encode())
+    for convert, goods in GOOD.items()
+    for fields in goods
+    for indent in (None, 1)
+]
+CRUMBS = [
+    *(bytes([code]) for code in b'"{}[]:,\\0-.enNt \n\x00\xff\x80\xc3'),
+    b'"data":[55]',
+    b"NaN",
+    b'{"a":1}',
+    "é".encode(),
+    b"[[",
+    b'"inputs":',
+]
+
+
+@pytest.mark.parametrize(("convert", "body"), TEXTS)
+def test_the_good_bodies_are_taken(convert: Convert, body: bytes) -> None:
+    # Shapes of V1 are those of the data; the model here wants one dimension.
+    error = refusal(convert, body)
+    assert error is None
+
+
+@settings(max_examples=1500)
+@given(st.sampled_from(TEXTS), st.integers(0, 2**20), st.integers(0, 12), st.sampled_from(CRUMBS))
+@example(TEXTS[0], 2**20, 0, b"x")
+def test_a_broken_body_is_quoted_where_it_breaks(
+    good: tuple[Convert, bytes], at: int, lost: int, put: bytes
+) -> None:
+    convert, body = good
+    at %= len(body) + 1
+    body = body[:at] + put + body[at + lost :]
+    error = refusal(convert, body)
+    if error is None:
+        return
+    check_quotes(error.message, body)
+    if convert is convert_request:
+        assert convert_small_request(body, DEPTH) is None
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(TEXTS), st.integers(0, 2**20))
+def test_a_body_cut_short_is_quoted_at_its_end(good: tuple[Convert, bytes], size: int) -> None:
+    convert, body = good
+    body = body[: size % len(body)].rstrip()
+    error = refusal(convert, body)
+    assert error is not None
+    check_quotes(error.message, body)
+
+
+ONE = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[11,12]%b}]}'
+TWO = ONE.replace(b"}]}", b'},{"name":"y","data":[13],"shape":[1]%b,"datatype":"INT8"}]}')
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            ONE % b",",
+            "the request is not valid JSON (trailing comma is not allowed at byte 67), "
+            'near: hape":[2],"data":[…],}]}',
+        ),
+        (
+            ONE % b"" + b"x",
+            "the request is not valid JSON (unexpected content after document at byte 70), "
+            'near: e":[2],"data":[…]}]}x',
+        ),
+        (
+            (ONE % b"").replace(b"[2],", b"[2]"),
+            "the request is not valid JSON (unexpected character, expected ',' or '}' at byte 52), "
+            'near: ":"FP32","shape":[2]"data":',
+        ),
+        (
+            TWO % (b"", b" 5"),
+            "the request is not valid JSON (unexpected character, expected ',' or '}' at byte 105),"
+            ' near: ta":[…],"shape":[1] 5,"datatype":"INT8"}',
+        ),
+        (
+            TWO % (b' ""', b""),
+            "the request is not valid JSON (unexpected character, expected ',' or '}' at byte 68), "
+            'near: ape":[2],"data":[…] ""},{"name":"y","dat',
+        ),
+        (
+            b'{"inputs":[{"name":"\xc3\xa9\xff","data":[11]}]}',
+            "the request is not valid JSON (not UTF-8 at byte 22), "
+            'near: inputs":[{"name":"é\\xff","data":',
+        ),
+        (
+            b'{"inputs":[{"data":[11]}]}{"inputs":[{"data":[12]}]}',
+            "the request is not valid JSON (unexpected content after document at byte 26), "
+            'near: uts":[{"data":[…]}]}{"inputs":[{"data":',
+        ),
+    ],
+)
+def test_the_table_of_quotes(body: bytes, message: str) -> None:
+    error = refusal(convert_request, body)
+    assert error is not None
+    assert error.message == message
+    check_quotes(message, body)
+
+
+@pytest.mark.parametrize("body", [ONE % b",", TWO % (b"", b" 5"), TWO % (b' ""', b"")])
+def test_a_servers_own_text_is_quoted(body: bytes) -> None:
+    body = body.replace(b"inputs", b"outputs")
+    error = refusal(convert_answer, body)
+    assert error is not None
+    assert error.kind is ErrorKind.BAD_ANSWER
+    assert error.message.startswith("the server's answer is not valid JSON (")
+    check_quotes(error.message, body)
+
+
+def test_a_header_without_data_is_quoted() -> None:
+    good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
+    part = good % b',"parameters":{"binary_data_size":8 8}'
+    with pytest.raises(GatewayError) as caught:
+        header_without_data(part, DEPTH)
+    check_quotes(caught.value.message, part)
+    assert "at byte 88)" in caught.value.message
+    with pytest.raises(GatewayError) as caught:
+        parse_answer(part)
+    check_quotes(caught.value.message, part)
+    assert "at byte 88)" in caught.value.message

@@ -1,0 +1,96 @@
+"""Builds the C module with AddressSanitizer and UndefinedBehaviorSanitizer; runs Python with it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "gateway" / "codec" / "_floats.c"
+
+_SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+class NoSanitizerError(Exception):
+    """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
+
+
+def build(source: str, folder: Path) -> Path:
+    """Compile the text of the C module; raises NoSanitizerError.
+
+    Its name is what Python expects of ``_floats``, whatever the source was changed to.
+    """
+    compiler = _compiler()
+    header = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
+    (folder / "powers_of_ten.h").write_text(header)
+    (folder / "_floats.c").write_text(source)
+    module = folder / f"_floats{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
+    flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS]
+    sources = ["-shared", "-fPIC", str(folder / "_floats.c"), "-o", str(module)]
+    done = _run([compiler, *flags, *include, *sources])
+    if done.returncode:
+        raise AssertionError(f"{SOURCE} does not compile with the sanitizers:\n{done.stderr}")
+    return module
+
+
+def run(program: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a Python program in which what is built can be loaded; raises NoSanitizerError.
+
+    A sanitizer that finds something ends it, and says what on standard error.
+    """
+    environment = os.environ | {
+        "LD_PRELOAD": _runtime(),
+        # Python's own allocator would hide where a block ends.
+        "PYTHONMALLOC": "malloc",
+        # Python itself leaves much behind when it ends.
+        "ASAN_OPTIONS": "detect_leaks=0:exitcode=99:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return _run([sys.executable, str(program), *arguments], environment, timeout)
+
+
+def check_machine(folder: Path) -> None:
+    """Raise NoSanitizerError unless a program can be built and run with the sanitizers."""
+    source = folder / "nothing.c"
+    source.write_text("int nothing(void) { return 0; }\n")
+    module = folder / "nothing.so"
+    done = _run([_compiler(), *_SANITIZERS, "-shared", "-fPIC", str(source), "-o", str(module)])
+    if done.returncode:
+        raise NoSanitizerError(f"the C compiler has no sanitizers: {done.stderr.strip()}")
+    program = folder / "nothing.py"
+    program.write_text(f"import ctypes\nprint(ctypes.CDLL({str(module)!r}).nothing())\n")
+    done = run(program, timeout=60)
+    if done.stdout != "0\n":
+        raise NoSanitizerError(f"Python does not run with AddressSanitizer: {done.stderr.strip()}")
+
+
+def _compiler() -> str:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise NoSanitizerError("there is no C compiler (cc)")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise NoSanitizerError("Python.h is missing")
+    return compiler
+
+
+def _runtime() -> str:
+    """Find AddressSanitizer's library, which must be loaded before all others."""
+    library = _run([_compiler(), "-print-file-name=libasan.so"]).stdout.strip()
+    if not Path(library).is_absolute():  # the bare name, where there is none
+        raise NoSanitizerError("the C compiler has no libasan.so")
+    return library
+
+
+def _run(
+    command: list[str], environment: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )

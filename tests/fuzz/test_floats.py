@@ -1,0 +1,76 @@
+"""The C module that reads floats: no text makes it read or write where it must not, or err."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.fuzz import sanitized
+from tests.fuzz.budget import seconds
+
+PROGRAM = Path(__file__).with_name("float_reader.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip these tests where nothing can be built with sanitizers."""
+    try:
+        sanitized.check_machine(tmp_path_factory.mktemp("machine"))
+    except sanitized.NoSanitizerError as error:
+        pytest.skip(f"the C module is not fuzzed: {error}")
+
+
+def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[CompletedProcess[str], str]:
+    """Fuzz a module for so many seconds; give what came of it, and the text that was read last."""
+    module, last = sanitized.build(source, folder), folder / "last.txt"
+    done = sanitized.run(PROGRAM, str(module), str(budget), seed, str(last), timeout=budget + 120)
+    text = last.read_bytes() if last.exists() else None
+    return done, f"seed {seed}, last text: {text!r}\n{done.stderr}"
+
+
+def test_no_text_makes_the_reader_err(tmp_path: Path) -> None:
+    done, told = fuzz(sanitized.SOURCE.read_text(), tmp_path, seconds(20), os.urandom(8).hex())
+    assert done.returncode == 0, told
+    counts = json.loads(done.stdout)
+    assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
+
+
+PLANTED = {
+    "read beyond the end": (
+        "bool negative = at < end && *at == '-', is_integer = true;",
+        "bool negative = *at == '-', is_integer = true;",
+        "AddressSanitizer: heap-buffer-overflow",
+    ),
+    "write beyond the end": (
+        "text.len / 2 * size",
+        "text.len / 3 * size",
+        "AddressSanitizer: heap-buffer-overflow",
+    ),
+    "exponent that overflows": (
+        "is_digit(*at) && value < 1000",
+        "is_digit(*at)",
+        "runtime error: signed integer overflow",
+    ),
+    "tie rounded up": ("up &= mantissa >> 1;", "up = 1;", "was read as"),
+    "comma before the end": (
+        "if (at == end || *at++ != ',')",
+        "if (at < end - 1 && at[0] == ',' && at[1] == ']')\n"
+        "            return count;\n"
+        "        if (at == end || *at++ != ',')",
+        "is no JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_error_is_found(planted: str, tmp_path: Path) -> None:
+    right, wrong, told = PLANTED[planted]
+    source = sanitized.SOURCE.read_text()
+    assert source.count(right) == 1
+    done, output = fuzz(source.replace(right, wrong), tmp_path, 60, "planted")
+    assert done.returncode != 0
+    assert told in output

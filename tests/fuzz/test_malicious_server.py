@@ -1,0 +1,49 @@
+"""Inference answers of a malicious server: right, or an error that names it, or plainly broken off.
+
+Whatever it sends, no client gets data that are wrong or cut short and looks whole, none waits
+without end, and nothing is left of it in the gateway.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fuzz.answers import Served, any_answer, in_order
+from tests.fuzz.budget import seconds
+from tests.fuzz.malicious import KINDS, Case, check_cases
+
+pytestmark = [
+    # On one loop only: these tests take their time.
+    pytest.mark.asyncio(loop_factories=["uvloop"]),
+    pytest.mark.usefixtures("clean"),
+]
+
+DIALECTS = ("triton", "kserve", "openvino", "json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [("JSON", "close"), ("binary", "close"), ("V1", "close"), ("JSON", "reset")]
+)
+@pytest.mark.parametrize("sizes", [(), (100, 7)], ids=["sized", "chunked"])
+async def test_a_close_at_any_byte_of_an_answer_is_noticed(
+    kind: str, ending: str, sizes: tuple[int, ...]
+) -> None:
+    data = in_order("two outputs", sizes)
+    cases = (Case(kind, Served(data[:size], (), ending)) for size in range(1, len(data)))
+    assert await check_cases("triton", cases) == len(data) - 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_any_answer_is_right_or_an_error_or_broken_off(dialect: str) -> None:
+    end = time.monotonic() + seconds(4)
+    chance = random.Random(dialect)
+
+    def cases() -> Iterator[Case]:
+        while time.monotonic() < end:
+            yield Case(chance.choice(KINDS), any_answer(chance))
+
+    assert await check_cases(dialect, cases()) > 0

@@ -1,0 +1,51 @@
+"""Why calls failed, in the log."""
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.failure_log import FailureLog
+
+REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
+LATE = GatewayError(ErrorKind.SERVER_TIMEOUT, "http://a: nothing moved for 10 s")
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_reason_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    clock = _Clock()
+    log = FailureLog(clock)
+    for _ in range(50):
+        log.write(REFUSED, "1f")
+    log.write(LATE)
+    clock.now += 10
+    log.write(REFUSED, "2f")
+    assert caplog.messages == [
+        f"request 1f failed with 503: {REFUSED.message}",
+        f"request - failed with 504: {LATE.message}",
+        "49 more calls failed within 10 s",
+        f"request 2f failed with 503: {REFUSED.message}",
+    ]
+
+
+def test_many_reasons_are_no_flood_either(caplog: pytest.LogCaptureFixture) -> None:
+    clock = _Clock()
+    log = FailureLog(clock)
+    for number in range(1000):
+        log.write(GatewayError(ErrorKind.BAD_ANSWER, f"http://a answered {number} bytes"))
+    assert len(caplog.messages) == 20
+    clock.now += 10
+    log.write(REFUSED)
+    assert caplog.messages[20].startswith("980 more calls failed")
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.BAD_REQUEST, ErrorKind.NOT_READY, ErrorKind.INTERNAL])
+def test_a_clients_error_a_probes_and_one_that_is_logged_elsewhere_are_left_out(
+    kind: ErrorKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    FailureLog(_Clock()).write(GatewayError(kind, "why"))
+    assert not caplog.messages

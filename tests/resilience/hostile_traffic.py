@@ -1,0 +1,197 @@
+"""Traffic that is meant to take a gateway's memory, and a gateway to send it to."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.servers.addresses import HOST, free_port
+from tests.servers.command import PATIENCE, Process, serving
+from tests.servers.faulty_server import Connection, FaultyServer, Script
+from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.raw_client import RawClient, connect
+from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
+
+MIB = 2**20
+HELD = 64 * MIB
+
+_FLOATS = (
+    b'{"inputs":[{"name":"IN","shape":[9],"datatype":"FP32","data":[' + b"0.12345," * 6_200_000
+)
+_BYTES = (
+    b'{"inputs":[{"name":"IN","shape":[9],"datatype":"BYTES","data":['
+    + b'"abcdefghij",' * 3_800_000
+)
+_LENGTH = {"Content-Length": "60000000"}
+_CHUNKED = {"Host": "x", "Transfer-Encoding": "chunked"}
+
+UPLOADS = {
+    "floats": request("POST", INFER, headers=_LENGTH) + _FLOATS,
+    "strings": request("POST", INFER, headers=_LENGTH) + _BYTES,
+    "V1": request("POST", "/v1/models/m:predict", headers=_LENGTH)
+    + b'{"instances":['
+    + b"0.12345," * 6_200_000,
+    "gzip": request("POST", INFER, headers={**_LENGTH, "Content-Encoding": "gzip"})
+    + gzip.compress(_BYTES, 0),
+    "chunked raw": message(f"POST {INFER} HTTP/1.1", {**_CHUNKED, LENGTH: "0"})
+    + chunk(bytes(MIB)) * 47,
+    "passed": request("POST", "/v2/x", headers=_LENGTH) + bytes(50_000_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway in a process of its own, and where its operators look."""
+
+    process: Process
+    url: str
+    admin: str
+
+    async def status(self) -> dict[str, Any]:
+        """Ask it how it does."""
+        async with connect(self.admin) as client:
+            status: dict[str, Any] = (await client.call("GET", "/status")).json
+        return status
+
+    async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> None:
+        """Wait until a condition of its status holds."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.1)
+
+    async def until_idle(self) -> None:
+        """Wait until no call and no client is left, and nothing is held."""
+        names = ("requests", "connections", "held_bytes")
+        await self.until_status(lambda status: not any(status[name] for name in names))
+
+    def memory(self, field: str) -> int:
+        """Give bytes of memory: proc(5), /proc/PID/status."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"{field}:\s+(\d+) kB", text)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+@asynccontextmanager
+async def gateway_before(script: Script, folder: Path) -> AsyncIterator[Running]:
+    """Run a gateway before a server that does as the script says."""
+    admin = free_port()
+    async with FaultyServer(script) as server:
+        file = folder / "gateway.yaml"
+        file.write_text(
+            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\nhelper: never\nlog: {{access: false}}\n"
+            f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
+            f"limits: {{held_bytes: {HELD}, spool_bytes: {HELD}}}\n"
+        )
+        async with serving(str(file)) as (process, url):
+            yield Running(process, url, f"http://{HOST}:{admin}")
+
+
+@asynccontextmanager
+async def clients(url: str, count: int, receiving: int = 0) -> AsyncIterator[list[RawClient]]:
+    """Open so many connections; ``receiving`` bounds what their kernel takes of a response."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with AsyncExitStack() as stack:
+        opened = []
+        for _ in range(count):
+            sock = socket.socket()
+            if receiving:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receiving)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+            client = RawClient(*await asyncio.open_connection(sock=sock, limit=4096))
+            stack.callback(client.reset)
+            opened.append(client)
+        yield opened
+
+
+async def knows_a_model_and_never_reads(connection: Connection) -> None:
+    """Answer for the metadata; leave the bodies of other requests where they are."""
+    while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
+        await connection.send(answer(metadata(-1)))
+    connection.stop_reading()
+    await asyncio.sleep(120)
+
+
+async def answers_plenty(connection: Connection) -> None:
+    """Answer each request with 64 MB."""
+    size = 64_000_000
+    header = answer_header(size)
+    head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + size)}
+    await connection.request()
+    await connection.send(message("HTTP/1.1 200 OK", head, header))
+    for _ in range(64):
+        await connection.send(bytes(1_000_000))
+
+
+async def _send_all(client: RawClient, data: bytes, seconds: float) -> None:
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            await client.send(data)
+
+
+async def abort_uploads(gateway: Running, count: int = len(UPLOADS)) -> None:
+    """Send 50 MB of a body of 60 MB, one client after the other, and leave: each form in turn."""
+    for number in range(count):
+        async with clients(gateway.url, 1) as (client,):
+            await _send_all(client, list(UPLOADS.values())[number % len(UPLOADS)], PATIENCE)
+        await gateway.until_idle()
+
+
+async def upload_at_once(gateway: Running, count: int = 300, size: int = 400_000) -> None:
+    """Have many clients upload at a time, to a server that does not read."""
+    data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
+    async with clients(gateway.url, count) as opened:
+        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+
+
+async def send_long_ids(gateway: Running, count: int = 400) -> None:
+    """Have many clients send JSON around the data, and wait; some have to be refused."""
+    data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
+    async with clients(gateway.url, count) as opened:
+        await asyncio.gather(*(_send_all(client, data, 15) for client in opened))
+        await gateway.until_status(lambda status: 0 < status["requests"] < count)
+
+
+async def send_long_heads(gateway: Running, count: int = 1500) -> None:
+    """Have many clients send most of a long head."""
+    data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
+    async with clients(gateway.url, count) as opened:
+        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await gateway.until_status(lambda status: status["held_bytes"] > HELD // 2)
+
+
+async def never_read_bytes(gateway: Running) -> None:
+    """Have many clients ask for large responses that pass as they are, and read nothing."""
+    await _never_read(gateway, request("GET", "/v2/x"))
+
+
+async def never_read_json(gateway: Running) -> None:
+    """Have many clients ask for large responses that become JSON, and read nothing."""
+    fields = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
+    await _never_read(gateway, request("POST", INFER, fields))
+
+
+async def _never_read(gateway: Running, data: bytes, count: int = 150) -> None:
+    async with clients(gateway.url, count, receiving=4096) as opened:
+        for client in opened:
+            client.stop_reading()
+        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await gateway.until_status(lambda status: status["requests"] == count)
+        await asyncio.sleep(3)  # in which the responses come, as far as they may
+
+
+Attack = Callable[[Running], Awaitable[None]]
+
+ATTACKS: dict[Script, Sequence[Attack]] = {
+    knows_a_model_and_never_reads: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
+    answers_plenty: [never_read_bytes, never_read_json],
+}
+"""What is sent to a gateway, by what the server behind it does."""

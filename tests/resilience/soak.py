@@ -1,0 +1,293 @@
+"""Keep a gateway under mixed traffic for minutes, and check that nothing grows.
+
+    python -m tests.resilience.soak --minutes 10
+
+Careful clients check each response. Others send every form and leave at a random stage. Servers
+are killed, stopped and told to fail, and settings are reloaded all the while. In two quiet moments,
+after a warm-up and at the end, memory, descriptors, tasks and processes are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from tests.resilience.fleet import FleetServer, fleet
+from tests.resilience.load import MIXED, Load, load_on
+from tests.resilience.server import Behaviour
+from tests.servers.addresses import HOST, free_port
+from tests.servers.command import PATIENCE, Process, serving
+from tests.servers.http_text import chunk, message, request
+from tests.servers.raw_client import RawClient, connect
+from tests.servers.tensors import LENGTH
+
+MIB = 2**20
+GROWTH = 32 * MIB
+"""Bytes by which resident memory may differ between two quiet moments."""
+MORE_DESCRIPTORS = 2
+"""Those that are opened at their first use: to notice clients that leave, for one."""
+WARM_UP = 0.25
+"""The share of the time after which the first quiet moment comes."""
+QUIET = 25.0
+"""Seconds of a quiet moment: memory that is free goes back every ten."""
+LEAVING = 10
+"""Clients that leave."""
+
+_INFER = "/v2/models/echo/infer"
+_NUMBERS = 400_000
+_LEFT = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a gateway takes in a quiet moment, with its children: sizes in bytes."""
+
+    memory: int
+    descriptors: int
+    processes: int
+    tasks: int
+    requests: int
+    held_bytes: int
+
+
+def _forms() -> dict[str, bytes]:
+    """Write a request of each form."""
+    numbers = list(range(_NUMBERS))
+    entry = {"name": "N", "datatype": "INT32", "shape": [_NUMBERS]}
+    text = json.dumps({"inputs": [{**entry, "data": numbers}]}).encode()
+    texts = {"name": "N", "datatype": "BYTES", "shape": [_NUMBERS], "data": ["abc"] * _NUMBERS}
+    tensor = bytes(4 * _NUMBERS)
+    header = json.dumps(
+        {"inputs": [{**entry, "parameters": {"binary_data_size": len(tensor)}}]}
+    ).encode()
+    pieces = [chunk(text[start : start + 70_000]) for start in range(0, len(text), 70_000)]
+    chunks = b"".join(pieces) + b"0\r\n\r\n"
+    chunked = {"Host": "x", "Transfer-Encoding": "chunked"}
+    return {
+        "JSON": request("POST", _INFER, text),
+        "BYTES": request("POST", _INFER, json.dumps({"inputs": [texts]}).encode()),
+        "chunked": message(f"POST {_INFER} HTTP/1.1", chunked, chunks),
+        "gzip": request("POST", _INFER, gzip.compress(text, 1), {"Content-Encoding": "gzip"}),
+        "binary": request("POST", _INFER, header + tensor, {LENGTH: str(len(header))}),
+        "raw": request("POST", _INFER, tensor, {LENGTH: "0"}),
+        "V1": request(
+            "POST", "/v1/models/echo:predict", json.dumps({"instances": numbers}).encode()
+        ),
+        "passed": request("POST", "/v2/passed", text),
+        "header": request("POST", _INFER, b'{"id":"' + b"a" * 900_000 + b'"}'),
+        "broken": request("POST", _INFER, text[: len(text) // 2] + b"}" * 100),
+        "GET": request("GET", "/v2/models/echo"),
+    }
+
+
+class _Leaver:
+    """A client that sends any form, and leaves at a random stage, or stays to the end."""
+
+    def __init__(self, url: str, forms: dict[str, bytes]) -> None:
+        self._url = url
+        self._forms = forms
+        self.calls = 0
+
+    async def run(self) -> None:
+        """Call again and again, until cancelled."""
+        while True:
+            with suppress(*_LEFT):
+                async with asyncio.timeout(20), connect(self._url) as client:
+                    await self._call(client)
+            self.calls += 1
+            await asyncio.sleep(random.random() * 0.2)
+
+    async def _call(self, client: RawClient) -> None:
+        data = random.choice(list(self._forms.values()))
+        if random.random() < 0.5:
+            await client.send(data[: random.randrange(len(data))])
+        else:
+            await client.send(data)
+            if random.random() < 0.5:
+                await client.reader.read(random.randrange(1, 300_000))
+            else:
+                await client.reply()
+        await asyncio.sleep(random.random() * 0.3)
+        if random.random() < 0.5:
+            client.reset()
+
+
+async def _disturb(servers: Sequence[FleetServer]) -> None:
+    """Have servers fail in turn, in each of the ways that they can."""
+
+    async def die(server: FleetServer) -> None:
+        await server.kill()
+        await asyncio.sleep(2)
+        await server.start()
+
+    async def freeze(server: FleetServer) -> None:
+        server.stop()
+        await asyncio.sleep(2)
+        server.go_on()
+
+    def behaving(behaviour: Behaviour) -> Callable[[FleetServer], Awaitable[None]]:
+        async def behave(server: FleetServer) -> None:
+            await server.behave(behaviour)
+            await asyncio.sleep(2)
+            await server.behave(Behaviour())
+
+        return behave
+
+    ways = [
+        die,
+        freeze,
+        behaving(Behaviour(unavailable=True)),
+        behaving(Behaviour(delay=0.5)),
+        behaving(Behaviour(cut=True)),
+        behaving(Behaviour(keep_alive=0.01)),
+        behaving(Behaviour(forgets=True)),
+    ]
+    while True:
+        await random.choice(ways)(random.choice(servers))
+        await asyncio.sleep(1)
+
+
+async def _reload(process: Process, file: Path) -> None:
+    """Have the gateway take other settings every few seconds."""
+    text = await asyncio.to_thread(file.read_text)
+    while True:
+        for idle in ("20s", "21s"):
+            await asyncio.sleep(5)
+            limits = f"limits: {{held_bytes: 256MiB, idle_time: {idle}}}\n"
+            await asyncio.to_thread(file.write_text, text + limits)
+            process.signal(signal.SIGHUP)
+
+
+async def _read_log(process: Process) -> None:
+    """Keep what the gateway says, so that it never waits for somebody to read it."""
+    assert process.process.stderr is not None
+    while line := await process.process.stderr.readline():
+        process.said += line.decode()
+
+
+async def _sample(process: Process, admin: str) -> Sample:
+    """Count what the gateway takes now."""
+    pids = _family(process.pid)
+    async with connect(admin) as client:
+        status = (await client.call("GET", "/status")).json
+    return Sample(
+        sum(_resident(pid) for pid in pids),
+        sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+        len(pids),
+        status["tasks"],
+        status["requests"],
+        status["held_bytes"],
+    )
+
+
+def _family(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in _family(int(child)))]
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@asynccontextmanager
+async def _traffic(url: str, leavers: Sequence[_Leaver]) -> AsyncIterator[Load]:
+    """Have all clients at work; inside, some leave, and others check what they get."""
+    async with load_on(url, MIXED, pause=0.01) as load, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(leaver.run()) for leaver in leavers]
+        yield load
+        for task in tasks:
+            task.cancel()
+        await load.end()
+
+
+async def soak(minutes: float, folder: Path) -> list[str]:
+    """Run it all; print what is seen, and give what is wrong."""
+    port, admin = free_port(), free_port()
+    file = folder / "gateway.yaml"
+    async with fleet() as servers:
+        urls = ", ".join(server.url for server in servers)
+        file.write_text(
+            f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\nlog: {{access: false}}\n"
+            f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton}}}}\n"
+        )
+        async with serving(str(file)) as (process, url):
+            leavers = [_Leaver(url, _forms()) for _ in range(LEAVING)]
+            samples, wrong = [], 0
+            reading = asyncio.create_task(_read_log(process))
+            disturbing = asyncio.create_task(_disturb(servers))
+            reloading = asyncio.create_task(_reload(process, file))
+            for share in (WARM_UP, 1 - WARM_UP):
+                end = time.monotonic() + 60 * minutes * share
+                async with _traffic(url, leavers) as load:
+                    while time.monotonic() < end:
+                        await asyncio.sleep(min(10, 60 * minutes * share))
+                        now = await _sample(process, f"http://{HOST}:{admin}")
+                        print(_line(now, load, leavers), flush=True)
+                wrong += load.tally.wrong
+                await asyncio.sleep(QUIET)
+                samples.append(await _sample(process, f"http://{HOST}:{admin}"))
+                print("quiet:", _line(samples[-1], load, leavers), flush=True)
+            for task in (disturbing, reloading):
+                task.cancel()
+            await asyncio.wait((disturbing, reloading))
+            process.signal(signal.SIGTERM)
+            async with asyncio.timeout(PATIENCE):
+                await reading
+                status = await process.process.wait()
+    return _judge(samples, wrong, status, process.said)
+
+
+def _line(sample: Sample, load: Load, leavers: Sequence[_Leaver]) -> str:
+    counts = ", ".join(f"{each.name} {getattr(sample, each.name):,}" for each in fields(sample))
+    calls = sum(leaver.calls for leaver in leavers)
+    return f"{counts}; {load.tally.ok:,} good responses, {calls:,} calls left"
+
+
+def _judge(samples: Sequence[Sample], wrong: int, status: int, said: str) -> list[str]:
+    """Give what is wrong between two quiet moments."""
+    first, last = samples
+    found = []
+    growth = last.memory - first.memory
+    if growth > GROWTH:
+        found.append(f"memory grew by {growth / MIB:.0f} MiB")
+    for name, slack in (("descriptors", MORE_DESCRIPTORS), ("processes", 0), ("tasks", 0)):
+        before, after = getattr(first, name), getattr(last, name)
+        if after > before + slack:
+            found.append(f"{name} grew from {before} to {after}")
+    if last.requests or last.held_bytes:
+        found.append(f"{last.requests} requests, {last.held_bytes} bytes are left")
+    if wrong:
+        found.append(f"{wrong} responses were wrong")
+    if status:
+        found.append(f"the gateway ended with status {status}")
+    if "Traceback" in said:
+        found.append(f"the log has a traceback:\n{said[-3000:]}")
+    return found
+
+
+def main() -> None:
+    """Run from the command line; the status is 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    minutes = parser.parse_args().minutes
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(soak(minutes, Path(folder)))
+    print("\n".join(found) or "nothing grew")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

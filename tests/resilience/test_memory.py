@@ -1,0 +1,30 @@
+"""The memory of a gateway under hostile traffic stays within what docs/memory.md says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.resilience.hostile_traffic import ATTACKS, HELD, MIB, gateway_before
+from tests.servers.faulty_server import Script
+from tests.servers.running_gateway import until
+
+OF_ITS_OWN = 160 * MIB
+GAPS = 1.25
+CONNECTIONS, PER_CONNECTION = 1500, 4096
+CALLS, PER_CALL = 400, 20 * 1024
+MOST = OF_ITS_OWN + GAPS * HELD + CONNECTIONS * PER_CONNECTION + CALLS * PER_CALL
+
+LEFT = 64 * MIB
+"""Bytes by which memory may have grown once all calls have ended."""
+
+
+@pytest.mark.parametrize("script", ATTACKS)
+async def test_hostile_traffic_stays_within_the_formula(script: Script, tmp_path: Path) -> None:
+    async with gateway_before(script, tmp_path) as gateway:
+        start = gateway.memory("VmRSS")
+        for attack in ATTACKS[script]:
+            await attack(gateway)
+            await gateway.until_idle()
+            assert gateway.memory("VmHWM") < MOST, attack.__name__
+        # What is free goes back to the system within ten quiet seconds.
+        await until(lambda: gateway.memory("VmRSS") < start + LEFT, 25)

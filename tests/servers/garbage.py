@@ -1,0 +1,64 @@
+"""What the gateway leaves to the cyclic collector: nothing, however a call ends."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gateway
+
+_SOURCES = str(Path(gateway.__file__).parent)
+
+
+@contextmanager
+def no_garbage(left_by: str) -> Iterator[None]:
+    """Check that all of the gateway's objects that die inside die by their reference counts.
+
+    ``left_by`` says whose objects they are. So what a call held is free as soon as it is over, and
+    not when the collector runs.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = Counter(name for name in map(_name, gc.garbage) if name)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.collect()
+    assert not found, f"{left_by}: {found}"
+
+
+def _name(thing: object) -> str:
+    """Name an object of the gateway's, or one that may hold much; nothing for others."""
+    kind = type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("gateway.") or isinstance(thing, memoryview):
+        return name
+    code = _code(thing)
+    if code is not None and code.co_filename.startswith(_SOURCES):
+        return f"{name} of {code.co_qualname}"
+    return ""
+
+
+def _code(thing: object) -> types.CodeType | None:
+    match thing:
+        case types.FrameType():
+            return thing.f_code
+        case types.TracebackType():
+            return thing.tb_frame.f_code
+        case types.CoroutineType():
+            return thing.cr_code
+        case types.GeneratorType():
+            return thing.gi_code
+        case types.AsyncGeneratorType():
+            return thing.ag_code
+        case _:
+            return None

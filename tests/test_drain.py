@@ -1,0 +1,114 @@
+"""What operators read while a gateway drains, as a process of its own."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.servers.addresses import free_address
+from tests.servers.command import PATIENCE, Process, serving, settings_in
+from tests.servers.faulty_server import Connection, FaultyServer
+from tests.servers.http_text import answer, request
+from tests.servers.raw_client import connect
+from tests.servers.running_gateway import until
+
+DRAINING = "not ready: draining"
+
+
+class _SlowServer:
+    """The script of a server that answers once it may."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, connection: Connection) -> None:
+        await connection.request()
+        await self.go_on.wait()
+        await connection.send(answer())
+
+
+def _children(pid: int) -> list[int]:
+    """Give the ids of the processes that one has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def _poll(admin: str) -> None:
+    """Read every page over a new connection each, as monitoring does, while the gateway drains."""
+    await _ready(admin)
+    async with connect(f"http://{admin}") as client:
+        assert (await client.call("GET", "/live")).status == 200
+    async with connect(f"http://{admin}") as client:
+        assert (await client.call("GET", "/status")).json["draining"] is True
+    async with connect(f"http://{admin}") as client:
+        assert b"\ntensorgate_draining 1.0\n" in (await client.call("GET", "/metrics")).body
+
+
+async def _poll_until_refused(admin: str) -> None:
+    """Poll until nobody listens any more: whoever could connect is answered."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await _ready(admin)
+            except ConnectionRefusedError:
+                return
+
+
+async def _ready(admin: str) -> None:
+    async with connect(f"http://{admin}") as client:
+        reply = await client.call("GET", "/ready")
+        assert (reply.status, reply.error) == (503, DRAINING)
+
+
+def _all_processes(process: Process) -> list[int]:
+    return [process.pid, *_children(process.pid)]
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_admin_address_says_draining_until_the_last_worker_ends(
+    tmp_path: Path, workers: int, to_all: bool
+) -> None:
+    admin = free_address()
+    more = f"admin: {admin}\nworkers: {workers}\nlimits: {{drain_grace: 50ms}}\n"
+    slow = _SlowServer()
+    async with FaultyServer(slow) as server:
+        config = settings_in(tmp_path / "gateway.yaml", server.url, more=more)
+        async with serving(config) as (process, url), connect(url) as client:
+            await client.send(request("GET", "/v2/x"))
+            await server.connection()
+            for pid in _all_processes(process) if to_all else [process.pid]:
+                os.kill(pid, signal.SIGTERM)
+            await process.until_it_says("stopping")
+            if workers > 1:  # the one without a call ends, and its operators go to the other
+                await until(lambda: len(_children(process.pid)) == 1, PATIENCE)
+            for _ in range(10):
+                await _poll(admin)
+            polls = asyncio.create_task(_poll_until_refused(admin))
+            slow.go_on.set()
+            assert (await client.reply()).status == 200
+            await polls
+            status, _, err = await process.end()
+    assert status == 0
+    assert err.splitlines()[-1].endswith(": stopped")
+    for word in ("dropped", "killed", "ERROR", "Traceback"):
+        assert word not in err
+
+
+async def test_a_worker_told_to_leave_drains_while_the_others_serve_operators(
+    tmp_path: Path,
+) -> None:
+    admin = free_address()
+    more = f"admin: {admin}\nworkers: 2\nlimits: {{drain_grace: 50ms}}\n"
+    async with FaultyServer() as server:
+        config = settings_in(tmp_path / "gateway.yaml", server.url, more=more)
+        async with serving(config) as (process, _):
+            leaving = _children(process.pid)[0]
+            os.kill(leaving, signal.SIGTERM)
+            await process.until_it_says(f"worker {leaving} ended with status 0")
+            for _ in range(4):
+                async with connect(f"http://{admin}") as client:
+                    assert (await client.call("GET", "/ready")).status == 200
+            process.signal(signal.SIGTERM)
+            assert (await process.end())[0] == 0
