@@ -257,6 +257,7 @@ WORST = {
     "V1 strings and base64 (500)": Plan(
         "instances", "BYTES", ('"a"', '{"b64":"QQ=="}'), 1, 1, (), False, False, ""
     ),
+    "ties that do not fit (115)": Plan("inputs", "FP16", ("1e5",), 1, 1, (), False, False, ""),
     "base64 of V1 (270)": Plan(
         "instances", "BYTES", ('{"b64":"QQ=="}',), 1, 1, (), False, False, ""
     ),
