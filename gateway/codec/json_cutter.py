@@ -24,6 +24,8 @@ from gateway.protocol.messages import REQUEST, Message
 from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
+_ARRAY_HERE = "data array"
+"""The key that stands for ``data`` where the tensors around an array are looked at."""
 _SPACES = re.compile(rb"[ \t\n\r]*+")
 _V1_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
 # Most text of a key needs no look: it is a mere string, or no array follows. Behind a backslash,
@@ -143,6 +145,9 @@ class JsonCutter:
         if self._array is not None:
             raise self._unfinished(self._array)
         self._move(len(self._buffer))
+        if self.arrays and b"\\" in self._header[self._fragment_start :]:
+            # A key with escapes is not cut out, and its value could be that of the stand-in.
+            self._check_previous(self._tensors_of(self._header[self._fragment_start :]))
         header, self._header = bytes(self._header), bytearray()
         self._buffer, self._at = b"", 0
         return header
@@ -228,7 +233,7 @@ class JsonCutter:
         if self._key_at < self._next_look:
             return
         self._next_look = 2 * self._key_at
-        tensors = self._tensors_so_far(self._header[self._fragment_start :])
+        tensors = self._tensors_so_far()
         if tensors:
             index = max(0, self._tensor) + len(tensors) - 1
             is_same = index == self._tensor
@@ -237,12 +242,14 @@ class JsonCutter:
             raise self._message.fault(f"{label}: data must be an array, got {kind}")
 
     def _enter_array(self) -> ArrayStart:
-        tensors = self._tensors_so_far(self._header[self._fragment_start :])
+        tensors = self._tensors_so_far()
         if tensors is None:
             raise misplaced_array(self._message, bytes(self._header), self._key_at, self.cuts)
         first = not self.arrays
-        if not first and len(tensors) == 1:
-            raise self._message.fault(f"{self._label} has more than one data")
+        if not first:
+            self._check_previous(tensors)
+            if len(tensors) == 1:
+                raise self._more_than_one(self._label)
         self._tensor = len(tensors) - 1 + max(0, self._tensor)
         if self._tensor >= self._tensor_cap:
             raise self._message.too_many_tensors(self._tensor_cap)
@@ -252,26 +259,45 @@ class JsonCutter:
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)
         self._label = self._message.label_of(tensors[-1], self._tensor)
+        if "data" in tensors[-1]:
+            raise self._more_than_one(self._label)
         self._array = ArrayScanner(self._label, self._depth_cap, self._message)
         return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
-    def _tensors_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+    def _check_previous(self, tensors: list[dict[str, Any]] | None) -> None:
+        """Refuse other data behind the last array, in its tensor: the first of those since."""
+        if tensors and "data" in tensors[0]:
+            raise self._more_than_one(self._label)
+
+    def _more_than_one(self, label: str) -> GatewayError:
+        return self._message.fault(f"{label} has more than one data")
+
+    def _tensors_so_far(self) -> list[dict[str, Any]] | None:
         """Parse the text since the last array up to a key ``data``; None if it is no tensor's.
 
         With the brackets closed that must be open here, the text is valid JSON, whose last tensor
-        has that key, with the value put there: a JSON library tells it better than any counting
-        of quotes.
+        has that key, here written otherwise: a JSON library tells it better than any counting of
+        quotes. Any ``data`` of the tensors is another one.
         """
+        fragment = self._header[self._fragment_start : self._key_at]
+        tensors = self._tensors_of(fragment + b'"%s":1}]}' % _ARRAY_HERE.encode())
+        if not tensors or tensors[-1].pop(_ARRAY_HERE, None) != 1:
+            return None
+        tensors[0].pop(_ARRAY_HERE, None)
+        return tensors
+
+    def _tensors_of(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+        """Parse the text behind the last array; None if it has no tensors."""
         key = self._message.tensors
-        opening = b'{"%s":[{"data":0' % key.encode() if self.arrays else b""
+        opening = b'{"%s":[{"%s":0' % (key.encode(), _ARRAY_HERE.encode()) if self.arrays else b""
         try:
-            fields = parsed_json(opening + fragment + b"1}]}")
+            fields = parsed_json(opening + fragment)
         except orjson.JSONDecodeError:
             return None
         tensors = fields.get(key) if isinstance(fields, dict) else None
         if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in tensors):
             return None
-        return tensors if tensors and tensors[-1].get("data") == 1 else None
+        return tensors
 
     def _move(self, end: int) -> None:
         """Move the text up to a place in the buffer to the header."""

@@ -589,9 +589,17 @@ OTHERS = [
         rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
         X + "data must be an array, got 0",
     ),
-    (
-        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"\u0064ata":0}]}',
-        X + "data must be an array, got 0",
+    # The value of another data would be taken for what the header has in place of an array.
+    *(
+        (b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],%b}%b]}' % (members, behind), text)
+        for behind in (b"", b',{"name":"y","datatype":"INT8","shape":[1],"data":[1]}')
+        for members, text in (
+            (rb'"data":[1],"\u0064ata":0', "input 'x' has more than one data"),
+            (rb'"data":[1],"\u0064ata":[0]', "input 'x' has more than one data"),
+            (rb'"\u0064ata":[0],"data":[1]', "input 'x' has more than one data"),
+            (rb'"\u0064ata":0,"data":[1]', "input 'x' has more than one data"),
+            (rb'"data":0,"data":[1]', X + "data must be an array, got a number"),
+        )
     ),
     (
         b'{"inputs":[{"data":["x"],"name":"x","datatype":"INT8","shape":[1]}]}',
@@ -620,6 +628,18 @@ OTHERS = [
     (request_body("INT8", "[2]", "[1][2]"), X + "data is not a valid JSON array, near element 1"),
     (request_body("INT8", "[2]", "[1] 2,3"), X + "data ends and is followed by 2, behind"),
 ]
+
+
+@pytest.mark.parametrize(
+    "note", ['{"data":1,"data":{"x":2}}', '{"data":1,"data":2}', '{"inputs":1,"inputs":[2]}']
+)
+def test_keys_given_twice_outside_of_tensors_pass(note: str) -> None:
+    for body in (
+        request_body("INT8", "[1]", "[1]", f'"note":{note}'),
+        request_body("INT8", "[1]", "[1]")[:-1] + f',"note":{note}}}'.encode(),
+    ):
+        check_law(body, 1, 24)
+        assert isinstance(outcome([body]), Accepted)
 
 
 @pytest.mark.parametrize(("body", "message"), OTHERS)
