@@ -74,6 +74,8 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
         raise bad_answer(_why_unread(index, entry)) from None
+    if not isinstance(name, str):
+        raise bad_answer(_why_unread(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_answer(
             f"output '{name}' of the server's answer has the shape {shown(shape)}, "
@@ -97,7 +99,7 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     if size is None and 0 in shape and "data" not in entry:
         # As OpenVINO Model Server has it.
         size = None if "shared_memory_region" in parameters else 0
-    return OutputTensor(str(name), datatype, tuple(shape), size)
+    return OutputTensor(name, datatype, tuple(shape), size)
 
 
 def _why_unread(index: int, entry: Any) -> str:
@@ -106,6 +108,8 @@ def _why_unread(index: int, entry: Any) -> str:
     lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
     if lacking:
         return f"{label} lacks its {' and its '.join(lacking)}"
+    if not isinstance(entry["name"], str):
+        return f"{label} has the name {shown(entry['name'])}, which must be a string"
     label = f"output '{entry['name']}' of the server's answer"
     datatype = entry["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
