@@ -30,7 +30,7 @@ class Base64Elements:
     def __init__(self, label: str, tensor: TensorFromJson, message: Message = REQUEST) -> None:
         self._label = label
         self._message = message
-        self._tensor = tensor
+        self.tensor = tensor
         self._next = 0
         self._count = 0
         self._partial = b""
@@ -42,13 +42,13 @@ class Base64Elements:
 
         Raises GatewayError (400, 502) that names the element and what is wrong with its text.
         """
-        texts = self._tensor.chunks
+        texts = self.tensor.chunks
         if self._next == len(texts):
-            self._tensor.chunks = self._decoded
+            self.tensor.chunks = self._decoded
             return False
         data, texts[self._next] = texts[self._next], b""
         self._next += 1
-        self._tensor.size -= len(data)
+        self.tensor.size -= len(data)
         self._feed(self._partial + data)
         return True
 
@@ -107,7 +107,7 @@ class Base64Elements:
 
     def _hold(self, data: bytes) -> None:
         self._decoded.append(data)
-        self._tensor.size += len(data)
+        self.tensor.size += len(data)
 
     def _fault_among(self, texts: list[bytes]) -> GatewayError:
         for index, text in enumerate(texts):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from binascii import b2a_base64
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.codec.array_scanner import Run, StringPart
-from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.elements_from_json import TensorFromJson, strings_of
 from gateway.codec.elements_to_json import tensor_to_json
 from gateway.codec.json_cutter import Event
 from gateway.codec.json_tensors import Elements, JsonTensors
@@ -16,7 +18,13 @@ from gateway.codec.json_writer import skeleton
 from gateway.codec.plain_numbers import REFUSALS, parsed
 from gateway.codec.policies import BytesAs, JsonPolicies
 from gateway.errors import bad_answer
-from gateway.protocol.answer_header import DEEPEST_ANSWER, OutputTensor, parse_answer, read_outputs
+from gateway.protocol.answer_header import (
+    DEEPEST_ANSWER,
+    MAX_OUTPUTS,
+    OutputTensor,
+    parse_answer,
+    read_outputs,
+)
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.inference_header import AnswerForm, Fields, mark_base64, says_base64
 from gateway.protocol.json_errors import Cut
@@ -25,6 +33,7 @@ from gateway.protocol.messages import ANSWER
 Chunks = list[bytes | memoryview]
 
 _AS_IT_COMES = JsonPolicies()
+_encoded = partial(b2a_base64, newline=False)
 _BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
 
 
@@ -73,7 +82,7 @@ class BinaryAnswer(JsonTensors):
         spool_cap: int,
         policies: JsonPolicies = _AS_IT_COMES,
     ) -> None:
-        super().__init__(ANSWER, header_cap, DEEPEST_ANSWER)
+        super().__init__(ANSWER, header_cap, DEEPEST_ANSWER, tensor_cap=MAX_OUTPUTS)
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
@@ -98,7 +107,7 @@ class BinaryAnswer(JsonTensors):
         self._convert_share()  # what is held counts in the client's form
 
     def _check_held(self) -> None:
-        if self.held > self._spool_cap:
+        if self.data_held > self._spool_cap:
             becomes, instead = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
                 becomes, instead = "base64", "ask for all outputs in binary form"
@@ -126,7 +135,7 @@ class BinaryAnswer(JsonTensors):
         return parts.joined()
 
     def parts(self) -> AnswerParts:
-        """Give what the JSON holds; raises GatewayError as ``finish`` does."""
+        """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
         header = self._finished()
         texts: dict[int, Chunks] = {}
         tensors: dict[int, Chunks] = {}
@@ -138,6 +147,7 @@ class BinaryAnswer(JsonTensors):
                     mark_base64(header.fields["outputs"][index])
             else:
                 tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
+            array.elements = None  # what it held is in the parts
         return AnswerParts(header.fields, self._outputs, texts, tensors)
 
     def _elements(self, label: str, fields: Fields) -> Elements | None:
@@ -226,6 +236,11 @@ class _EncodedText:
         """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
         strings = self._strings
         before = strings.size
+        if isinstance(item, Run) and not strings.size:
+            values = None if item.lacks_element else strings_of(item)
+            if values is not None:
+                self._encode(values)
+                return
         strings.feed(item)
         self.size += strings.size - before
         if isinstance(item, StringPart):
@@ -234,6 +249,15 @@ class _EncodedText:
         self.size += sum(map(len, texts)) - strings.size
         strings.chunks, strings.size = [], 0
         self._chunks += texts
+
+    def _encode(self, values: list[str]) -> None:
+        """Write strings at once: there may be very many of them."""
+        texts = b'","'.join(map(_encoded, map(str.encode, values)))
+        if values:
+            self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
+            self.size += len(self._chunks[-1])
+        self._strings.count += len(values)
+        self._writer.count += len(values)
 
 
 def becomes_base64(entry: Fields) -> bool:

@@ -15,6 +15,7 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart, cut_string
 from gateway.codec.faults import element_fault, no_array, smaller_runs
 from gateway.codec.plain_numbers import REFUSALS, parse_numbers, plain_numbers
+from gateway.codec.plain_strings import plain_strings
 from gateway.codec.rounding import Values, element_marks, has_ties, is_rounded, round_text
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
@@ -179,7 +180,10 @@ class TensorFromJson:
         return _with_words(values.copy(), text) if has_words else values
 
     def _text(self, run: Run) -> tuple[int, bytes] | None:
-        values = _strings(run)
+        plain = plain_strings(run.balanced()) if self._long is None else None
+        if plain is not None:
+            return plain
+        values = strings_of(run)
         if values is None:
             return None
         strings = list(map(str.encode, values))
@@ -216,7 +220,7 @@ class TensorFromJson:
         self._long = None
 
 
-def _strings(run: Run) -> list[str] | None:
+def strings_of(run: Run) -> list[str] | None:
     """Parse a run of strings; None where it is none."""
     try:
         items: list[Any] = orjson.loads(run.balanced())

@@ -59,6 +59,10 @@ class JsonAnswer(JsonWriter):
         return fields
 
 
+_OF_CHUNK = 48
+"""Bytes of memory that a piece of a tensor takes beside its own."""
+
+
 class MixedAnswer:
     """Holds an answer of JSON and binary outputs, and brings each into the form that is wanted.
 
@@ -81,16 +85,17 @@ class MixedAnswer:
         self._policies = policies
         self._spool_cap = spool_cap
         self._json = BinaryAnswer(form, header_cap, spool_cap, policies)
-        self._behind: bytes | memoryview = b""
+        self._behind = b""
         self._parts: AnswerParts | None = None
         self._reader: TensorReader | None = None
         self._converters: dict[int, TensorToJson] = {}
         self._size = 0
+        self._chunks = 0
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held so far."""
-        return self._json.held + self._size
+        """Give the bytes of memory that are held so far."""
+        return self._json.held + len(self._behind) + self._size + _OF_CHUNK * self._chunks
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next data.
@@ -103,7 +108,7 @@ class MixedAnswer:
         if self._reader is not None and self._parts is not None:
             self._take(self._reader, self._parts, data)
             return
-        text, self._behind = data[: self._missing], data[self._missing :]
+        text, self._behind = data[: self._missing], bytes(data[self._missing :])
         self._missing -= len(text)
         self._is_read = not self._missing
         self._json.feed(text, last=self._is_read)
@@ -148,7 +153,8 @@ class MixedAnswer:
         for piece in reader.feed(data):
             output = parts.outputs[piece.index]
             if self._form.wants_binary(output.name):
-                self._hold(parts.tensors.setdefault(piece.index, []), piece.data)
+                # A copy: a view would keep all that it was cut from.
+                self._hold(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
             else:
                 text = self._text(output, piece)
                 self._hold(parts.texts.setdefault(piece.index, []), text)
@@ -165,7 +171,8 @@ class MixedAnswer:
     def _hold(self, where: Chunks, data: bytes | memoryview) -> None:
         where.append(data)
         self._size += len(data)
-        if self.held > self._spool_cap:
+        self._chunks += 1
+        if self._json.data_held + self._size > self._spool_cap:
             raise bad_answer(
                 f"an answer of JSON and binary outputs is held, and is larger than "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"

@@ -30,6 +30,7 @@ from gateway.protocol.inference_header import (
 )
 from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import REQUEST
+from gateway.protocol.tensors import MAX_TENSORS
 
 Body = tuple[Sequence[bytes] | int, ...]
 
@@ -68,12 +69,19 @@ class InferRequestCodec(JsonTensors):
     """Converts the JSON part of an infer request as it arrives, and holds the data in binary form.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
-    converted elsewhere.
+    converted elsewhere. ``tensor_cap`` is the most inputs, and the most requested outputs.
     """
 
-    def __init__(self, header_cap: int, depth_cap: int, lender: Lender | None = None) -> None:
-        super().__init__(REQUEST, header_cap, depth_cap, lender)
+    def __init__(
+        self,
+        header_cap: int,
+        depth_cap: int,
+        lender: Lender | None = None,
+        tensor_cap: int = MAX_TENSORS,
+    ) -> None:
+        super().__init__(REQUEST, header_cap, depth_cap, lender, tensor_cap)
         self._depth_cap = depth_cap
+        self._tensor_cap = tensor_cap
         self._inputs: tuple[InputTensor, ...] = ()
 
     def _elements(self, label: str, fields: Fields) -> TensorFromJson | None:
@@ -90,7 +98,7 @@ class InferRequestCodec(JsonTensors):
         except GatewayError:
             check_header_end(text, cuts)
             raise
-        self._inputs = read_inputs(fields)
+        self._inputs = read_inputs(fields, self._tensor_cap)
         return fields, self._inputs
 
     def finish(self) -> InferRequest:
@@ -101,7 +109,7 @@ class InferRequestCodec(JsonTensors):
         header = self._finished()
         fields, inputs = header.fields, self._inputs
         entries = fields["inputs"]
-        answer = read_answer_form(fields)
+        answer = read_answer_form(fields, self._tensor_cap)
         facts = read_facts(fields, inputs)
         converted = {
             array.index: self._converted(array, inputs[array.index]) for array in self._arrays
@@ -124,7 +132,9 @@ _REMEMBERED = 256
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def header_without_data(text: bytes, depth_cap: int) -> InferRequest | None:
+def header_without_data(
+    text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
+) -> InferRequest | None:
     """Give the request that a JSON part makes by itself; None where data may stand in it.
 
     Of requests in binary form, most have the same as one before. Raises GatewayError (400).
@@ -132,7 +142,7 @@ def header_without_data(text: bytes, depth_cap: int) -> InferRequest | None:
     # Escapes could hide the key.
     if b'"data"' in text or b"\\" in text:
         return None
-    codec = InferRequestCodec(len(text), depth_cap)
+    codec = InferRequestCodec(len(text), depth_cap, tensor_cap=tensor_cap)
     codec.feed(text, last=True)
     return codec.finish()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 import orjson
@@ -20,15 +21,22 @@ from gateway.errors import GatewayError, bad_request
 from gateway.protocol.inference_header import V1_REQUEST
 from gateway.protocol.json_errors import Cut, kind_of, parsed_json, quoted
 from gateway.protocol.messages import REQUEST, Message
+from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
-_SPACE = b" \t\n\r"
+_ARRAY_HERE = "data array"
+"""The key that stands for ``data`` where the tensors around an array are looked at."""
+_SPACES = re.compile(rb"[ \t\n\r]*+")
 _V1_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
-# Most text of a key needs no look: it is a mere string, or no array follows. What is passed is
-# passed as a whole, so that its last quote is not taken for the first one of another.
-_AND_WHAT_FOLLOWS = re.compile(
-    rb'"data"(?:[ \t\n\r]*+(?:(?P<cut>\Z)|:[ \t\n\r]*+(?:(?P<array>\[|\Z)|(?P<other>))))?+'
-)
+# Most text of a key needs no look: it is a mere string, or no array follows. Behind a backslash,
+# its first quote belongs to a string, which the one behind ``data`` ends. That is told by a look
+# back, as patterns that begin with plain text are found ten times sooner.
+_ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
+_OTHER_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
+
+
+_OF_CUT = 200
+"""Bytes of memory that a Cut takes, with its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +63,24 @@ def stand_in(number: int) -> list[int]:
 class JsonCutter:
     """Takes the text of a message; gives the events of its arrays, and at last the header."""
 
-    def __init__(self, header_cap: int, depth_cap: int, message: Message = REQUEST) -> None:
+    def __init__(
+        self,
+        header_cap: int,
+        depth_cap: int,
+        message: Message = REQUEST,
+        tensor_cap: int = MAX_TENSORS,
+    ) -> None:
         self._message = message
         self._header_cap = header_cap
         self._depth_cap = depth_cap
+        self._tensor_cap = tensor_cap
         self._header = bytearray()
         self._fragment_start = 0
         self._next_look = 0
         """Bytes of the header from which on a key is looked at that no array follows."""
         self._buffer = b""
+        self._at = 0
+        """Where in the buffer is what was not looked at yet."""
         self._key_at = 0
         self._awaited = b""
         """What follows a key that is at hand, behind spaces, if it is the one of an array."""
@@ -80,7 +97,18 @@ class JsonCutter:
     @property
     def room(self) -> int:
         """Give the bytes of text that are best fed next: with them a window is full."""
-        return max(1, WINDOW - len(self._buffer))
+        return max(1, WINDOW - len(self._buffer) + self._at)
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held: what the header has so far, the buffer, and the cuts."""
+        size = getsizeof(self._header) + len(self._buffer) + _OF_CUT * len(self.cuts)
+        return size if self._array is None else size + self._array.held
+
+    @property
+    def _place(self) -> int:
+        """Give the bytes of the whole text that were looked at."""
+        return self._received - len(self._buffer) + self._at
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
         """Yield what the text brings; all of it must be consumed before the next call.
@@ -90,10 +118,15 @@ class JsonCutter:
         """
         self._buffer += text
         self._received += len(text)
+        yield from self._cut(last)
+        # What is done with is not held until more comes.
+        self._buffer, self._at = self._buffer[self._at :], 0
+
+    def _cut(self, last: bool) -> Iterator[Event]:
         while True:
             if self._array is not None:
-                yield from self._array.scan(self._buffer, last)
-                self._buffer = self._array.rest
+                yield from self._array.scan(self._buffer, last, self._at)
+                self._buffer, self._at = self._array.take_rest()
                 if not self._array.ended:
                     return
                 self._leave_array()
@@ -104,22 +137,26 @@ class JsonCutter:
                 return
 
     def finish(self) -> bytes:
-        """Give the header, with a stand-in for each array.
+        """Give the header, with a stand-in for each array, and keep nothing of it.
 
-        To be called after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text that
-        ends inside an array.
+        To be called once, after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text
+        that ends inside an array.
         """
         if self._array is not None:
             raise self._unfinished(self._array)
-        self._keep(self._buffer)
-        return bytes(self._header)
+        self._move(len(self._buffer))
+        if self.arrays and b"\\" in self._header[self._fragment_start :]:
+            # A key with escapes is not cut out, and its value could be that of the stand-in.
+            self._check_previous(self._tensors_of(self._header[self._fragment_start :]))
+        header, self._header = bytes(self._header), bytearray()
+        self._buffer, self._at = b"", 0
+        return header
 
     def _leave_array(self) -> None:
         """Go on behind an array, which has ended."""
         self._array = None
         behind = self._fragment_start
-        end = self._received - len(self._buffer)
-        self.cuts.append(Cut(self._array_start, end, self._placeholder_at, behind))
+        self.cuts.append(Cut(self._array_start, self._place, self._placeholder_at, behind))
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
         if array.culprit is None:
@@ -134,41 +171,58 @@ class JsonCutter:
 
     def _find_key(self, last: bool) -> bool:
         """Move text to the header, up to behind the next ``"data"`` that needs a look."""
-        found = None
-        before_look = self._next_look - len(self._header)
-        for found in _AND_WHAT_FOLLOWS.finditer(self._buffer):
-            follows = found.lastgroup
-            if follows is None or (follows == "other" and found.start() < before_look):
-                continue
-            if not self._is_escaped(found.start()):
-                self._key_at = len(self._header) + found.start()
-                self._awaited = b":"
-                self._move(found.start() + len(_KEY))
-                return True
-        passed = 0 if found is None else found.start() + len(_KEY)
-        # The key may have come in part.
-        self._move(len(self._buffer) if last else max(passed, len(self._buffer) - len(_KEY) + 1))
-        return False
+        buffer, start = self._buffer, self._at
+        found = self._search(_ARRAY_KEY, start, len(buffer))
+        look = max(start, start + self._next_look - len(self._header))
+        end = len(buffer) if found is None else found.start() + 1
+        key = self._search(_OTHER_KEY, look, end) or found
+        if key is None:
+            # The key may have come in part.
+            self._move(len(buffer) if last else max(start, len(buffer) - len(_KEY) + 1))
+            return False
+        self._key_at = len(self._header) + key.start() - start
+        if buffer[key.end() - 1] == ord("["):
+            self._awaited = b"["
+            self._move(key.end() - 1)
+        else:
+            self._awaited = b":"
+            self._move(key.start() + len(_KEY))
+        return True
 
-    def _is_escaped(self, at: int) -> bool:
-        """Tell whether the quote belongs to a string, which the quote behind ``data`` ends."""
-        return (self._buffer[at - 1 : at] if at else self._header[-1:]) == b"\\"
+    def _search(self, pattern: re.Pattern[bytes], start: int, end: int) -> re.Match[bytes] | None:
+        """Search for a key in the buffer; what stands before that is in the header."""
+        found = pattern.search(self._buffer, start, end)
+        if found is not None and not found.start() and self._header.endswith(b"\\"):
+            return pattern.search(self._buffer, 1, end)
+        return found
 
     def _enter_value(self) -> Generator[Event, None, bool]:
         """Look at what follows the key; tell whether there is text left to look at."""
-        self._move(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))
-        if not self._buffer:
+        spaces = _SPACES.match(self._buffer, self._at)
+        if spaces is not None:
+            self._move(spaces.end())
+        if self._at == len(self._buffer):
             return False
         awaited, self._awaited = self._awaited, b""
-        if not self._buffer.startswith(awaited):
+        if not self._buffer.startswith(awaited, self._at):
             if awaited == b"[":
                 self._refuse_data_of_tensor()
+            elif self._header.endswith(b'"'):
+                self._take_back_quote()
         elif awaited == b":":
-            self._move(1)
+            self._move(self._at + 1)
             self._awaited = b"["
         else:
             yield self._enter_array()
         return True
+
+    def _take_back_quote(self) -> None:
+        """Look again from the last quote of a key which is none: it may be the first of another.
+
+        That makes no valid JSON, but what is refused must not hang on how the text was split.
+        """
+        self._header.pop()
+        self._buffer, self._at = b'"' + self._buffer[self._at :], 0
 
     def _refuse_data_of_tensor(self) -> None:
         """Refuse a tensor's data that is no array; ``data`` elsewhere is its writer's own.
@@ -179,54 +233,76 @@ class JsonCutter:
         if self._key_at < self._next_look:
             return
         self._next_look = 2 * self._key_at
-        tensors = self._tensors_so_far(self._header[self._fragment_start :])
+        tensors = self._tensors_so_far()
         if tensors:
             index = max(0, self._tensor) + len(tensors) - 1
             is_same = index == self._tensor
             label = self._label if is_same else self._message.label_of(tensors[-1], index)
-            raise self._message.fault(
-                f"{label}: data must be an array, got {kind_of(self._buffer)}"
-            )
+            kind = kind_of(self._buffer[self._at : self._at + 1])
+            raise self._message.fault(f"{label}: data must be an array, got {kind}")
 
     def _enter_array(self) -> ArrayStart:
-        tensors = self._tensors_so_far(self._header[self._fragment_start :])
+        tensors = self._tensors_so_far()
         if tensors is None:
             raise misplaced_array(self._message, bytes(self._header), self._key_at, self.cuts)
         first = not self.arrays
-        if not first and len(tensors) == 1:
-            raise self._message.fault(f"{self._label} has more than one data")
+        if not first:
+            self._check_previous(tensors)
+            if len(tensors) == 1:
+                raise self._more_than_one(self._label)
         self._tensor = len(tensors) - 1 + max(0, self._tensor)
-        self._array_start = self._received - len(self._buffer)
+        if self._tensor >= self._tensor_cap:
+            raise self._message.too_many_tensors(self._tensor_cap)
+        self._array_start = self._place
         self._placeholder_at = len(self._header)
         self._keep(orjson.dumps(stand_in(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)
         self._label = self._message.label_of(tensors[-1], self._tensor)
+        if "data" in tensors[-1]:
+            raise self._more_than_one(self._label)
         self._array = ArrayScanner(self._label, self._depth_cap, self._message)
         return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
-    def _tensors_so_far(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+    def _check_previous(self, tensors: list[dict[str, Any]] | None) -> None:
+        """Refuse other data behind the last array, in its tensor: the first of those since."""
+        if tensors and "data" in tensors[0]:
+            raise self._more_than_one(self._label)
+
+    def _more_than_one(self, label: str) -> GatewayError:
+        return self._message.fault(f"{label} has more than one data")
+
+    def _tensors_so_far(self) -> list[dict[str, Any]] | None:
         """Parse the text since the last array up to a key ``data``; None if it is no tensor's.
 
         With the brackets closed that must be open here, the text is valid JSON, whose last tensor
-        has that key, with the value put there: a JSON library tells it better than any counting
-        of quotes.
+        has that key, here written otherwise: a JSON library tells it better than any counting of
+        quotes. Any ``data`` of the tensors is another one.
         """
+        fragment = self._header[self._fragment_start : self._key_at]
+        tensors = self._tensors_of(fragment + b'"%s":1}]}' % _ARRAY_HERE.encode())
+        if not tensors or tensors[-1].pop(_ARRAY_HERE, None) != 1:
+            return None
+        tensors[0].pop(_ARRAY_HERE, None)
+        return tensors
+
+    def _tensors_of(self, fragment: bytearray) -> list[dict[str, Any]] | None:
+        """Parse the text behind the last array; None if it has no tensors."""
         key = self._message.tensors
-        opening = b'{"%s":[{"data":0' % key.encode() if self.arrays else b""
+        opening = b'{"%s":[{"%s":0' % (key.encode(), _ARRAY_HERE.encode()) if self.arrays else b""
         try:
-            fields = parsed_json(opening + fragment + b"1}]}")
+            fields = parsed_json(opening + fragment)
         except orjson.JSONDecodeError:
             return None
         tensors = fields.get(key) if isinstance(fields, dict) else None
         if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in tensors):
             return None
-        return tensors if tensors and tensors[-1].get("data") == 1 else None
+        return tensors
 
-    def _move(self, size: int) -> None:
-        """Move so many bytes of text to the header."""
-        self._keep(self._buffer[:size])
-        self._buffer = self._buffer[size:]
+    def _move(self, end: int) -> None:
+        """Move the text up to a place in the buffer to the header."""
+        self._keep(self._buffer[self._at : end])
+        self._at = end
 
     def _keep(self, text: bytes) -> None:
         self._header += text

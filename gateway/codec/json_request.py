@@ -67,4 +67,4 @@ class JsonRequest(JsonWriter):
 def _parse(header: bytes) -> tuple[Fields, tuple[InputTensor, ...]]:
     """Parse a header that was checked before."""
     fields: Fields = orjson.loads(header)
-    return fields, read_inputs(fields)
+    return fields, read_inputs(fields, len(fields["inputs"]))

@@ -13,17 +13,30 @@ from gateway.codec.base64_elements import Base64Elements
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.json_cutter import ArrayStart, Event, JsonCutter, stand_in
 from gateway.codec.loans import NEVER_DONE, Lender, Loan, Work
+from gateway.codec.parsed_size import parsed_size
 from gateway.errors import GatewayError, without_frames
 from gateway.protocol.datatypes import Family
 from gateway.protocol.inference_header import Fields, found, says_base64
 from gateway.protocol.json_errors import Cut
 from gateway.protocol.messages import Message, Tensor
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 _AT_ONCE = 64
 """Runs that are cut or converted at once, at most: there may be one in every ten bytes."""
 _SHARE = 16 * 1024
 """Bytes of runs that are enough to be converted at once: half of a window of strings."""
+
+# Bytes that objects take beside the data, measured by tracemalloc.
+_OF_ARRAY = 500
+"""An Array, and what takes its elements."""
+_OF_TENSOR = 250
+"""What was checked of a tensor, beside the parsed header."""
+_OF_CHUNK = 48
+"""What a run becomes, as bytes in a list."""
+_OF_WAITING = 200
+"""A run that waits, beside its text."""
+_OF_LENT = 500
+"""A run that is converted elsewhere, likewise."""
 
 
 class Elements(Protocol):
@@ -57,22 +70,33 @@ class _LentRun:
 class JsonTensors(ABC):
     """Takes the text of a message; has the elements of its arrays converted, run by run.
 
-    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
-    converted elsewhere. Holds the text of data for as long as what stands before it does not tell
-    what becomes of it. What comes first in the text is converted first, so that of two errors the
-    same one is raised however the text is split.
+    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting, ``tensor_cap`` a number of
+    tensors; ``lender`` may have numbers converted elsewhere. Holds the text of data for as long as
+    what stands before it does not tell what becomes of it. What comes first in the text is
+    converted first, so that of two errors the same one is raised however the text is split.
     """
 
     def __init__(
-        self, message: Message, header_cap: int, depth_cap: int, lender: Lender | None = None
+        self,
+        message: Message,
+        header_cap: int,
+        depth_cap: int,
+        lender: Lender | None = None,
+        tensor_cap: int = MAX_TENSORS,
     ) -> None:
         self._message = message
-        self._cutter = JsonCutter(header_cap, depth_cap, message)
+        self._cutter = JsonCutter(header_cap, depth_cap, message, tensor_cap)
         self._lender = lender
         self._lent: deque[_LentRun] = deque()
         self._arrays: list[Array] = []
         self._waiting: deque[tuple[Array, Run | StringPart]] = deque()
         self._waiting_text = 0
+        self._lent_text = 0
+        self._converted_size = 0
+        """Bytes of all that was converted: they are not summed up anew each time."""
+        self._converted_count = 0
+        """Items that those were made of."""
+        self._header_size = 0
         self._events: Iterator[Event] | None = None
         self._ends = False
         self._failure: GatewayError | None = None
@@ -180,15 +204,32 @@ class JsonTensors(ABC):
         """Decode a piece of what came as base64, once all of the text is converted."""
         if self._lent or self._failure is not None or not self._encoded:
             return False
+        tensor = self._encoded[0].tensor
+        before = tensor.size
         if not self._encoded[0].decode_piece():
             self._encoded.popleft()
+        self._converted_size += tensor.size - before
         return True
 
     @property
-    def held(self) -> int:
+    def data_held(self) -> int:
         """Give the bytes of data that are held, converted or not."""
-        converted = sum(array.elements.size for array in self._arrays if array.elements is not None)
-        return converted + self._waiting_text
+        return self._converted_size + self._waiting_text
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that are held, objects and text beside the data included."""
+        return (
+            self._converted_size
+            + _OF_CHUNK * self._converted_count
+            + self._waiting_text
+            + _OF_WAITING * len(self._waiting)
+            + self._lent_text
+            + _OF_LENT * len(self._lent)
+            + _OF_ARRAY * len(self._arrays)
+            + self._cutter.held
+            + self._header_size
+        )
 
     @property
     def loan(self) -> Loan | None:
@@ -203,18 +244,25 @@ class JsonTensors(ABC):
                 self._convert_or_lend(elements, item, work)
                 return
         try:
-            elements.feed(item)
+            self._feed(elements, item)
         except GatewayError as error:
             if not self._lent:
                 raise
             self._failure = without_frames(error)
             self._waiting.clear()
 
+    def _feed(self, elements: Elements, item: Run | StringPart) -> None:
+        """Convert an item here."""
+        before = elements.size
+        elements.feed(item)
+        self._converted_size += elements.size - before
+        self._converted_count += 1
+
     def _convert_or_lend(self, tensor: TensorFromJson, run: Run, work: Work) -> None:
         loan = self._lend(work, run)
         if loan is None:
             try:
-                tensor.feed(run)
+                self._feed(tensor, run)
             except GatewayError:
                 if not self._lent:
                     raise
@@ -222,6 +270,7 @@ class JsonTensors(ABC):
                 loan = NEVER_DONE
         if loan is not None:
             self._lent.append(_LentRun(tensor, tensor.leave_out(), run, loan))
+            self._lent_text += len(run)
 
     def _lend(self, work: Work, run: Run) -> Loan | None:
         if self._lender is None or run.lacks_element:
@@ -232,7 +281,11 @@ class JsonTensors(ABC):
         """Take what was converted elsewhere, in order."""
         while self._lent and self._lent[0].loan.done:
             lent = self._lent.popleft()
+            self._lent_text -= len(lent.run)
+            before = lent.tensor.size
             lent.tensor.fill_in(lent.place, lent.run, lent.loan.result)
+            self._converted_size += lent.tensor.size - before
+            self._converted_count += 1
 
     def _finished(self) -> Header:
         """Convert what still waits, and give the header."""
@@ -249,6 +302,7 @@ class JsonTensors(ABC):
         entries = fields.get(self._message.tensors, [])
         self._check_places(entries)
         self._header = Header(text, fields, tensors)
+        self._header_size = len(text) + parsed_size(text) + _OF_TENSOR * len(tensors)
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._learn(array, entry)

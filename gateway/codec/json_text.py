@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 import orjson
 
 from gateway.codec.array_scanner import WINDOW
+from gateway.codec.parsed_size import parsed_size
 from gateway.codec.value_walk import walk_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.json_errors import invalid_json, parsed_json, quoted
@@ -17,10 +18,17 @@ from gateway.protocol.messages import REQUEST
 
 _T = TypeVar("_T")
 
-_SPACE = b" \t\n\r"
+_SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\n\r,:"\[\]{}]++')
 _SHOWN = 40
+_LOOK = 2 * 1024
+"""Bytes that are looked at first for the end of a value: most are short."""
+
+
+def _end_of_space(text: bytes, start: int) -> int:
+    space = _SPACE.match(text, start)
+    return space.end() if space else start
 
 
 class Pause(Enum):
@@ -64,6 +72,11 @@ class JsonText:
         """Give the bytes that are best fed next: with them a window is full."""
         return WINDOW - self.size % WINDOW
 
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that are held: what was taken goes with the next ``feed``."""
+        return len(self._buffer)
+
     def feed(self, text: bytes | memoryview, last: bool) -> None:
         """Take the next text; ``last`` tells that it is the end."""
         self._received += len(text)
@@ -79,15 +92,23 @@ class JsonText:
         """Take so many bytes."""
         self._at += size
 
-    def take_all(self) -> bytes:
-        """Take all that is there."""
-        text = self._buffer[self._at :]
+    def take_all(self) -> tuple[bytes, int]:
+        """Take all that is there: give a text, and where in it that begins."""
+        taken = self._buffer, self._at
         self._buffer, self._at = b"", 0
-        return text
+        return taken
 
-    def put_back(self, text: bytes) -> None:
+    def put_back(self, text: bytes, at: int) -> None:
         """Give back what was taken of all that was there, and is to be read after all."""
-        self._buffer, self._at = text, 0
+        self._buffer, self._at = text, at
+
+    def compact(self) -> None:
+        """Hold no more than what is to be read."""
+        self._buffer, self._at = self._buffer[self._at :], 0
+
+    def holds(self, mark: bytes) -> bool:
+        """Tell whether a mark is in the next window, as far as that is there."""
+        return self._buffer.find(mark, self._at, self._at + WINDOW) >= 0
 
     def more(self) -> Steps[None]:
         """Wait for more text; raises GatewayError (400) where there will be none."""
@@ -107,12 +128,9 @@ class JsonText:
 
     def mark(self) -> Steps[bytes]:
         """Give the next byte that is not space, without taking it."""
-        while True:
-            if self._at < len(self._buffer) and self._buffer[self._at] not in _SPACE:
-                return self.seen(1)
-            self.put_back(self.take_all().lstrip(_SPACE))
-            if not self._buffer:
-                yield from self.more()
+        while not self.take_space():
+            yield from self.more()
+        return self.seen(1)
 
     def behind(self, mark: bytes) -> Steps[bytes]:
         """Give the byte that is not space behind the mark which comes next, taking neither.
@@ -120,11 +138,11 @@ class JsonText:
         It is empty where nothing comes within a window.
         """
         yield from self.mark()
-        while not (found := self.seen()[len(mark) :].lstrip(_SPACE)[:1]):
-            if self.size >= WINDOW:
-                break
+        while True:
+            at = _end_of_space(self._buffer, self._at + len(mark))
+            if at < len(self._buffer) or self.size >= WINDOW:
+                return self._buffer[at : at + 1]
             yield from self.more()
-        return found
 
     def take(self, marks: bytes, wanted: str) -> Steps[bytes]:
         """Take the next byte that is not space; raises GatewayError (400) if it is none of these.
@@ -154,8 +172,8 @@ class JsonText:
 
     def take_space(self) -> bool:
         """Take space; tell whether anything else is there."""
-        self.put_back(self.take_all().lstrip(_SPACE))
-        return bool(self._buffer)
+        self._at = _end_of_space(self._buffer, self._at)
+        return self._at < len(self._buffer)
 
     def up_to(self, mark: bytes) -> Steps[tuple[bytes, bool]]:
         """Take what stands before a mark, at most a window, and the mark; tell whether it came."""
@@ -209,8 +227,8 @@ class JsonText:
                 yield from self.refuse(f"a value is longer than {WINDOW} bytes")
             yield from self.more()
 
-    def value(self) -> Steps[object]:
-        """Take a value that is held as it is, and parse it.
+    def value(self) -> Steps[tuple[object, int]]:
+        """Take a value that is held as it is, and parse it; give about its bytes of memory too.
 
         Raises GatewayError: 400 for what is not valid or too deep, 413 over the cap.
         """
@@ -221,7 +239,7 @@ class JsonText:
             raw = yield from self._container()
         else:
             raw = yield from self.scalar()
-        return self._parsed(raw)
+        return self._parsed(raw), parsed_size(raw)
 
     def _parsed(self, raw: bytes) -> object:
         """Parse a value that was just taken."""
@@ -232,8 +250,9 @@ class JsonText:
             raise invalid_json(REQUEST, raw, error, before=self.place - len(raw)) from None
 
     def _container(self) -> Steps[bytes]:
-        looked_at = WINDOW
+        looked_at = _LOOK
         while True:
+            text = b""  # while more is waited for, it is held once
             text = yield from self.window(looked_at)
             ends, deepest = walk_values(text)
             if deepest > self.depth_cap:
@@ -250,4 +269,4 @@ class JsonText:
                 return text[:end]
             if self.ended:
                 yield from self.more()
-            looked_at *= 2
+            looked_at *= 4

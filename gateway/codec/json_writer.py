@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 
 import orjson
 
 from gateway.codec.elements_to_json import LentText, TensorToJson, Text
 from gateway.codec.loans import Lender
+from gateway.codec.parsed_size import parsed_size
 from gateway.errors import GatewayError
 from gateway.protocol.inference_header import Fields
 from gateway.protocol.messages import Message, Tensor
 from gateway.protocol.tensors import element_count
+
+_OF_TENSOR = 150
+"""Bytes of memory that what was checked of a tensor takes, beside the parsed header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,14 @@ class TensorReader:
         self._buffer = b""
         self._current = 0
         self._missing = 0
+        self._fields_size = 0
         self.fields: Fields | None = None
         self.tensors: Sequence[Tensor] = ()
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that the header takes, as text while it comes and parsed."""
+        return len(self._buffer) + self._fields_size
 
     def feed(self, data: bytes | memoryview) -> Iterator[TensorPiece]:
         """Yield the pieces of tensors that the data brings; ``fields`` are set before the first."""
@@ -53,10 +65,12 @@ class TensorReader:
             self._buffer += data
             if len(self._buffer) < self._header_size:
                 return
-            data = self._buffer[self._header_size :]
-            self.fields, self.tensors = self._parse(self._buffer[: self._header_size])
+            header, data = self._buffer[: self._header_size], self._buffer[self._header_size :]
             self._buffer = b""
+            self.fields, self.tensors = self._parse(header)
+            self._fields_size = parsed_size(header) + _OF_TENSOR * len(self.tensors)
             yield from self._skip_empty()
+        data = memoryview(data)  # slices of bytes would be copied for each tensor
         while data:
             if self._current == len(self.tensors):
                 raise self._message.fault(
@@ -96,8 +110,14 @@ class JsonWriter(ABC):
     def __init__(self, reader: TensorReader, message: Message) -> None:
         self._reader = reader
         self._message = message
-        self._skeleton: list[bytes] | None = None
+        self._skeleton: deque[bytes] | None = None
+        self._skeleton_size = 0
         self._converter: TensorToJson | None = None
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that are held: all but what passes through."""
+        return self._reader.held + self._skeleton_size
 
     @abstractmethod
     def _converter_of(self, index: int) -> TensorToJson:
@@ -136,8 +156,15 @@ class JsonWriter(ABC):
     def _begin(self) -> bytes:
         follows = [tensor.binary_size is not None for tensor in self._reader.tensors]
         fields = self._rewritten(self._reader.fields or {})
-        self._skeleton = skeleton(fields, self._message.tensors, follows)
-        return self._skeleton.pop(0)
+        self._skeleton = deque(skeleton(fields, self._message.tensors, follows))
+        self._skeleton_size = sum(map(getsizeof, self._skeleton))
+        return self._next_text(self._skeleton)
+
+    def _next_text(self, skeleton: deque[bytes]) -> bytes:
+        """Take what stands before or behind the data that are written next."""
+        text = skeleton.popleft()
+        self._skeleton_size -= getsizeof(text)
+        return text
 
     def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[Text | LentText]:
         assert self._skeleton is not None
@@ -150,7 +177,7 @@ class JsonWriter(ABC):
         if piece.last:
             check_count(self._reader.tensors[piece.index], self._converter, self._message)
             self._converter = None
-            yield self._skeleton.pop(0)
+            yield self._next_text(self._skeleton)
 
 
 def check_count(tensor: Tensor, converter: TensorToJson, message: Message) -> None:
@@ -169,7 +196,7 @@ def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes
 
     ``tensors`` is the key that they stand under.
     """
-    pieces = [b"{"]
+    pieces = [bytearray(b"{")]  # bytes would be copied for each tensor
     for number, (key, value) in enumerate(fields.items()):
         pieces[-1] += (b"," if number else b"") + orjson.dumps(key) + b":"
         if key == tensors:
@@ -177,10 +204,12 @@ def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes
         else:
             pieces[-1] += orjson.dumps(value)
     pieces[-1] += b"}"
-    return pieces
+    return list(map(bytes, pieces))
 
 
-def _tensors_skeleton(tensors: list[Fields], wants_json: list[bool], pieces: list[bytes]) -> None:
+def _tensors_skeleton(
+    tensors: list[Fields], wants_json: list[bool], pieces: list[bytearray]
+) -> None:
     pieces[-1] += b"["
     for index, tensor in enumerate(tensors):
         if index:
@@ -189,7 +218,7 @@ def _tensors_skeleton(tensors: list[Fields], wants_json: list[bool], pieces: lis
             pieces[-1] += orjson.dumps(tensor)
             continue
         pieces[-1] += orjson.dumps(_without_data(tensor))[:-1] + b',"data":['
-        pieces.append(b"]}")
+        pieces.append(bytearray(b"]}"))
     pieces[-1] += b"]"
 
 

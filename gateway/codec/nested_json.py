@@ -62,14 +62,23 @@ class Brackets:
         self.rank = len(shape)
         self.sizes = tuple(element_count(shape[level:]) for level in range(self.rank))
         """How many elements a row of each level has."""
+        self._levels: list[tuple[int, int]] = []
+        """From the innermost on, the sizes of rows, and the highest level of which rows have it."""
+        for level in range(self.rank - 1, 0, -1):
+            if self._levels and self._levels[-1][0] == self.sizes[level]:
+                self._levels.pop()
+            self._levels.append((self.sizes[level], level))
         self._open = 0
 
     def level_at(self, index: int) -> int:
         """Give the highest level, from 1, of which a row begins at an element; else the rank."""
-        for level in range(1, self.rank):
-            if index % self.sizes[level] == 0:
-                return level
-        return self.rank
+        # Rows are of at least two rows of the next size: mostly one look tells.
+        found = self.rank
+        for size, level in self._levels:
+            if index % size:
+                break
+            found = level
+        return found
 
     def lead(self, index: int, level: int) -> bytes:
         """Give what stands before a row of a level, or an element (the rank), at ``index``."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import Family
+from gateway.protocol.json_errors import parsed_json
 from gateway.protocol.tensors import TensorSpec
 from gateway.protocol.v1 import BASE64_KEY
 
@@ -28,6 +32,11 @@ _LOOSE = 1024
 _SMALL = 256 * 1024
 """Bytes that so many small chunks have at most, all together."""
 
+_OF_TENSOR = 2000
+"""Bytes of memory that a tensor takes beside its own."""
+_OF_CHUNK = 48
+"""Likewise, a chunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -38,14 +47,21 @@ class Rows:
     marks: bytes
 
 
+class HeldTotal:
+    """Counts the bytes of memory that several tensors hold, so that they need not be summed up."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
 class NestedTensor:
     """Takes a tensor's JSON, as runs of an array or element by element; holds its bytes.
 
-    Raises GatewayError (400) that names tensor, index and value of an element that is not of the
-    datatype, or says how the arrays are ragged.
+    What it holds is counted in ``held`` as well. Raises GatewayError (400) that names tensor, index
+    and value of an element that is not of the datatype, or says how the arrays are ragged.
     """
 
-    def __init__(self, declared: TensorSpec) -> None:
+    def __init__(self, declared: TensorSpec, held: HeldTotal) -> None:
         self.declared = declared
         self.label = f"input '{declared.name}'"
         self.is_text = declared.datatype.family is Family.TEXT
@@ -58,6 +74,15 @@ class NestedTensor:
         self._element: tuple[int, int] | None = None
         self._settled = 0
         self._settled_size = 0
+        self._held = held
+        self._counted = 0
+        self._count_held(_OF_TENSOR)
+
+    def _count_held(self, others: int = 0) -> None:
+        """Count what is held by now, and other bytes."""
+        size = self.size + _OF_CHUNK * len(self.chunks)
+        self._held.size += size - self._counted + others
+        self._counted = size
 
     @property
     def chunks(self) -> list[bytes]:
@@ -101,6 +126,7 @@ class NestedTensor:
                 self.mark(b",")
             self.mark(marks_of(item.text))
             self._settle()
+        self._count_held()
 
     def open_element(self) -> None:
         """Begin an element of BYTES that comes in pieces."""
@@ -136,19 +162,48 @@ class NestedTensor:
     def _hold(self, data: bytes) -> None:
         self.chunks.append(data)
         self._values.size += len(data)
+        self._count_held()
 
     def convert_rows(self, rows: list[Any], may_tie: bool) -> Rows:
         """Convert parsed rows without taking them; the error need not be worded well.
 
         ``may_tie`` refuses (ValueError) numbers whose text decides what they are rounded to.
         """
-        if self.is_text:
-            elements: list[bytes] = []
-            marks = bytearray()
-            for row in rows:
-                marks += b","
-                self._flatten(row, elements, marks)
-            return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
+        data = self._packed(rows, may_tie)
+        if data is not None:
+            return Rows([data], len(rows), b"," * (len(rows) - 1))
+        if not self.is_text:
+            return self._by_text(rows, may_tie)
+        try:
+            return self._by_text(rows, may_tie=False)
+        except GatewayError:
+            return self._flattened(rows)  # some are in base64
+
+    def convert_elements(self, text: bytes) -> Rows | None:
+        """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
+        try:
+            return self.convert_rows(parsed_json(b"[%b]" % text), may_tie=False)
+        except (GatewayError, ValueError):
+            return None
+
+    def take_elements(self, rows: Rows) -> None:
+        """Take converted elements, or arrays of them."""
+        self.mark(rows.marks)
+        self._values.chunks += rows.chunks
+        self._values.size += sum(map(len, rows.chunks))
+        self._values.count += rows.count
+        self._settle()
+        self._count_held()
+
+    def _flattened(self, rows: list[Any]) -> Rows:
+        elements: list[bytes] = []
+        marks = bytearray()
+        for row in rows:
+            marks += b","
+            self._flatten(row, elements, marks)
+        return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
+
+    def _by_text(self, rows: list[Any], may_tie: bool) -> Rows:
         text = _dumped(rows)
         values = TensorFromJson(self.label, self.declared.datatype)
         run = Run(text, 1, 1, first=True)
@@ -157,13 +212,32 @@ class NestedTensor:
             raise ValueError("the text of a number is needed")
         return Rows(values.chunks, values.count, marks_of(text))
 
+    def _packed(self, rows: list[Any], may_tie: bool) -> bytes | None:
+        """Convert rows of one element each; None for others, and for what is not plain."""
+        kinds = set(map(type, rows))
+        if self.is_text:
+            if kinds == {str}:
+                return length_prefixed(list(map(str.encode, rows)))
+            if kinds <= {str, dict}:
+                return length_prefixed(list(map(self._element_bytes, rows)))
+            return None
+        datatype = self.declared.datatype
+        code = datatype.struct_code
+        is_float = datatype.family is Family.FLOAT
+        is_plain = kinds == {int} or (is_float and kinds <= {int, float})
+        if code is None or not is_plain:
+            return None
+        try:
+            if may_tie and is_float and has_ties(np.array(rows, np.float64), datatype):
+                return None
+            return struct.pack(f"<{len(rows)}{code}", *rows)
+        except (struct.error, OverflowError):
+            return None  # what does not fit is named elsewhere
+
     def take_rows(self, rows: Rows) -> None:
         """Take converted rows."""
         self.begin_row()
-        self.mark(rows.marks)
-        self._values.chunks += rows.chunks
-        self._values.size += sum(map(len, rows.chunks))
-        self._values.count += rows.count
+        self.take_elements(rows)
 
     def _flatten(self, value: Any, elements: list[bytes], marks: bytearray) -> None:
         if isinstance(value, list):
@@ -176,7 +250,7 @@ class NestedTensor:
         elements += (_LENGTH.pack(len(data)), data)
 
     def _element_bytes(self, value: Any) -> bytes:
-        if isinstance(value, str):
+        if type(value) is str:
             return value.encode()
         if isinstance(value, dict) and value.keys() == {BASE64_KEY}:
             text = value[BASE64_KEY]
@@ -191,6 +265,12 @@ class NestedTensor:
             f"{self.label}: element {self.count} must be a string or "
             f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
         )
+
+
+def length_prefixed(elements: list[bytes]) -> bytes:
+    """Give elements of BYTES in binary form."""
+    lengths = map(_LENGTH.pack, map(len, elements))
+    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def _dumped(rows: list[Any]) -> bytes:

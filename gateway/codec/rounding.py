@@ -63,6 +63,8 @@ def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> 
                 return values.astype(dtype)
         except FloatingPointError:
             pass
+    if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
+        return None  # before ties are looked at, one by one
     narrow = round_to(_without_ties(values, text, floats), datatype)
     return narrow if (np.isfinite(narrow) == np.isfinite(values)).all() else None
 
@@ -130,13 +132,22 @@ def _without_ties(values: Values, text: bytes | memoryview, floats: FloatFormat)
     if b"e" in text or b"E" in text:
         exponents = np.flatnonzero((codes | 0x20) == ord("e"))
         is_long |= np.searchsorted(exponents, starts) != np.searchsorted(exponents, ends)
+    places, starts, ends = places[is_long], starts[is_long], ends[is_long]
+    numbers = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+    # Where few numbers come often, each is looked at once.
+    sides = dict(zip(numbers, values[places].tolist(), strict=True))
+    sides = {number: _moved(tie, number) for number, tie in sides.items()}
     moved = values.copy()
-    for place, start, end in zip(places[is_long], starts[is_long], ends[is_long], strict=True):
-        tie = float(values[place])
-        exact = Decimal(text[start:end].strip(_BETWEEN).decode("ascii"))
-        if exact != tie:
-            moved[place] = math.nextafter(tie, math.inf if exact > tie else -math.inf)
+    moved[places] = list(map(sides.__getitem__, numbers))
     return moved
+
+
+def _moved(tie: float, number: bytes) -> float:
+    """Give a tie, or the next double on the side of it on which the text of a number is."""
+    exact, tied = Decimal(number.strip(_BETWEEN).decode("ascii")), Decimal(tie)
+    if exact == tied:
+        return tie
+    return math.nextafter(tie, math.inf if exact > tied else -math.inf)
 
 
 def element_marks(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_RANK, element_count
 
 _Places = npt.NDArray[np.intp]
 
@@ -121,6 +121,10 @@ class ShapeFinder:
         """
         if self._rank is None:
             return ()
+        if self._rank > MAX_RANK:
+            raise bad_request(
+                f"{self._label} has {self._rank} dimensions; at most {MAX_RANK} may be"
+            )
         shape = [self._lengths[depth] for depth in range(1, self._rank + 1)]
         if not count and shape[-1] == 1:
             shape[-1] = 0

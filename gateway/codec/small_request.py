@@ -33,7 +33,7 @@ from gateway.protocol.inference_header import (
     request_binary_outputs,
     set_binary_size,
 )
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 LARGEST = WINDOW
 """Bytes of a request that are converted at once."""
@@ -62,15 +62,17 @@ class SmallRequest:
     facts: HeaderFacts
 
 
-def convert_small_request(text: bytes, depth_cap: int) -> SmallRequest | None:
-    """Convert a JSON request; ``depth_cap`` is in levels of nesting.
+def convert_small_request(
+    text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
+) -> SmallRequest | None:
+    """Convert a JSON request; ``depth_cap`` is in levels of nesting, ``tensor_cap`` in tensors.
 
     Gives None where a closer look is needed.
     """
     around, arrays = _cut(text)
     if len(around) > _LARGEST_AROUND or len(arrays) > _MOST_ARRAYS:
         return None
-    plan = _plan(around, len(arrays), depth_cap)
+    plan = _plan(around, len(arrays), depth_cap, tensor_cap)
     if plan is None:
         return None
     parts = [plan.header]
@@ -89,7 +91,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
     position = 0
     while len(arrays) <= _MOST_ARRAYS and (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
-        stop = end_of_numbers(text, opening)
+        stop = end_of_numbers(text, opening, len(text))
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
@@ -147,14 +149,14 @@ class _Plan:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _plan(around: bytes, arrays: int, depth_cap: int) -> _Plan | None:
+def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
     # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
     if b"\\" in around or around.count(_KEY) != arrays:
         return None
     try:
         fields = parse_header(around, depth_cap)
-        inputs = read_inputs(fields)
-        answer = read_answer_form(fields)
+        inputs = read_inputs(fields, tensor_cap)
+        answer = read_answer_form(fields, tensor_cap)
     except GatewayError:
         return None
     facts = read_facts(fields, inputs)

@@ -23,6 +23,9 @@ from gateway.protocol.messages import Tensor
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import Form, Predicted, is_binary
 
+_OF_OUTPUT = 250
+"""Bytes of memory that the rows of an output take beside their own."""
+
 
 class PredictAnswerCodec:
     """Writes an answer as the V1 client wants it, while it arrives.
@@ -40,12 +43,14 @@ class PredictAnswerCodec:
         self._spool_cap = spool_cap
         self._shapes: list[tuple[int, ...]] | None = None
         self._rows: list[Rows] | None = None
+        self._rows_size = 0
+        """Bytes that all rows hold: they are not summed up anew for each piece."""
         self._writer: NestedToJson | None = None
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held."""
-        return sum(rows.held for rows in self._rows or ())
+        """Give the bytes of memory that are held: all but what passes through."""
+        return self._reader.held + self._rows_size + _OF_OUTPUT * len(self._shapes or ())
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Give the text that the data brings.
@@ -110,8 +115,11 @@ class PredictAnswerCodec:
 
     def _take(self, piece: TensorPiece) -> Iterator[bytes]:
         if self._rows is not None:
-            self._rows[piece.index].feed(piece.data)
-            if self.held > self._spool_cap:
+            rows = self._rows[piece.index]
+            before = rows.held
+            rows.feed(piece.data)
+            self._rows_size += rows.held - before
+            if self._rows_size > self._spool_cap:
                 raise bad_answer(
                     f"an answer of rows of several outputs is held, and is larger than "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "

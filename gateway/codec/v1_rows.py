@@ -18,6 +18,8 @@ from gateway.errors import GatewayError, bad_request
 
 _TOGETHER = 32 * 1024
 """Bytes of instances that are parsed together: Python looks at each value of theirs."""
+_EACH = 512
+"""Bytes likewise for each tensor, as numbers of each tensor are converted together."""
 _INSTANCES = 8
 """Instances that are read one by one before others get their turn."""
 
@@ -56,21 +58,29 @@ class RowsReader:
     def _together(self) -> Steps[int]:
         """Read what instances a window holds; give the number of those to be read one by one."""
         # What is read together does not depend on how the text arrived.
-        window = yield from self._text.window(_TOGETHER)
+        size = max(_TOGETHER, _EACH * len(self._tensors))
+        window = yield from self._text.window(size)
         ends, deepest = walk_values(window)
         if not ends.size:
             return 1
-        too_deep = deepest - 1 > self._text.depth_cap
-        converted = 0 if too_deep else self._converted(window[: int(ends[-1])])
+        count = int(ends.size)
+        converted = self._converted(window[: int(ends[-1])], deepest)
+        while not converted and count > _INSTANCES:
+            # Those before a fault are not read one by one, which takes fifty times as long.
+            count //= 2
+            part = window[: int(ends[count - 1])]
+            converted = self._converted(part, walk_values(part)[1])
         if not converted:
-            return int(ends.size)
-        self._text.skip(int(ends[-1]))
+            return count
+        self._text.skip(int(ends[count - 1]))
         self._number += converted
         yield Pause.TURN
         return 0
 
-    def _converted(self, text: bytes) -> int:
-        """Take whole instances; tell how many, none where there is any fault."""
+    def _converted(self, text: bytes, depth: int) -> int:
+        """Take whole instances, which nest so deep; tell how many, none where there is a fault."""
+        if depth - 1 > self._text.depth_cap:
+            return 0
         try:
             rows = _parsed(b"[%b]" % text)
             if not all(self._is_whole(row) for row in rows):

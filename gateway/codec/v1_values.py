@@ -9,6 +9,7 @@ from gateway.codec.array_scanner import WINDOW, ArrayScanner, Run, StringPart, c
 from gateway.codec.base64_text import Base64Decoder
 from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
+from gateway.codec.value_walk import whole_values
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quoted
 from gateway.protocol.v1 import BASE64_KEY
@@ -18,6 +19,9 @@ _BASE64_OBJECT = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
 
 _ELEMENTS = 64
 """Elements that are read one by one before others get their turn."""
+_ALL = 2**63
+_WINDOWS = (2 * 1024, 32 * 1024)
+"""Bytes of elements that are looked at together: most arrays end in the first ones."""
 _MEMBERS = 16
 """Members of an object, likewise."""
 _SHOWN = 60
@@ -71,7 +75,9 @@ def read_value(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     """
     mark = yield from text.mark()
     if mark == b"[":
-        if tensor.is_text and b"{" in (yield from text.window()):
+        if tensor.is_text:
+            yield from text.window()
+        if tensor.is_text and text.holds(b"{"):
             yield from _read_elements(text, tensor)
         else:
             yield from _read_array(text, tensor)
@@ -115,7 +121,8 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     start = text.place
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
-        for item in scanner.scan(text.take_all(), text.ended):
+        buffer, at = text.take_all()
+        for item in scanner.scan(buffer, text.ended, at):
             tensor.feed(item)
             if tensor.is_text:
                 yield Pause.TURN
@@ -124,27 +131,33 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
                 f"{tensor.label} is not an array of plain values, at byte "
                 f"{start + scanner.culprit_at}, near: {quoted(scanner.culprit)}"
             )
-        text.put_back(scanner.rest)
+        del buffer  # it is held by the text alone, while more is waited for
+        text.put_back(*scanner.take_rest())
         if scanner.ended:
             return
         yield from text.more()
 
 
 def _read_elements(text: JsonText, tensor: NestedTensor) -> Steps[None]:
-    """Read an array of BYTES one by one, of which some are in base64."""
+    """Read an array of BYTES, of which some are in base64."""
     depth = read = 0
+    alone = 1
     while True:
         mark = yield from text.mark()
-        if mark == b"[":
+        if not alone:
+            alone = yield from _read_together(text, tensor, depth)
+        if alone and mark == b"[":
             text.skip(1)
             tensor.mark(b"[")
             depth += 1
             if depth > text.depth_cap:
                 raise bad_request(f"{tensor.label} is nested deeper than {text.depth_cap}")
+            alone = 0 if alone == 1 else alone
             if (yield from text.mark()) != b"]":
                 continue
-        else:
+        elif alone:
             yield from _read_element(text, tensor)
+            alone -= 1
             read += 1
             if read % _ELEMENTS == 0:
                 yield Pause.TURN
@@ -154,6 +167,25 @@ def _read_elements(text: JsonText, tensor: NestedTensor) -> Steps[None]:
             if not depth:
                 return
         tensor.mark(b",")
+
+
+def _read_together(text: JsonText, tensor: NestedTensor, depth: int) -> Steps[int]:
+    """Read what a window holds of an array; give how many elements are to be read one by one."""
+    for size in _WINDOWS:
+        window = yield from text.window(size)
+        end, ends, deepest = whole_values(window)
+        if ends:
+            break
+    if not end:
+        return 1
+    # Whatever is wrong is named when the elements are read one by one.
+    rows = None if depth + deepest > text.depth_cap else tensor.convert_elements(window[:end])
+    if rows is None:
+        return _ALL
+    tensor.take_elements(rows)
+    text.skip(end)
+    yield Pause.TURN
+    return 0
 
 
 def _read_element(text: JsonText, tensor: NestedTensor) -> Steps[None]:

@@ -18,6 +18,7 @@ from gateway.exchange.held import HeldBytes
 from gateway.exchange.turns import Turns
 from gateway.protocol.declared import DeclaredModel
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.tensors import MAX_TENSORS
 from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
 from gateway.upstream.base import HeaderLines as HeaderLines
 from gateway.upstream.dialect import Speech
@@ -128,6 +129,8 @@ class Limits:
     body_grace: float = 0.0
     inflation: int = 100
     """How many times larger than it came a compressed body may become."""
+    max_tensors: int = MAX_TENSORS
+    """The most inputs of a request, and the most outputs that it asks for."""
 
     def deadline(self, spent: float = 0.0) -> Deadline:
         """Make the deadline of an exchange that has taken ``spent`` seconds already."""

@@ -90,7 +90,7 @@ async def _convert_json(
         text = await body.whole(holding)
         if len(text) > LARGEST_WITHOUT:
             await route.turns.next()
-        small = convert_small_request(text, route.limits.json_depth)
+        small = convert_small_request(text, route.limits.json_depth, route.limits.max_tensors)
         if small is not None:
             old = small.body[: small.header_size]
             header = await listing_outputs(old, small.answer, asked, route, deadline)
@@ -123,11 +123,14 @@ async def _read_json(
     missing = _UNKNOWN if length is None else length
     text = await body.read(min(CHUNK, missing))
     if len(text) == length and length <= min(LARGEST_REMEMBERED, route.limits.header_bytes):
-        alone = header_without_data(bytes(text), route.limits.json_depth)
+        alone = header_without_data(bytes(text), route.limits.json_depth, route.limits.max_tensors)
         if alone is not None:
             return alone
     codec = InferRequestCodec(
-        route.limits.header_bytes, route.limits.json_depth, route.lender_for(body.size)
+        route.limits.header_bytes,
+        route.limits.json_depth,
+        route.lender_for(body.size),
+        route.limits.max_tensors,
     )
     size = body.size if length is None else length
     is_small = size is not None and size <= LARGEST_WITHOUT

@@ -99,7 +99,8 @@ async def _convert(
 ) -> PredictRequest:
     if body.size == 0:
         raise bad_request("the request has no body")
-    codec = PredictRequestCodec(model, route.limits.header_bytes, route.limits.json_depth)
+    limits = route.limits
+    codec = PredictRequestCodec(model, limits.header_bytes, limits.json_depth, limits.max_tensors)
     worked = 0
     while text := await body.read(codec.room):
         codec.feed(text)

@@ -169,7 +169,7 @@ def _converted(plan: Plan, body: bytes, route: Route) -> SmallRequest | None:
     """Convert a request whose answer is all JSON; None where the ordinary way looks closer."""
     if len(body) > LARGEST_WITHOUT and not route.turns.take():
         return None  # those of many clients may come in the same turn of the event loop
-    request = convert_small_request(body, route.limits.json_depth)
+    request = convert_small_request(body, route.limits.json_depth, route.limits.max_tensors)
     if request is None or not request.answer.all_json or request.answer.as_base64:
         return None
     if plan.declared is not None and not plan.declared.takes(request.facts.inputs):

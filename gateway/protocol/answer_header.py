@@ -20,10 +20,13 @@ from gateway.protocol.inference_header import (
 )
 from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
 from gateway.protocol.messages import ANSWER
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_RANK, element_count
 
 DEEPEST_ANSWER = 200
 """Levels of nesting that an answer's JSON may have."""
+
+MAX_OUTPUTS = 4096
+"""Outputs that an answer has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def parse_answer(text: bytes, cuts: Sequence[Cut] = ()) -> Fields:
     except orjson.JSONDecodeError as error:
         raise invalid_json(ANSWER, text, error, cuts) from None
     checked = check_object(fields, ANSWER)
-    if is_deeper(text, checked, DEEPEST_ANSWER):
+    if is_deeper(text, DEEPEST_ANSWER):
         raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
     return checked
 
@@ -57,6 +60,8 @@ def parse_answer(text: bytes, cuts: Sequence[Cut] = ()) -> Fields:
 def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
     """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
     entries = check_entries(fields, ANSWER) if "outputs" in fields else []
+    if len(entries) > MAX_OUTPUTS:
+        raise ANSWER.too_many_tensors(MAX_OUTPUTS)
     return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
 
 
@@ -69,10 +74,17 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
         raise bad_answer(_why_unread(index, entry)) from None
+    if not isinstance(name, str):
+        raise bad_answer(_why_unread(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_answer(
             f"output '{name}' of the server's answer has the shape {shown(shape)}, "
             "which is no array of integers of 0 or more"
+        )
+    if len(shape) > MAX_RANK:
+        raise bad_answer(
+            f"output '{name}' of the server's answer has {len(shape)} dimensions; "
+            f"at most {MAX_RANK} may be"
         )
     if not (size is None or (type(size) is int and size >= 0)):
         raise bad_answer(
@@ -87,7 +99,7 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     if size is None and 0 in shape and "data" not in entry:
         # As OpenVINO Model Server has it.
         size = None if "shared_memory_region" in parameters else 0
-    return OutputTensor(str(name), datatype, tuple(shape), size)
+    return OutputTensor(name, datatype, tuple(shape), size)
 
 
 def _why_unread(index: int, entry: Any) -> str:
@@ -96,6 +108,8 @@ def _why_unread(index: int, entry: Any) -> str:
     lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
     if lacking:
         return f"{label} lacks its {' and its '.join(lacking)}"
+    if not isinstance(entry["name"], str):
+        return f"{label} has the name {shown(entry['name'])}, which must be a string"
     label = f"output '{entry['name']}' of the server's answer"
     datatype = entry["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:

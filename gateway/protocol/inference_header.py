@@ -6,18 +6,20 @@ Binary tensor data extension, "Binary Tensor Request"; KServe's extension docume
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
 from gateway.protocol.messages import REQUEST, Message
-from gateway.protocol.tensors import element_count
+from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 
 Fields = dict[str, Any]
 
@@ -28,6 +30,12 @@ V1_REQUEST = (
 """What is wrong with a request of another protocol."""
 
 _LARGEST_SIZE = 2**63 - 1
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACES = bytes.maketrans(b"{}", b"[]")
+# An opening bracket is one less, a closing one is one more.
+_MIDDLE = np.int8(sum(b"[]") // 2)
 
 
 class Source(Enum):
@@ -93,44 +101,35 @@ def parse_header(text: bytes, depth_cap: int, cuts: Sequence[Cut] = ()) -> Field
     except orjson.JSONDecodeError as error:
         raise invalid_json(REQUEST, text, error, cuts) from None
     checked = check_object(fields, REQUEST)
-    if is_deeper(text, checked, depth_cap):
+    if is_deeper(text, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
     return checked
 
 
-def is_deeper(text: bytes, fields: Fields, cap: int) -> bool:
-    """Tell whether JSON, as text and parsed, nests in more levels than the cap."""
+def is_deeper(text: bytes, cap: int) -> bool:
+    """Tell whether valid JSON nests in more levels than the cap."""
     # Brackets inside strings count too, but only where the quick bound is exceeded.
-    return text.count(b"[") + text.count(b"{") > cap and _depth(fields) > cap
+    if text.count(b"[") + text.count(b"{") <= cap:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", text).translate(_BRACES, _NO_BRACKETS), np.int8)
+    return bool(np.cumsum(_MIDDLE - brackets, dtype=np.int32).max(initial=0) > cap)
 
 
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
-    while level:
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        containers = [item for item in level if isinstance(item, dict | list)]
-        depth += bool(containers)
-        level = below
-    return depth
-
-
-def read_inputs(fields: Fields) -> tuple[InputTensor, ...]:
+def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTensor, ...]:
     """Read and check the inputs of a request.
 
     Raises GatewayError (400) that names the input for a missing or ill-typed field, an unknown
-    datatype, a negative dimension, or not exactly one source of data.
+    datatype, a negative dimension, or not exactly one source of data; or for more than the cap.
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
         raise bad_request(f"id must be a string, got {found(request_id)}")
     if "inputs" not in fields:
         raise bad_request(_why_without_inputs(fields))
-    return tuple(_read_input(i, entry) for i, entry in enumerate(check_entries(fields, REQUEST)))
+    entries = check_entries(fields, REQUEST)
+    if len(entries) > tensor_cap:
+        raise REQUEST.too_many_tensors(tensor_cap)
+    return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
 
 
 def _why_without_inputs(fields: Fields) -> str:
@@ -139,16 +138,21 @@ def _why_without_inputs(fields: Fields) -> str:
     return "inputs is missing; it must be an array of tensors"
 
 
-def read_answer_form(fields: Fields) -> AnswerForm:
+def read_answer_form(fields: Fields, tensor_cap: int = MAX_TENSORS) -> AnswerForm:
     """Read in which form the client wants each output.
 
     An output's own ``binary_data`` goes before the request's ``binary_data_output``.
-    Raises GatewayError (400) for ill-typed fields.
+    Raises GatewayError (400) for ill-typed fields, and for more outputs than the cap.
     """
     default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
     by_output: dict[str, bool] = {}
     as_base64: set[str] = set()
-    for i, entry in enumerate(_requested_outputs(fields)):
+    outputs = _requested_outputs(fields)
+    if len(outputs) > tensor_cap:
+        raise bad_request(
+            f"the request asks for more than {tensor_cap} outputs{REQUEST.tensor_limit}"
+        )
+    for i, entry in enumerate(outputs):
         name = _name(entry, f"outputs[{i}]")
         label = f"output '{name}'"
         wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
@@ -316,6 +320,8 @@ def _shape(entry: Fields, label: str) -> tuple[int, ...]:
     shape = _required(entry, "shape", label)
     if not isinstance(shape, list):
         raise bad_request(f"{label}: shape must be an array of integers, got {found(shape)}")
+    if len(shape) > MAX_RANK:
+        raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
     for size in shape:
         if type(size) is not int or size < 0:
             raise bad_request(f"{label}: shape {shown(shape)} must hold integers of 0 or more only")

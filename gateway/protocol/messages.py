@@ -52,12 +52,18 @@ class Message:
     """What else can be done where it holds text that is none, beside another policy."""
     null_is_nan: bool
     """Whether null stands for NaN: servers that know JSON only write it so."""
+    tensor_limit: str = ""
+    """How errors name the setting that caps its tensors, if there is one."""
     of_it: str = ""
     """What follows the name of a part, where it would not be clear whose it is."""
 
     def fault(self, what: str) -> GatewayError:
         """Make the error of one that breaks the protocol; ``what`` names the culprit."""
         return GatewayError(self.broken, what)
+
+    def too_many_tensors(self, cap: int) -> GatewayError:
+        """Make the error of one with more tensors than the cap."""
+        return self.fault(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")
 
     def label(self, name: str) -> str:
         """Name a tensor, as errors do."""
@@ -79,6 +85,7 @@ REQUEST = Message(
     instead_of_number="",
     instead_of_text="",
     null_is_nan=False,
+    tensor_limit=" (limits.max_tensors)",
 )
 ANSWER = Message(
     name="the server's answer",

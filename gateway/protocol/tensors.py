@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from gateway.protocol.datatypes import Datatype
 
+MAX_RANK = 64
+"""Dimensions that a tensor has at most: as many as numpy's arrays have."""
+
+MAX_TENSORS = 1024
+"""Tensors that a request has at most, unless the settings say otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -11,6 +11,7 @@ from gateway.settings.fields import (
     IdleTime,
     Inflation,
     JsonDepth,
+    MaxTensors,
     RequestBytes,
     Section,
     SpoolBytes,
@@ -68,6 +69,9 @@ class Limits(Places):
     )
     json_depth: JsonDepth = Field(
         default=64, description="How deep the JSON of a request may nest."
+    )
+    max_tensors: MaxTensors = Field(
+        default=1024, description="How many inputs a request may have, and outputs it may ask for."
     )
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,

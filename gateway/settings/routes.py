@@ -12,6 +12,7 @@ from gateway.settings.fields import (
     IdleTime,
     Inflation,
     JsonDepth,
+    MaxTensors,
     OneOrMore,
     Percentage,
     RequestBytes,
@@ -112,6 +113,9 @@ class RouteLimits(Section):
     )
     json_depth: JsonDepth | None = Field(
         default=None, description="How deep the JSON of a request may nest."
+    )
+    max_tensors: MaxTensors | None = Field(
+        default=None, description="How many inputs a request may have, and outputs ask for."
     )
     spool_bytes: SpoolBytes | None = Field(
         default=None, description="What is held of a body or of an answer."

@@ -79,6 +79,8 @@ def convert_request(body: bytes, depth_cap: int) -> PlainRequest:
     fields, arrays = _parse(body)
     check(isinstance(fields, dict), "not an object")
     inputs = _objects(fields.get("inputs"))
+    check("inputs" not in fields.repeated, "duplicate inputs")
+    check(all("data" not in entry.repeated for entry in inputs), "duplicate data")
     datas = [entry["data"] for entry in inputs if "data" in entry]
     check(all(isinstance(data, list) for data in datas), "data is no array")
     check(len(arrays) == len(datas), "an array under a key data that is no input's")
@@ -95,6 +97,15 @@ class BareToken(float):
     """NaN or an infinity: no JSON, but taken as an element."""
 
 
+class Object(Fields):
+    """An object of JSON, and which of its keys come more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        keys = [key for key, _ in pairs]
+        self.repeated = {key for key in keys if keys.count(key) > 1}
+
+
 class Digits(float):
     """A number with a point or an exponent, and its text, which says more than the double."""
 
@@ -107,10 +118,8 @@ def _parse(body: bytes) -> tuple[Any, list[Any]]:
     arrays: list[Any] = []
 
     def to_dict(pairs: list[tuple[str, Any]]) -> Fields:
-        keys = [key for key, _ in pairs]
-        check(keys.count("data") < 2 and keys.count("inputs") < 2, "duplicate key")
         arrays.extend(v for key, v in pairs if key == "data" and isinstance(v, list))
-        return dict(pairs)
+        return Object(pairs)
 
     def to_int(digits: str) -> int:
         check(len(digits) < 400, "too large for any datatype")
@@ -133,10 +142,10 @@ def _parse(body: bytes) -> tuple[Any, list[Any]]:
     return fields, arrays
 
 
-def _objects(value: Any) -> list[Fields]:
+def _objects(value: Any) -> list[Object]:
     check(isinstance(value, list), "not an array")
     check(all(isinstance(entry, dict) for entry in value), "not an object")
-    return cast("list[Fields]", value)
+    return cast("list[Object]", value)
 
 
 def _depth(value: Any) -> int:

@@ -57,10 +57,10 @@ def test_each_array_is_told_the_fields_around_it() -> None:
     first, _, second, _ = cut_out([text])[0]
     assert isinstance(first, ArrayStart)
     assert isinstance(second, ArrayStart)
-    assert (first.index, first.fields, first.previous) == (0, {"data": 1}, {})
+    assert (first.index, first.fields, first.previous) == (0, {}, {})
     assert second.index == 2
-    assert second.fields == {"name": "c", "datatype": "INT8", "data": 1}
-    assert second.previous == {"data": 0, "name": "a"}
+    assert second.fields == {"name": "c", "datatype": "INT8"}
+    assert second.previous == {"name": "a"}
 
 
 # What looks like the data of an input, but is not; the header keeps it.

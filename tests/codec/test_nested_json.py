@@ -145,3 +145,24 @@ def test_brackets(shape: tuple[int, ...]) -> None:
     text = b"".join(brackets.lead(i, len(shape)) + b"%d" % i for i in range(count))
     found: Any = json.loads(text + brackets.end())
     assert found == np.arange(count).reshape(shape).tolist()
+
+
+class _Counted(int):
+    """An index that counts how often it is divided."""
+
+    divisions = 0
+
+    def __mod__(self, other: int) -> int:
+        _Counted.divisions += 1
+        return int(self) % other
+
+
+def test_brackets_are_found_in_the_same_time_whatever_the_rank() -> None:
+    for shape in ((1,) * 30 + (64, 8), (64, 8) + (1,) * 30, (2,) * 9 + (1,) * 23):
+        brackets = Brackets(shape)
+        _Counted.divisions = 0
+        for index in range(1, 512):
+            level = brackets.level_at(_Counted(index))
+            levels = [n for n in range(1, len(shape)) if index % brackets.sizes[n] == 0]
+            assert level == (levels[0] if levels else len(shape))
+            assert _Counted.divisions <= 3 * 512

@@ -113,3 +113,15 @@ def test_no_array() -> None:
 )
 def test_marks_within_strings_do_not_count(text: bytes, marks: bytes) -> None:
     assert marks_of(text) == marks
+
+
+def test_more_dimensions_than_the_cap_are_refused() -> None:
+    for rank in (64, 65):
+        finder = ShapeFinder("input 'x'")
+        finder.feed(b"[" * rank + b"]" * rank)
+        if rank == 64:
+            assert finder.shape(1) == (1,) * 64
+            continue
+        with pytest.raises(GatewayError) as caught:
+            finder.shape(1)
+        assert caught.value.message == "input 'x' has 65 dimensions; at most 64 may be"

@@ -87,6 +87,7 @@ def test_an_answer_without_outputs_is_in_any_form() -> None:
 ITS = "output 'x' of the server's answer has the"
 FIRST = "outputs[0] of the server's answer"
 OUTPUTS = "outputs of the server's answer must be an array of tensors, got"
+NO_NAME = "which must be a string"
 NO_SHAPE = "which is no array of integers of 0 or more"
 NO_SIZE = "which is no integer of 0 or more"
 REFUSED_OUTPUTS = [
@@ -97,6 +98,10 @@ REFUSED_OUTPUTS = [
     ({"outputs": [[]]}, f"{FIRST} must be an object, got an array"),
     ({"outputs": [None]}, f"{FIRST} must be an object, got null"),
     ({"outputs": [tensor(name=None)]}, f"{FIRST} lacks its name"),
+    *(
+        ({"outputs": [{**tensor(), "name": name}]}, f"{FIRST} has the name {shown}, {NO_NAME}")
+        for name, shown in ((["x"], '["x"]'), (5, "5"), (None, "null"), ({}, "{}"))
+    ),
     ({"outputs": [tensor(shape=None)]}, f"{FIRST} lacks its shape"),
     ({"outputs": [tensor(datatype=None)]}, f"{FIRST} lacks its datatype"),
     ({"outputs": [{}]}, f"{FIRST} lacks its name and its shape and its datatype"),
@@ -108,6 +113,10 @@ REFUSED_OUTPUTS = [
     ({"outputs": [tensor(shape=[-1])]}, f"{ITS} shape [-1], {NO_SHAPE}"),
     ({"outputs": [tensor(shape=[2.0])]}, f"{ITS} shape [2.0], {NO_SHAPE}"),
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
+    (
+        {"outputs": [tensor(shape=[1] * 65)]},
+        "output 'x' of the server's answer has 65 dimensions; at most 64 may be",
+    ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
         f"{ITS} binary_data_size -1, {NO_SIZE}",

@@ -157,7 +157,11 @@ REFUSED_INPUTS = [
     ({"inputs": [tensor(shape=[1.0])]}, "input 'x': shape [1.0] must hold integers of 0 or more"),
     ({"inputs": [tensor(shape=[True])]}, "input 'x': shape [true] must hold integers"),
     ({"inputs": [tensor(shape=["2"])]}, "input 'x': shape [\"2\"] must hold integers"),
-    ({"inputs": [tensor(shape=[-1] * 999)]}, "input 'x': shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
+    ({"inputs": [tensor(shape=[-1] * 60)]}, "input 'x': shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
+    (
+        {"inputs": [tensor(shape=[1] * 65)]},
+        "input 'x': shape has 65 dimensions; at most 64 may be",
+    ),
     ({"inputs": [tensor(data=0, parameters=[])]}, "input 'x': parameters must be an object"),
     (
         {"inputs": [tensor(data=0) | {"parameters": None}]},
@@ -204,7 +208,7 @@ def test_a_faulty_input_is_refused(fields: Fields, message: str) -> None:
 
 
 def test_a_shape_of_many_dimensions_is_read() -> None:
-    shape = [1] * 100_000
+    shape = [1] * 64
     (read,) = read_inputs({"inputs": [tensor(shape=shape, parameters={"binary_data_size": 4})]})
     assert read.shape == tuple(shape)
 

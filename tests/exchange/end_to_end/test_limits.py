@@ -212,3 +212,23 @@ async def test_an_empty_binary_header_counts_like_any_other() -> None:
     async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
         assert (await client.ask(infer_binary(binary_header(0), b""))).status == 200
         assert len(server.requests) == 1
+
+
+async def test_max_tensors_are_refused_in_every_form() -> None:
+    async with FaultyServer() as server, client_of(server.url, max_tensors=2) as client:
+        for count, status in ((2, 200), (3, 400)):
+            data = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * count
+            padded = json.dumps({"inputs": data, "id": "a" * 200 * KIB}).encode()
+            size = {"parameters": {"binary_data_size": 4}}
+            binary = [{"name": "x", "datatype": "FP32", "shape": [1], **size}] * count
+            header = json.dumps({"inputs": binary}).encode()
+            for asked in (
+                infer_json(json.dumps({"inputs": data}).encode()),
+                infer_json(padded),
+                infer_binary(header, bytes(4 * count)),
+            ):
+                reply = await client.ask(asked)
+                assert reply.status == status
+                if status == 400:
+                    assert reply.error == "the request has more than 2 inputs (limits.max_tensors)"
+        assert len(server.requests) == 3

@@ -1,0 +1,271 @@
+"""A search for the JSON that takes most CPU time for each of its bytes.
+
+Bodies are composed of building blocks by a hill climbing search with a fixed seed. Times are CPU
+times, as multiples of what plain floats of the same size take at the same moment. A body that
+exceeds its bound is measured again and again, each time between two measurements of floats: noise
+does not let a test fail. The environment's TENSORGATE_FUZZ_SECONDS says how long to search.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import orjson
+import pytest
+
+from gateway.codec.binary_answer import BinaryAnswer
+from gateway.codec.infer_request import InferRequestCodec
+from gateway.codec.json_tensors import JsonTensors
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.v1_request import PredictRequestCodec
+from gateway.errors import GatewayError
+from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.tensors import MAX_TENSORS
+from tests.codec.v1_bodies import model
+
+SECONDS = float(os.environ.get("TENSORGATE_FUZZ_SECONDS", "12"))
+SIZE = 256 * 1024
+PIECE = 128 * 1024
+HEADER_CAP = 1 << 20
+
+MOST_OF_NUMBERS = 40.0
+"""Times the CPU of plain floats that numbers may take. Found were 26, of those beyond 64 bits."""
+MOST = 150.0
+"""Times that all else may: strings, objects, and what limits.header_bytes caps. Found were 90."""
+TENSOR = 32 * 1024
+"""Bytes of floats that a tensor may take the time of, beside; limits.max_tensors caps them."""
+
+NUMBERS = (
+    *("1", "-1", "0", "1.5", "1e5", "-1E-5", "0.1234567890123456789012345", "true", "false"),
+    *("NaN", "-Infinity", "100000000000000000000", "9" * 400, "null", "1e400", "[1]", "[]", "1 "),
+    *("[[[[]]]]", "[[1],[2]]", "-0", "01", "+1", "1.", "\n1", "x"),
+)
+TEXTS = (
+    *('""', '"a"', '"abcdefghijklmnop"', r'"\n"', r'"\u0041"', r'"\\"', r'"\""', r'"\ud83d\ude00"'),
+    *('"]"', '","', '"{"', '["a"]', '"é"', '"😀"', '"QQ=="', '" "', '"a" ', r'"\ud800"'),
+    *('"' + "x" * 40_000 + '"', '"' + r"\u0041" * 9000 + '"', '"data"', r'"\"data\":["', '"NaN"'),
+)
+OBJECTS = (
+    *('{"b64":"QQ=="}', '{"b64":""}', '{"x":1}', '{"x":[1]}', '{"x":"a"}', '{"x":NaN}', "{}"),
+    *(
+        '{"x":1,"x":1}',
+        '{"\\u0078":1}',
+        '{"x":{"b64":"QQ"}}',
+        '{"x":["a"]}',
+        '{"x":-0}',
+        '{"a":{}}',
+    ),
+    *('{"data":1}', '{"data":[1]}', '{"x":1.5}', '{"x":[]}', '{"x":true}', '{"x":9e99}'),
+)
+OTHERS = (
+    *('"data":1', '"data"', '"x":[]', '"a":{"data":"b"}', '"id":"' + "a" * 999 + '"', '"k":"["'),
+    *('"parameters":{}', '"shape":[1]', '"outputs":[]', '"datatype":"INT8"', " ", '"":""', '"x":1'),
+)
+DATATYPES = ("FP32", "FP16", "FP64", "BF16", "INT8", "UINT64", "BOOL", "BYTES")
+BASE64 = '"parameters":{"content_type":"base64"}'
+
+Pool = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a body is made of."""
+
+    form: str
+    datatype: str
+    elements: tuple[str, ...]
+    depth: int
+    """Brackets around all elements."""
+    tensors: int
+    others: tuple[str, ...]
+    """Members beside the tensors, as often as they fill a tenth of the body; or all of it."""
+    mostly_others: bool
+    base64: bool
+    end: str
+    """What stands instead of the last element."""
+
+    def body(self) -> bytes:
+        """Write the body, of SIZE bytes or a few more, with spaces behind it if need be."""
+        return self._text().encode().ljust(SIZE)
+
+    def _text(self) -> str:
+        around = self._repeated(self.others, SIZE if self.mostly_others else SIZE // 10)
+        size = 1 if self.mostly_others and self.others else SIZE // self._count
+        data = self._repeated(self.elements, size) + ("," + self.end if self.end else "")
+        array = "[" * self.depth + data + "]" * self.depth
+        if self.form in ("instances", "inputs"):
+            return f'{{"{self.form}":{array}{"," + around if self.others else ""}}}'
+        encoded = BASE64 + "," if self.base64 else ""
+        tensor = f'{{"name":"x","datatype":"{self.datatype}","shape":[1],{encoded}"data":{array}}}'
+        key = "outputs" if self.form in ("binary", "json", "base64") else "inputs"
+        tensors = ",".join([tensor] * self._count)
+        if self.others and self.form == "infer in front":
+            return f'{{"{key}":[{{{around},{tensor[1:]}]}}'
+        return f'{{"{key}":[{tensors}]{"," + around if self.others else ""}}}'
+
+    @property
+    def _count(self) -> int:
+        return 1 if self.form in ("instances", "inputs") else self.tensors
+
+    @staticmethod
+    def _repeated(parts: tuple[str, ...], size: int) -> str:
+        unit = ",".join(parts)
+        return ",".join([unit] * (size // (len(unit.encode()) + 1) + 1)) if parts else ""
+
+    @property
+    def bound(self) -> float:
+        """Give the times of plain floats that the body may take."""
+        parts = (*self.elements, *self.others, self.end or "1")
+        pure = self.datatype != "BYTES" and all(part in NUMBERS for part in parts)
+        return (MOST_OF_NUMBERS if pure else MOST) + self._count * TENSOR / SIZE
+
+
+def changed(plan: Plan, rng: random.Random, pool: Pool) -> Plan:
+    """Change one thing, or two."""
+    elements = tuple(rng.choice(pool) for _ in range(rng.choice((1, 1, 2, 3))))
+    changes: list[Callable[[Plan], Plan]] = [
+        lambda plan: replace(plan, form=rng.choice(FORMS)),
+        lambda plan: replace(plan, datatype=rng.choice(DATATYPES)),
+        lambda plan: replace(plan, elements=elements),
+        lambda plan: replace(plan, elements=(*plan.elements[-3:], rng.choice(pool))),
+        lambda plan: replace(plan, depth=rng.choice((1, 1, 2, 3, 60))),
+        lambda plan: replace(plan, tensors=rng.choice((1, 1, 2, 30, MAX_TENSORS))),
+        lambda plan: replace(plan, base64=not plan.base64),
+        lambda plan: replace(plan, end=rng.choice(("", rng.choice(pool)))),
+    ]
+    if pool is not NUMBERS:
+        others = tuple(rng.choice(OTHERS) for _ in range(rng.randrange(3)))
+        changes.append(lambda plan: replace(plan, others=others, mostly_others=rng.random() < 0.4))
+    for change in rng.sample(changes, rng.choice((1, 1, 2, 3))):
+        plan = change(plan)
+    return plan
+
+
+FORMS = ("infer", "infer in front", "instances", "inputs", "binary", "json", "base64")
+
+
+def convert(form: str, datatype: str, body: bytes) -> None:
+    """Convert a body, or have it refused."""
+    codec: JsonTensors | PredictRequestCodec
+    if form in ("instances", "inputs"):
+        codec = PredictRequestCodec(model({"x": (datatype, [-1])}), HEADER_CAP, 64)
+    elif form in ("binary", "json", "base64"):
+        policies = JsonPolicies(as_base64=frozenset("x" if form == "base64" else ""))
+        codec = BinaryAnswer(AnswerForm(form == "binary", {}), HEADER_CAP, 1 << 30, policies)
+    else:
+        codec = InferRequestCodec(HEADER_CAP, 64)
+    with suppress(GatewayError):
+        for start in range(0, len(body), PIECE):
+            codec.feed(body[start : start + PIECE])
+            while codec.work():
+                pass
+        codec.feed(b"", last=True)
+        while codec.work():
+            pass
+        if isinstance(codec, InferRequestCodec | BinaryAnswer):
+            codec.finish()
+        elif isinstance(codec, PredictRequestCodec):
+            codec.finish("")
+
+
+_FLOATS = orjson.dumps(
+    {
+        "inputs": [
+            {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [13_500],
+                "data": [random.Random(number).random() for number in range(13_500)],
+            }
+        ]
+    }
+)
+
+
+def seconds(form: str, datatype: str, body: bytes) -> float:
+    start = time.process_time()
+    convert(form, datatype, body)
+    return (time.process_time() - start) / len(body)
+
+
+def floats() -> float:
+    """Measure plain floats: some ten times, as one takes half a millisecond."""
+    return min(seconds("infer", "FP32", _FLOATS) for _ in range(10))
+
+
+def times(plan: Plan) -> float:
+    """Give how many times more CPU a body takes for each byte than floats do."""
+    return seconds(plan.form, plan.datatype, plan.body()) / floats()
+
+
+def exceeds(plan: Plan) -> float:
+    """Give the least that is measured of a body which seems to exceed its bound."""
+    least = times(plan)
+    for _ in range(8):
+        if least <= plan.bound:
+            break
+        before = floats()
+        took = seconds(plan.form, plan.datatype, plan.body())
+        least = min(least, took / max(before, floats()))
+    return least
+
+
+def search(rng: random.Random, pool: Pool, until: float) -> None:
+    """Climb from random bodies to ever more costly ones; none may exceed its bound."""
+    start = Plan("infer", "FP32", (pool[0],), 1, 1, (), False, False, "")
+    best, most, misses = start, 0.0, 0
+    while time.monotonic() < until:
+        plan = changed(best, rng, pool)
+        found = times(plan) / plan.bound
+        if found > 1:
+            least = exceeds(plan)
+            assert least <= plan.bound, f"{least:.0f} times the CPU of floats: {plan}"
+        misses += 1
+        if found > most:
+            best, most, misses = plan, found, 0
+        elif misses > 40:
+            best, most, misses = start, 0.0, 0
+            for _ in range(4):
+                best = changed(best, rng, pool)
+
+
+@pytest.mark.parametrize(
+    ("pool", "share"),
+    [(NUMBERS, 0.3), ((*NUMBERS, *TEXTS), 0.3), ((*NUMBERS, *TEXTS, *OBJECTS), 0.4)],
+    ids=["numbers", "strings", "objects"],
+)
+def test_no_json_takes_much_more_cpu_than_floats(pool: Pool, share: float) -> None:
+    search(random.Random(11), pool, time.monotonic() + share * SECONDS)
+
+
+# What was worst before it was mended, with the times that it took then.
+WORST = {
+    "tiny arrays of strings (460)": Plan(
+        "infer", "BYTES", ('"a"',), 1, MAX_TENSORS, (), False, False, ""
+    ),
+    "members of V1 that are no tensors (70000)": Plan(
+        "inputs", "FP32", ("1",), 1, 1, ('"x":[]',), True, False, ""
+    ),
+    "V1 strings with a brace (1000)": Plan(
+        "instances", "BYTES", ('"{"',), 1, 1, (), False, False, ""
+    ),
+    "V1 strings and base64 (500)": Plan(
+        "instances", "BYTES", ('"a"', '{"b64":"QQ=="}'), 1, 1, (), False, False, ""
+    ),
+    "ties that do not fit (115)": Plan("inputs", "FP16", ("1e5",), 1, 1, (), False, False, ""),
+    "base64 of V1 (270)": Plan(
+        "instances", "BYTES", ('{"b64":"QQ=="}',), 1, 1, (), False, False, ""
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_what_was_worst_takes_no_more_than_its_bound(name: str) -> None:
+    plan = WORST[name]
+    assert len(plan.body()) >= SIZE
+    assert exceeds(plan) <= plan.bound

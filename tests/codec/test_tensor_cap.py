@@ -1,0 +1,134 @@
+"""More tensors than the cap are refused: in every form, in the same words, and before the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.codec.binary_answer import BinaryAnswer
+from gateway.codec.infer_answer import JsonAnswer
+from gateway.codec.infer_request import InferRequestCodec, header_without_data
+from gateway.codec.json_request import JsonRequest
+from gateway.codec.json_tensors import JsonTensors
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.small_request import convert_small_request
+from gateway.codec.v1_request import PredictRequestCodec
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.answer_header import MAX_OUTPUTS
+from gateway.protocol.inference_header import AnswerForm
+from tests.codec.plain_v1 import Declared
+from tests.codec.v1_bodies import model
+
+CAP = 3
+TOO_MANY = "the request has more than 3 inputs (limits.max_tensors)"
+
+
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "FP32", "shape": [1], **fields}
+
+
+DATA = tensor(data=[1])
+TEXT = tensor(datatype="BYTES", data=["a"])
+BINARY = tensor(parameters={"binary_data_size": 4})
+SHARED = tensor(parameters={"shared_memory_region": "r"})
+
+
+def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
+    fields: dict[str, Any] = {"inputs": inputs}
+    if outputs:
+        fields["outputs"] = [{"name": "y"}] * outputs
+    return json.dumps(fields).encode()
+
+
+def work_off(codec: JsonTensors, text: bytes, last: bool = False) -> None:
+    codec.feed(text, last)
+    while codec.work():
+        pass
+
+
+def convert(body: bytes) -> None:
+    codec = InferRequestCodec(1 << 20, 64, tensor_cap=CAP)
+    work_off(codec, body, last=True)
+    codec.finish()
+
+
+def refusal(convert: Callable[[bytes], object], body: bytes) -> str:
+    with pytest.raises(GatewayError) as caught:
+        convert(body)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    return caught.value.message
+
+
+@pytest.mark.parametrize("entry", [DATA, TEXT, BINARY, SHARED])
+def test_more_inputs_than_the_cap_are_refused(entry: dict[str, Any]) -> None:
+    convert(request([entry] * CAP))
+    assert refusal(convert, request([entry] * (CAP + 1))) == TOO_MANY
+    assert refusal(convert, request([SHARED] * CAP + [entry])) == TOO_MANY
+
+
+def test_more_requested_outputs_than_the_cap_are_refused() -> None:
+    convert(request([DATA], CAP))
+    assert refusal(convert, request([DATA], CAP + 1)) == (
+        "the request asks for more than 3 outputs (limits.max_tensors)"
+    )
+
+
+@pytest.mark.parametrize(
+    "entry", ['{"data":[1]', '{"data":[1],"name":"x","datatype":"FP32","shape":[1]']
+)
+def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
+    codec = InferRequestCodec(1 << 20, 64, tensor_cap=CAP)
+    codec.feed(b'{"inputs":[' + b"},".join([entry.encode()] * CAP) + b"}")
+    while codec.work():
+        pass
+    # The end of the array need not come.
+    assert refusal(codec.feed, b',{"data":[') == TOO_MANY
+
+
+def test_small_requests_over_the_cap_are_left_to_the_streaming_codec() -> None:
+    for entry in (DATA, SHARED):
+        assert convert_small_request(request([entry] * CAP), 64, CAP) is not None
+        assert convert_small_request(request([entry] * (CAP + 1)), 64, CAP) is None
+    assert convert_small_request(request([DATA], CAP + 1), 64, CAP) is None
+
+
+def test_binary_headers_over_the_cap_are_refused() -> None:
+    def convert(header: bytes) -> object:
+        return header_without_data(header, 64, CAP)
+
+    assert convert(request([BINARY] * CAP)) is not None
+    assert refusal(convert, request([BINARY] * (CAP + 1))) == TOO_MANY
+
+
+def test_v1_requests_for_a_model_over_the_cap_are_refused() -> None:
+    declared: Declared = {f"x{number}": ("FP32", [-1]) for number in range(CAP + 1)}
+    with pytest.raises(GatewayError) as caught:
+        PredictRequestCodec(model(declared), 1000, 64, CAP)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_REQUEST, TOO_MANY)
+    PredictRequestCodec(model(declared), 1000, 64, CAP + 1)
+
+
+def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
+    # For a server of JSON only; what was let in is not counted again.
+    count = 1500
+    header = request([BINARY] * count)
+    codec = JsonRequest(len(header), JsonPolicies(), {})
+    text = codec.feed(header + bytes(4 * count))
+    codec.finish()
+    assert len(json.loads(text)["inputs"]) == count
+
+
+def test_more_outputs_of_a_server_than_its_cap_are_a_bad_answer() -> None:
+    words = f"the server's answer has more than {MAX_OUTPUTS} outputs"
+    header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
+    with pytest.raises(GatewayError) as caught:
+        JsonAnswer(len(header), JsonPolicies()).feed(header)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_ANSWER, words)
+    body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
+    codec = BinaryAnswer(AnswerForm(True, {}), 1 << 20, 1 << 20)
+    with pytest.raises(GatewayError) as caught:
+        work_off(codec, body[: -len("]}")])  # the end need not come
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_ANSWER, words)
