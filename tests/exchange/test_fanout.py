@@ -413,7 +413,8 @@ async def test_what_is_held_counts() -> None:
     assert "limits.held_bytes" in _error(answer)
     assert held.total == 0
     endpoints = servers(a=OK, b=OK)
-    routes = only(replace(route_to(*endpoints), held=held))
+    route = route_to(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
+    routes = only(replace(route, held=held))
     answer = await ask(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
     assert (answer.status, held.total) == (503, 0)
     assert asked(*endpoints) == [[], []]
