@@ -25,6 +25,7 @@ from tests.resilience.hostile_traffic import (
 )
 from tests.servers.faulty_server import Script
 
+_BODY = 50_000_000
 _LEFT = 64 * MIB
 _MOST = 1.25 * HELD + 96 * MIB
 """What may be held, with the gaps between blocks of memory, and freed memory that stays."""
@@ -35,8 +36,16 @@ def memory(lab: Lab) -> list[Row]:
     aborted = lab.rounds(200)
     deaf = knows_a_model_and_never_reads
     rows = [
-        _row(f"{aborted} uploads of 50 MB, aborted", deaf, partial(abort_uploads, count=aborted)),
-        _row("20 responses to 50 MB, aborted", answers_plenty, partial(abort_responses, count=20)),
+        _row(
+            f"{aborted} uploads of 50 MB, aborted",
+            deaf,
+            partial(abort_uploads, count=aborted, size=_BODY),
+        ),
+        _row(
+            "20 responses to 50 MB, aborted",
+            answers_plenty,
+            partial(abort_responses, count=20, size=_BODY),
+        ),
         _row("300 uploads that no server reads", deaf, partial(upload_at_once, size=2_000_000)),
         _row("1,000 × 1 MB of JSON around the data", deaf, partial(send_long_ids, count=1000)),
         _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),

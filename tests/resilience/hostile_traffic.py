@@ -22,29 +22,28 @@ from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
 MIB = 2**20
 HELD = 64 * MIB
 
-_SIZE = 50_000_000
 _LENGTH = {"Content-Length": "60000000"}
 
 
-def _json(datatype: str, element: bytes) -> bytes:
-    count = _SIZE // (len(element) + 1)
+def _json(datatype: str, element: bytes, size: int) -> bytes:
+    count = size // (len(element) + 1)
     head = f'{{"inputs":[{{"name":"IN","shape":[{count}],"datatype":"{datatype}","data":['
     return head.encode() + b",".join([element] * count) + b"]}]}"
 
 
-def _uploads() -> dict[str, bytes]:
-    """Write a request of some 50 MB in each form."""
-    floats, strings = _json("FP32", b"0.12345"), _json("BYTES", b'"abcdefghij"')
-    chunks = chunk(bytes(MIB)) * (_SIZE // MIB) + b"0\r\n\r\n"
+def _uploads(size: int) -> dict[str, bytes]:
+    """Write a request of some ``size`` bytes in each form."""
+    floats, strings = _json("FP32", b"0.12345", size), _json("BYTES", b'"abcdefghij"', size)
+    chunks = chunk(bytes(MIB)) * (size // MIB) + b"0\r\n\r\n"
     chunked = {"Host": "x", "Transfer-Encoding": "chunked", LENGTH: "0"}
-    instances = b'{"instances":[' + b",".join([b"0.12345"] * (_SIZE // 8)) + b"]}"
+    instances = b'{"instances":[' + b",".join([b"0.12345"] * (size // 8)) + b"]}"
     return {
         "floats": request("POST", INFER, floats),
         "strings": request("POST", INFER, strings),
         "V1": request("POST", "/v1/models/m:predict", instances),
         "gzip": request("POST", INFER, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
         "chunked raw": message(f"POST {INFER} HTTP/1.1", chunked, chunks),
-        "passed": request("POST", "/v2/x", bytes(_SIZE)),
+        "passed": request("POST", "/v2/x", bytes(size)),
     }
 
 
@@ -141,9 +140,9 @@ async def _send_all(client: RawClient, data: bytes, seconds: float) -> None:
             await client.send(data)
 
 
-async def abort_uploads(gateway: Running, count: int = 12) -> None:
-    """Send most of 50 MB, or all, and leave before the response: one client after the other."""
-    forms = list(_uploads().values())
+async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_000) -> None:
+    """Send most of a body, or all, and leave before the response: one client after the other."""
+    forms = list(_uploads(size).values())
     for number in range(count):
         round_, form = divmod(number, len(forms))
         data = forms[form]
@@ -152,9 +151,9 @@ async def abort_uploads(gateway: Running, count: int = 12) -> None:
         await gateway.until_idle()
 
 
-async def abort_responses(gateway: Running, count: int = 6) -> None:
-    """Send 50 MB, read some of the response and leave: one client after the other."""
-    forms = list(_uploads().values())
+async def abort_responses(gateway: Running, count: int = 6, size: int = 20_000_000) -> None:
+    """Send a body, read some of the response and leave: one client after the other."""
+    forms = list(_uploads(size).values())
     for number in range(count):
         async with clients(gateway.url, 1) as (client,):
             await _send_all(client, forms[number % len(forms)], 10)
