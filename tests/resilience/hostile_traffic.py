@@ -22,6 +22,8 @@ from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
 MIB = 2**20
 HELD = 64 * MIB
 
+_NO_PROGRESS = 2.0
+"""Seconds in which a gateway that takes anything takes some."""
 _LENGTH = {"Content-Length": "60000000"}
 
 
@@ -134,10 +136,12 @@ async def answers_plenty(connection: Connection) -> None:
         await connection.send(bytes(1_000_000))
 
 
-async def _send_all(client: RawClient, data: bytes, seconds: float) -> None:
+async def _send_all(client: RawClient, data: bytes) -> None:
+    """Send data as long as the gateway takes any."""
     with suppress(ConnectionError, TimeoutError):
-        async with asyncio.timeout(seconds):
-            await client.send(data)
+        for start in range(0, len(data), MIB):
+            async with asyncio.timeout(_NO_PROGRESS):
+                await client.send(data[start : start + MIB])
 
 
 async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_000) -> None:
@@ -147,7 +151,7 @@ async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_00
         round_, form = divmod(number, len(forms))
         data = forms[form]
         async with clients(gateway.url, 1) as (client,):
-            await _send_all(client, data if round_ % 2 else data[:-MIB], 10)
+            await _send_all(client, data if round_ % 2 else data[:-MIB])
         await gateway.until_idle()
 
 
@@ -156,7 +160,7 @@ async def abort_responses(gateway: Running, count: int = 6, size: int = 20_000_0
     forms = list(_uploads(size).values())
     for number in range(count):
         async with clients(gateway.url, 1) as (client,):
-            await _send_all(client, forms[number % len(forms)], 10)
+            await _send_all(client, forms[number % len(forms)])
             with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(5):
                     await client.reader.readexactly(MIB)
@@ -167,14 +171,14 @@ async def upload_at_once(gateway: Running, count: int = 300, size: int = 400_000
     """Have many clients upload at a time, to a server that does not read."""
     data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
 
 
 async def send_long_ids(gateway: Running, count: int = 400) -> None:
     """Have many clients send JSON around the data, and wait; some have to be refused."""
     data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 15) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: 0 < status["requests"] < count)
 
 
@@ -182,7 +186,7 @@ async def send_long_heads(gateway: Running, count: int = 1500) -> None:
     """Have many clients send most of a long head."""
     data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: status["held_bytes"] > HELD // 2)
 
 
@@ -201,7 +205,7 @@ async def _never_read(gateway: Running, data: bytes, count: int = 150) -> None:
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: status["requests"] == count)
         await asyncio.sleep(3)  # in which the responses come, as far as they may
 
