@@ -29,7 +29,7 @@ async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient
         {
             "listen": "127.0.0.1:0",
             "admin": free_address(),
-            "upstreams": {"u": {"endpoints": list(urls), "dialect": "triton", **upstream}},
+            "upstreams": {"u": {"endpoints": list(urls), "dialect": "triton"} | upstream},
             "limits": LIMITS,
         }
     )
@@ -76,6 +76,19 @@ async def test_an_unreachable_endpoint_shows_though_it_is_alone(
     assert sum("failed with 503" in message for message in caplog.messages) == 1
     assert sum("upstream u is not ready: 3 calls" in message for message in caplog.messages) == 1
     assert [each.levelname for each in caplog.records if why in each.message] == ["WARNING"] * 2
+
+
+async def test_calls_that_fail_before_the_dialect_is_known_count() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with _serving(url, dialect="auto") as (client, operator):
+        for _ in range(4):
+            assert (await client.ask(infer_json())).status == 503
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert endpoint["last_error"] == f"cannot connect to {url}: Connection refused"
+        assert endpoint["outstanding"] == 0
+        upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
+        assert upstream["unreachable"] == endpoint["last_error"]
 
 
 async def test_responses_of_500_show_on_the_fast_path_too(
