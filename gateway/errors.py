@@ -80,6 +80,16 @@ def without_frames(error: _E) -> _E:
     return error
 
 
+def one_line(message: str) -> str:
+    """Escape line breaks and control characters of a message, for a line of the log.
+
+    Messages quote servers, and what a server says must not pass for a line of its own.
+    """
+    if message.isprintable():
+        return message
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+
+
 def bad_request(message: str) -> GatewayError:
     """Make the error of a request that breaks the protocol; the message names the culprit."""
     return GatewayError(ErrorKind.BAD_REQUEST, message)

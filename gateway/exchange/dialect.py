@@ -11,6 +11,7 @@ from gateway.exchange.base import ClientRequest, Upstream
 from gateway.exchange.deadline import Deadline
 from gateway.exchange.headers import HEADER_LENGTH
 from gateway.protocol.endpoints import KINDS, Endpoint, without_version
+from gateway.upstream.loan import Outcome
 
 _OF_FORMS = "application/x-www-form-urlencoded"
 
@@ -40,9 +41,20 @@ async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None
     """
     for upstream in upstreams:
         if upstream.speech.dialect is None:
-            deadline.wait_for_server(upstream.pool.endpoint().endpoint.url)
-            await upstream.speech.known()
+            await _ask(upstream, deadline)
             deadline.wait_for_client()
+
+
+async def _ask(upstream: Upstream, deadline: Deadline) -> None:
+    """Wait until the dialect is known; a call that fails for it counts as one of an endpoint."""
+    loan = upstream.pool.endpoint()
+    deadline.wait_for_server(loan.take().url)
+    try:
+        await upstream.speech.known()
+    except BaseException as error:
+        loan.end(error)
+        raise
+    loan.give_back(Outcome.UNKNOWN)  # another endpoint may have told it
 
 
 def _says_type(request: ClientRequest) -> bool:

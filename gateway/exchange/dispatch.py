@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, without_frames
+from gateway.errors import ErrorKind, GatewayError, one_line, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines, Route
 from gateway.exchange.codings import CODINGS
 from gateway.exchange.compression import compressed
@@ -100,7 +100,8 @@ async def in_time(
     except GatewayError as error:
         without_frames(error)
         if answer.started:
-            _log.warning("request %s: answer aborted: %s", answer.request_id or "-", error.message)
+            why = one_line(error.message)
+            _log.warning("request %s: answer aborted: %s", answer.request_id or "-", why)
             answer.abort()
         else:
             await answer_error(answer, error)

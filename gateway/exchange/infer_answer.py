@@ -72,7 +72,13 @@ async def _forward_binary(
         return
     chunks = json_alone(response_chunks(response, url, deadline))
     cap = route.limits.header_bytes
-    await relay_document(response, chunks, answer, bytes, cap, route, deadline)
+    await relay_document(response, chunks, answer, _as_promised, cap, route, deadline)
+
+
+def _as_promised(document: bytes) -> bytes:
+    """Give an answer as it is; raises GatewayError (502) for one that promises tensors."""
+    check_promised(document)
+    return document
 
 
 async def json_alone(

@@ -127,18 +127,21 @@ class StraightExchange:
         """Answer the client."""
         if self._is_unwanted(head.status):
             return
+        try:
+            headers, data = self._answer(head, bytes(body))
+        except Exception as error:
+            outcome, why = told_by(error)
+            # The server has answered well if it is the client's form that its answer does not fit.
+            self._end(Outcome.ANSWERED if outcome is Outcome.UNKNOWN else outcome, why)
+            self._answer_failure(error)
+            return
         if head.status < FIRST_ERROR:
             self._end(Outcome.ANSWERED)
         else:
             self._end(*self._loan.judge(head.status))
-        try:
-            headers, data = self._answer(head, bytes(body))
-        except Exception as error:
-            self._answer_failure(error)
-        else:
-            if self._plan.varies:
-                headers = varying(headers)
-            self._client.answer(head.status, head.reason, headers, data)
+        if self._plan.varies:
+            headers = varying(headers)
+        self._client.answer(head.status, head.reason, headers, data)
 
     def begun(self, response: UpstreamResponse) -> None:
         """Have a task pass the answer on as it comes."""

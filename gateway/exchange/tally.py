@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable
 
+from gateway.errors import one_line
+
 QUIET = 60.0
 """Seconds between two lines."""
 
@@ -60,8 +62,8 @@ class Tally:
         return bool(self._failed or self._left_out)
 
     def _note(self, how: str, why: str) -> None:
-        self._last = why
-        _log.debug("a request to the mirror '%s' %s: %s", self._name, how, why)
+        self._last = one_line(why)
+        _log.debug("a request to the mirror '%s' %s: %s", self._name, how, self._last)
 
     def _tell_in_time(self) -> None:
         if self._has_news and (now := self._clock()) >= self._quiet_until:

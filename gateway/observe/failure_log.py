@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, one_line
 
 _WINDOW = 10.0
 """Seconds within which the same reason is logged once."""
@@ -55,8 +55,8 @@ class FailureLog:
             self._more += 1
             return
         self._logged.add(error.message)
-        status = error.kind.value.status
-        _log.warning("request %s failed with %d: %s", request_id or "-", status, error.message)
+        status, why = error.kind.value.status, one_line(error.message)
+        _log.warning("request %s failed with %d: %s", request_id or "-", status, why)
 
 
 FAILURES = FailureLog()

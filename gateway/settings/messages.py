@@ -48,11 +48,10 @@ def _known(path: KeyPath) -> str:
     known = () if keys is None else keys.names
     if name.startswith("-"):
         return "; the - of a list needs a space behind it"
-    near = nearest(name, known)
-    homes = [each or "the top level" for each in sections_with(near or name)]
-    if near is None and homes:
-        return f"; it is a key of {' and of '.join(homes[:2])}"
-    return among(name, known)
+    homes = " and of ".join([each or "the top level" for each in sections_with(name)][:2])
+    if nearest(name, known) is None and homes:
+        return f"; it is a key of {homes}"
+    return among(name, known) + (f" {name} is a key of {homes}" if homes else "")
 
 
 def _boolean(got: object) -> str:

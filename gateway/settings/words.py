@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "least_request": "least_outstanding",
     "least_conn": "least_outstanding",
     "mlserver": "json",
+    "ovms": "openvino",
     "verbose": "debug",
     "trace": "debug",
     "critical": "error",

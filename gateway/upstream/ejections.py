@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from gateway.errors import one_line
 from gateway.routing import health
 from gateway.routing.health import HEALTHY, EjectionPolicy, Health
 from gateway.upstream.loan import Outcome
@@ -120,7 +121,7 @@ class Ejections:
                     url,
                     after.failures,
                     after.until - now,
-                    why,
+                    one_line(why),
                 )
                 if self._tell is not None:
                     self._tell(url, after)

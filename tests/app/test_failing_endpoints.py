@@ -17,6 +17,7 @@ from tests.servers.faulty_server import FaultyServer, always, answering
 from tests.servers.http_text import answer
 from tests.servers.raw_client import RawClient, connect
 from tests.servers.running_gateway import LIMITS, nothing_left
+from tests.servers.tensors import LENGTH, answer_header, infer_json
 
 BROKEN = answer(b'{"error": "out of memory"}', status="500 Internal Server Error")
 
@@ -28,7 +29,7 @@ async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient
         {
             "listen": "127.0.0.1:0",
             "admin": free_address(),
-            "upstreams": {"u": {"endpoints": list(urls), "dialect": "triton", **upstream}},
+            "upstreams": {"u": {"endpoints": list(urls), "dialect": "triton"} | upstream},
             "limits": LIMITS,
         }
     )
@@ -77,6 +78,19 @@ async def test_an_unreachable_endpoint_shows_though_it_is_alone(
     assert [each.levelname for each in caplog.records if why in each.message] == ["WARNING"] * 2
 
 
+async def test_calls_that_fail_before_the_dialect_is_known_count() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with _serving(url, dialect="auto") as (client, operator):
+        for _ in range(4):
+            assert (await client.ask(infer_json())).status == 503
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert endpoint["last_error"] == f"cannot connect to {url}: Connection refused"
+        assert endpoint["outstanding"] == 0
+        upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
+        assert upstream["unreachable"] == endpoint["last_error"]
+
+
 async def test_responses_of_500_show_on_the_fast_path_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +118,21 @@ async def test_responses_of_500_show_on_the_fast_path_too(
     assert fast == [500, 500, 500, 200]
     said = f"{server.url} answered 500"
     assert sum(said in message for message in caplog.messages) == 1
+
+
+async def test_broken_responses_count_on_the_fast_path_too() -> None:
+    """The first call with a head takes the streaming path, those that follow the fast path."""
+    broken = answer(answer_header(8) + bytes(4), {LENGTH: str(len(answer_header(8)))})
+    async with (
+        FaultyServer(always(broken)) as server,
+        _serving(server.url) as (client, operator),
+    ):
+        for _ in range(4):
+            assert (await client.ask(infer_json())).status == 502
+        endpoint = await _status_of(operator)
+        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["responses_5xx"], endpoint["outstanding"]) == (0, 0)
+        assert endpoint["last_error"].startswith(f"{server.url}: ")
 
 
 async def _until_ready_is(operator: RawClient, status: int) -> str:

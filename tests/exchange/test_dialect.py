@@ -112,6 +112,17 @@ async def test_a_server_that_cannot_be_asked_fails_the_exchange() -> None:
     assert caught.value is fault
 
 
+async def test_dialect_that_is_told_sets_back_no_failures_of_an_endpoint() -> None:
+    """Of several endpoints, it may be another one that has told it."""
+    speech = _Learning()
+    speech.told.set()
+    upstream = _upstream(speech)
+    upstream.pool.members[0].calls.failures = 2
+    await _understand("POST", INFER, upstream)
+    state = upstream.pool.snapshot()[0]
+    assert (state.failures, state.outstanding) == (2, 0)
+
+
 async def test_where_there_is_no_server_that_is_said() -> None:
     upstream = Upstream("u", _Learning(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
     with pytest.raises(GatewayError, match="the upstream has no endpoint"):

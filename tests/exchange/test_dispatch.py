@@ -94,12 +94,12 @@ async def test_errors_of_the_client_become_answers() -> None:
 
 async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    broken = ScriptedResponse(200, {}, [b"begun", bad_answer(f"{URL} fell over")])
+    broken = ScriptedResponse(200, {}, [b"begun", bad_answer(f"{URL} fell\nover")])
     answer, log = await _exchange(route_to(ScriptedEndpoint(Log(), broken)), "GET", "/v2/x")
     assert answer.body == b"begun"
     assert log[-1] == "client is cut off"
     assert "client has got all" not in log
-    assert caplog.messages == [f"request -: answer aborted: {URL} fell over"]
+    assert caplog.messages == [rf"request -: answer aborted: {URL} fell\nover"]
 
 
 async def test_a_refusal_of_the_server_is_passed_on() -> None:

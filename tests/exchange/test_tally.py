@@ -98,3 +98,8 @@ def test_each_failure_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixt
         "a request to the mirror 'shadow' failed: it is down",
         "a request to the mirror 'shadow' was not sent: too large",
     ]
+
+
+def test_line_break_of_a_failure_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    Tally("shadow", _Time()).sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
+    assert caplog.messages[-1].endswith(r"last: http://a: output 'x\n2026-01-01 ERROR' is unknown")

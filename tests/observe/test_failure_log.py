@@ -49,3 +49,12 @@ def test_a_clients_error_a_probes_and_one_that_is_logged_elsewhere_are_left_out(
 ) -> None:
     FailureLog(_Clock()).write(GatewayError(kind, "why"))
     assert not caplog.messages
+
+
+def test_a_servers_line_breaks_make_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    said = "http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028' is unknown"
+    FailureLog(_Clock()).write(GatewayError(ErrorKind.BAD_ANSWER, said))
+    assert caplog.messages == [
+        r"request - failed with 502: http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028'"
+        " is unknown"
+    ]

@@ -38,12 +38,12 @@ def test_four_failures_are_not_enough_nor_five_with_an_answer_between() -> None:
 
 
 def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixture) -> None:
-    error = GatewayError(ErrorKind.UNREACHABLE, "nobody there")
+    error = GatewayError(ErrorKind.UNREACHABLE, "nobody\nthere")
     clock = Times()
     endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(3)]
     pool = Pool(endpoints, EjectionPolicy(time=10), clock)
     failing(pool, 0, error, times=5)
-    left_out = "http://0 failed 5 times in a row: it is left out for 10 s; at last: nobody there"
+    left_out = r"http://0 failed 5 times in a row: it is left out for 10 s; at last: nobody\nthere"
     assert left_out in caplog.text
     clock.now = 10
     on_trial = pool.endpoint(endpoints[1:])

@@ -104,10 +104,10 @@ async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
         assert reply.error.startswith(server.url)
 
 
-@pytest.mark.parametrize("data", [CLIENTS["JSON"], CLIENTS["mixed"]], ids=["JSON", "mixed"])
-async def test_tensors_that_are_promised_and_do_not_come_are_a_502(data: bytes) -> None:
+@pytest.mark.parametrize("form", ["JSON", "mixed", "binary", "raw"])
+async def test_tensors_that_are_promised_and_do_not_come_are_a_502(form: str) -> None:
     async with _server(answer_header(8, 4)) as server, client_of(server.url) as client:
-        reply = await client.ask(data)
+        reply = await client.ask(CLIENTS[form])
         assert reply.status == 502
         assert reply.error.startswith(f"{server.url}: output 'OUT0' ")
         assert NAME in reply.error
