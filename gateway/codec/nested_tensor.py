@@ -16,6 +16,7 @@ from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
 from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
+from gateway.codec.value_walk import objects_and_members
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parsed_json
@@ -181,6 +182,9 @@ class NestedTensor:
 
     def convert_elements(self, text: bytes) -> Rows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
+        objects, members = objects_and_members(text)
+        if objects != members:
+            return None  # it is no element in base64, or a key of one comes twice
         try:
             return self.convert_rows(parsed_json(b"[%b]" % text), may_tie=False)
         except (GatewayError, ValueError):
