@@ -14,6 +14,7 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.plain_strings import plain_elements
 from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
 from gateway.codec.value_walk import objects_and_members
@@ -182,6 +183,10 @@ class NestedTensor:
 
     def convert_elements(self, text: bytes) -> Rows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
+        plain = plain_elements(b"[%b]" % text)
+        if plain is not None:
+            self.has_base64 |= plain.has_base64
+            return Rows([plain.data], plain.count, plain.marks[1:-1])
         objects, members = objects_and_members(text)
         if objects != members:
             return None  # it is no element in base64, or a key of one comes twice
