@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
-from gateway.codec.plain_strings import plain_elements
+from gateway.codec.plain_strings import length_prefixed, length_prefixed_strings, plain_elements
 from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
 from gateway.codec.value_walk import objects_and_members
@@ -226,7 +225,7 @@ class NestedTensor:
         kinds = set(map(type, rows))
         if self.is_text:
             if kinds == {str}:
-                return length_prefixed(list(map(str.encode, rows)))
+                return length_prefixed_strings(rows)
             if kinds <= {str, dict}:
                 return length_prefixed(list(map(self._element_bytes, rows)))
             return None
@@ -274,12 +273,6 @@ class NestedTensor:
             f"{self.label}: element {self.count} must be a string or "
             f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
         )
-
-
-def length_prefixed(elements: list[bytes]) -> bytes:
-    """Give elements of BYTES in binary form."""
-    lengths = map(_LENGTH.pack, map(len, elements))
-    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def _dumped(rows: list[Any]) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,8 @@ from gateway.codec.base64_text import Codes, Lengths, decoded_texts, padded_text
 from gateway.codec.plain_numbers import REFUSALS, parsed
 from gateway.codec.string_walk import codes_and_inside
 
-_WIDTH = 4
+_LENGTH = struct.Struct("<I")
+_WIDTH = _LENGTH.size
 """Bytes of the length before each element."""
 
 _SHORT = 16
@@ -132,6 +135,25 @@ def _with_decoded(
     _place(all_texts, is_decoded, decoded[1])
     _place(all_texts, ~is_decoded, np.compress(~is_part, texts))
     return all_lengths, all_texts
+
+
+def length_prefixed(elements: list[bytes]) -> bytes:
+    """Give elements in binary form."""
+    lengths = map(_LENGTH.pack, map(len, elements))
+    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
+
+
+def length_prefixed_strings(strings: list[str]) -> bytes:
+    """Give strings in binary form."""
+    if len(strings) < _MANY:
+        return length_prefixed(list(map(str.encode, strings)))
+    whole = "".join(strings)
+    texts = whole.encode()
+    if len(texts) > len(strings) * _SHORT:
+        return length_prefixed(list(map(str.encode, strings)))
+    each = strings if whole.isascii() else map(str.encode, strings)
+    lengths = np.fromiter(map(len, each), np.intp, len(strings))
+    return length_prefixed_texts(lengths, np.frombuffer(texts, np.uint8))
 
 
 def short_lengths(data: bytes) -> tuple[Lengths, int] | None:

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.plain_strings import plain_elements, plain_strings, short_lengths
+from gateway.codec.plain_strings import (
+    length_prefixed_strings,
+    plain_elements,
+    plain_strings,
+    short_lengths,
+)
 from tests.codec import bodies
 from tests.codec.plain import pack_bytes
 
@@ -147,3 +152,16 @@ def test_short_lengths_are_those_of_the_elements(elements: list[bytes], behind: 
         assert (found[0].tolist(), found[1]) == (expected, position)
     is_plain = all(len(each) < 256 and 0 not in each for each in elements)
     assert found is not None or not (elements and is_plain) or behind
+
+
+@bodies.LAW
+@given(
+    strings=st.lists(st.text(st.sampled_from('a"\\\0é漢😀'), max_size=9), min_size=1),
+    times=st.sampled_from([0, 1, 300]),
+    long=st.sampled_from(["", "x" * 300, "é" * 70_000]),
+)
+def test_strings_in_binary_form_are_what_struct_packs(
+    strings: list[str], times: int, long: str
+) -> None:
+    strings = [*strings * times, long]
+    assert length_prefixed_strings(strings) == pack_bytes([each.encode() for each in strings])
