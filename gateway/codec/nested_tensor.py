@@ -276,8 +276,12 @@ class NestedTensor:
 
 
 def _dumped(rows: list[Any]) -> bytes:
-    text = orjson.dumps(rows)
+    try:
+        text = orjson.dumps(rows)
+    except orjson.JSONEncodeError:
+        text = b"null"
     if b"null" in text:
-        # What orjson writes for NaN and the infinities; the standard library writes their names.
+        # What orjson writes for NaN and the infinities, and it knows no integers beyond 64 bits;
+        # the standard library writes all of them.
         text = json.dumps(rows).encode()
     return text[1:-1]
