@@ -15,6 +15,8 @@ AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/
 TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/helper tests/codec/test_small_*.py \
   tests/codec/test_floats.py tests/codec/test_rounding.py tests/codec/test_plain_numbers.py tests/codec/test_elements_from_json.py \
   tests/codec/test_infer_request.py tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
+  tests/exchange/end_to_end/test_left_behind.py tests/exchange/end_to_end/test_leaving_clients.py \
+  tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/test_malicious_server.py \
   tests/integration/test_every_model.py tests/integration/test_every_client.py
 
 .DEFAULT_GOAL := help
@@ -32,7 +34,7 @@ test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests,
 
 test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
 	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
-	@$(AS_COMPILED) $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
+	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=4 $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
 # Each fuzz test runs so long; in `make test`, for as long as the test itself says.
 SECONDS ?= 120

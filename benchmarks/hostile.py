@@ -13,6 +13,7 @@ from tests.resilience.hostile_traffic import (
     HELD,
     MIB,
     Attack,
+    abort_responses,
     abort_uploads,
     answers_plenty,
     gateway_before,
@@ -24,6 +25,9 @@ from tests.resilience.hostile_traffic import (
 )
 from tests.servers.faulty_server import Script
 
+_BODY = 50_000_000
+_QUIET = 22.0
+"""Seconds in which a gateway looks twice for memory that is free, to give it back."""
 _LEFT = 64 * MIB
 _MOST = 1.25 * HELD + 96 * MIB
 """What may be held, with the gaps between blocks of memory, and freed memory that stays."""
@@ -34,7 +38,16 @@ def memory(lab: Lab) -> list[Row]:
     aborted = lab.rounds(200)
     deaf = knows_a_model_and_never_reads
     rows = [
-        _row(f"{aborted} uploads of 50 MB, aborted", deaf, partial(abort_uploads, count=aborted)),
+        _row(
+            f"{aborted} uploads of 50 MB, aborted",
+            deaf,
+            partial(abort_uploads, count=aborted, size=_BODY),
+        ),
+        _row(
+            "20 responses to 50 MB, aborted",
+            answers_plenty,
+            partial(abort_responses, count=20, size=_BODY),
+        ),
         _row("300 uploads that no server reads", deaf, partial(upload_at_once, size=2_000_000)),
         _row("1,000 × 1 MB of JSON around the data", deaf, partial(send_long_ids, count=1000)),
         _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),
@@ -57,10 +70,12 @@ def _row(name: str, script: Script, attack: Attack) -> list[Row]:
 
 
 async def _attack(script: Script, attack: Attack) -> tuple[int, int]:
-    """Give the bytes by which memory grew at its peak, and those that are left behind it."""
+    """Give the bytes by which memory grew at its peak, and in a quiet moment behind it."""
     with tempfile.TemporaryDirectory() as folder:
         async with gateway_before(script, Path(folder)) as gateway:
             start = gateway.memory("VmRSS")
             await attack(gateway)
             await gateway.until_idle()
-            return gateway.memory("VmHWM") - start, gateway.memory("VmRSS") - start
+            peak = gateway.memory("VmHWM") - start
+            await asyncio.sleep(_QUIET)
+            return peak, gateway.memory("VmRSS") - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from gateway.http1.buffers import BufferAccount
+from gateway.buffers import BufferAccount
 from gateway.routing.balancer import BY_LOAD, BalancePolicy
 from gateway.routing.health import EjectionPolicy, ProbePolicy
 from gateway.settings.upstreams import Balance, Ejection, Health

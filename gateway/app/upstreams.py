@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from gateway.app.hearsay import Hearsay
 from gateway.app.limits import gate_of, set_places
 from gateway.app.pools import build_pool
+from gateway.buffers import BufferAccount
 from gateway.exchange.base import Upstream
 from gateway.exchange.gate import Gate
-from gateway.http1.buffers import BufferAccount
 from gateway.protocol.dialects import DIALECTS
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings

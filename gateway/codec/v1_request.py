@@ -101,6 +101,10 @@ class PredictRequestCodec:
         self._text.compact()
         return False
 
+    def close(self) -> None:
+        """Stop, wherever it is: its steps refer to it, and it to them."""
+        self._steps.close()
+
     def finish(self, request_id: str) -> PredictRequest:
         """Give the request, with an id, once all text was fed, the end as such, and worked off.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
+from gateway.buffers import LEAST_STREAM, BufferAccount
 from gateway.errors import GatewayError
 from gateway.exchange.gate import overloaded
 from gateway.exchange.turns import Turns
-from gateway.http1.buffers import LEAST_STREAM, BufferAccount
 
 
 class HeldBytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from multidict import CIMultiDictProxy
 
 from gateway.codec.v1_request import PredictRequest, PredictRequestCodec
@@ -101,17 +103,18 @@ async def _convert(
         raise bad_request("the request has no body")
     limits = route.limits
     codec = PredictRequestCodec(model, limits.header_bytes, limits.json_depth, limits.max_tensors)
-    worked = 0
-    while text := await body.read(codec.room):
-        codec.feed(text)
-        worked += len(text)
-        while codec.work() or worked >= CHUNK:
-            worked = 0
-            holding.is_now(codec.held)
-            await route.turns.next()
-    codec.feed(b"", last=True)
-    await work_off(codec, holding, route.turns)
-    return codec.finish(request_id)
+    with closing(codec):
+        worked = 0
+        while text := await body.read(codec.room):
+            codec.feed(text)
+            worked += len(text)
+            while codec.work() or worked >= CHUNK:
+                worked = 0
+                holding.is_now(codec.held)
+                await route.turns.next()
+        codec.feed(b"", last=True)
+        await work_off(codec, holding, route.turns)
+        return codec.finish(request_id)
 
 
 def _as_converted(header: bytes, request: PredictRequest) -> Converted:

@@ -44,12 +44,13 @@ class ClientBody:
 
         Raises GatewayError (503) where too much is held.
         """
-        holding.is_now(self.size or 0)
         await self._next_chunk()
+        holding.more(len(self._chunk))
         if len(self._chunk) != self.size:
             pieces = [self._chunk]
             while self._chunk:
                 await self._next_chunk()
+                holding.more(len(self._chunk))
                 pieces.append(self._chunk)
             self._chunk = b"".join(pieces)
         self._chunk = bytes(self._chunk)

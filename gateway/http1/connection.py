@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, cast
 
+from gateway.buffers import LARGEST_WINDOW, BufferAccount
+from gateway.hangups import HangupWatch
 from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.buffers import LARGEST_WINDOW, BufferAccount
-from gateway.http1.hangups import HangupWatch
 from gateway.http1.intake import INTAKE
 
 _LEAST_PIECE = 64

@@ -7,14 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
+from gateway.buffers import BufferAccount
 from gateway.errors import GatewayError, without_frames
 from gateway.exchange.base import ClientAnswer, ClientRequest
 from gateway.exchange.dispatch import FAULT, answer_error
 from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight import Straight
 from gateway.exchange.straight_exchange import Plan, StraightExchange
-from gateway.http1.buffers import BufferAccount
-from gateway.http1.hangups import HangupWatch
+from gateway.hangups import HangupWatch
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection
 from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form

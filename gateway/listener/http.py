@@ -13,9 +13,9 @@ from gateway.accept_queue import (
     last_connections,
     shut_out,
 )
+from gateway.buffers import BufferAccount
 from gateway.exchange.forwarding import SILENT, Forwarding
 from gateway.exchange.straight import Straight
-from gateway.http1.buffers import BufferAccount
 from gateway.listener.connection import ClientConnection
 from gateway.listener.exchanges import Exchange, ExchangeMaker
 from gateway.listener.owner import Patience

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.buffers import BufferAccount
 from gateway.exchange.base import ClientAnswer
 from gateway.exchange.forwarding import Forwarding
 from gateway.exchange.straight_exchange import StraightExchange
-from gateway.http1.buffers import BufferAccount
-from gateway.http1.hangups import HangupWatch
+from gateway.hangups import HangupWatch
 from gateway.http1.head import RequestHead
 from gateway.listener.messages import HttpAnswer, HttpRequest
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from gateway.http1.buffers import LEAST_WINDOW
+from gateway.buffers import LEAST_WINDOW
 from gateway.http1.connection import Connection
 from gateway.http1.intake import INTAKE
 from gateway.listener.messages import refusal

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from httptools import HttpResponseParser
 
+from gateway.buffers import BufferAccount
 from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
-from gateway.http1.buffers import BufferAccount
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,

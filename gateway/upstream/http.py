@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 
+from gateway.buffers import BufferAccount
 from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError, without_frames
-from gateway.http1.buffers import BufferAccount
 from gateway.http1.head import ResponseHead, write_start
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.base import (

@@ -406,15 +406,16 @@ async def test_who_waits_for_an_upstream_takes_no_place_of_the_others() -> None:
 
 
 async def test_what_is_held_counts() -> None:
-    route = route_to(*servers(a=says(b"x" * 70), b=says(b"x" * 31)))
-    held = HeldBytes(100)
+    route = route_to(*servers(a=says(b"x" * 70_000), b=says(b"x" * 31_000)))
+    held = HeldBytes(100_000)
     answer = await ask(only(replace(route, held=held)), "POST", LOAD)
     assert answer.status == 502
     assert "limits.held_bytes" in _error(answer)
     assert held.total == 0
     endpoints = servers(a=OK, b=OK)
-    routes = only(replace(route_to(*endpoints), held=held))
-    answer = await ask(routes, "POST", LOAD, bytes(60), bytes(60), headers=CHUNKED)
+    route = route_to(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
+    routes = only(replace(route, held=held))
+    answer = await ask(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
     assert (answer.status, held.total) == (503, 0)
     assert asked(*endpoints) == [[], []]
 

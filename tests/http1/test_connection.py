@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
+from gateway.buffers import LARGEST_WINDOW, BufferAccount
 from gateway.http1 import connection as connection_module
 from gateway.http1 import intake as intake_module
-from gateway.http1.buffers import LARGEST_WINDOW, BufferAccount
 from gateway.http1.connection import (
     LARGEST_JOINED,
     MOST_AHEAD,

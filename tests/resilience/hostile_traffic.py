@@ -22,28 +22,31 @@ from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
 MIB = 2**20
 HELD = 64 * MIB
 
-_FLOATS = (
-    b'{"inputs":[{"name":"IN","shape":[9],"datatype":"FP32","data":[' + b"0.12345," * 6_200_000
-)
-_BYTES = (
-    b'{"inputs":[{"name":"IN","shape":[9],"datatype":"BYTES","data":['
-    + b'"abcdefghij",' * 3_800_000
-)
+_NO_PROGRESS = 2.0
+"""Seconds in which a gateway that takes anything takes some."""
 _LENGTH = {"Content-Length": "60000000"}
-_CHUNKED = {"Host": "x", "Transfer-Encoding": "chunked"}
 
-UPLOADS = {
-    "floats": request("POST", INFER, headers=_LENGTH) + _FLOATS,
-    "strings": request("POST", INFER, headers=_LENGTH) + _BYTES,
-    "V1": request("POST", "/v1/models/m:predict", headers=_LENGTH)
-    + b'{"instances":['
-    + b"0.12345," * 6_200_000,
-    "gzip": request("POST", INFER, headers={**_LENGTH, "Content-Encoding": "gzip"})
-    + gzip.compress(_BYTES, 0),
-    "chunked raw": message(f"POST {INFER} HTTP/1.1", {**_CHUNKED, LENGTH: "0"})
-    + chunk(bytes(MIB)) * 47,
-    "passed": request("POST", "/v2/x", headers=_LENGTH) + bytes(50_000_000),
-}
+
+def _json(datatype: str, element: bytes, size: int) -> bytes:
+    count = size // (len(element) + 1)
+    head = f'{{"inputs":[{{"name":"IN","shape":[{count}],"datatype":"{datatype}","data":['
+    return head.encode() + b",".join([element] * count) + b"]}]}"
+
+
+def _uploads(size: int) -> dict[str, bytes]:
+    """Write a request of some ``size`` bytes in each form."""
+    floats, strings = _json("FP32", b"0.12345", size), _json("BYTES", b'"abcdefghij"', size)
+    chunks = chunk(bytes(MIB)) * (size // MIB) + b"0\r\n\r\n"
+    chunked = {"Host": "x", "Transfer-Encoding": "chunked", LENGTH: "0"}
+    instances = b'{"instances":[' + b",".join([b"0.12345"] * (size // 8)) + b"]}"
+    return {
+        "floats": request("POST", INFER, floats),
+        "strings": request("POST", INFER, strings),
+        "V1": request("POST", "/v1/models/m:predict", instances),
+        "gzip": request("POST", INFER, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
+        "chunked raw": message(f"POST {INFER} HTTP/1.1", chunked, chunks),
+        "passed": request("POST", "/v2/x", bytes(size)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +124,46 @@ async def knows_a_model_and_never_reads(connection: Connection) -> None:
 
 
 async def answers_plenty(connection: Connection) -> None:
-    """Answer each request with 64 MB."""
+    """Answer for the metadata, and other requests with 64 MB."""
+    while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
+        await connection.send(answer(metadata(-1)))
+    connection.requests.clear()  # they are large
     size = 64_000_000
     header = answer_header(size)
     head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + size)}
-    await connection.request()
     await connection.send(message("HTTP/1.1 200 OK", head, header))
     for _ in range(64):
         await connection.send(bytes(1_000_000))
 
 
-async def _send_all(client: RawClient, data: bytes, seconds: float) -> None:
+async def _send_all(client: RawClient, data: bytes) -> None:
+    """Send data as long as the gateway takes any."""
     with suppress(ConnectionError, TimeoutError):
-        async with asyncio.timeout(seconds):
-            await client.send(data)
+        for start in range(0, len(data), MIB):
+            async with asyncio.timeout(_NO_PROGRESS):
+                await client.send(data[start : start + MIB])
 
 
-async def abort_uploads(gateway: Running, count: int = len(UPLOADS)) -> None:
-    """Send 50 MB of a body of 60 MB, one client after the other, and leave: each form in turn."""
+async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_000) -> None:
+    """Send most of a body, or all, and leave before the response: one client after the other."""
+    forms = list(_uploads(size).values())
+    for number in range(count):
+        round_, form = divmod(number, len(forms))
+        data = forms[form]
+        async with clients(gateway.url, 1) as (client,):
+            await _send_all(client, data if round_ % 2 else data[:-MIB])
+        await gateway.until_idle()
+
+
+async def abort_responses(gateway: Running, count: int = 6, size: int = 20_000_000) -> None:
+    """Send a body, read some of the response and leave: one client after the other."""
+    forms = list(_uploads(size).values())
     for number in range(count):
         async with clients(gateway.url, 1) as (client,):
-            await _send_all(client, list(UPLOADS.values())[number % len(UPLOADS)], PATIENCE)
+            await _send_all(client, forms[number % len(forms)])
+            with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(5):
+                    await client.reader.readexactly(MIB)
         await gateway.until_idle()
 
 
@@ -149,14 +171,14 @@ async def upload_at_once(gateway: Running, count: int = 300, size: int = 400_000
     """Have many clients upload at a time, to a server that does not read."""
     data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
 
 
 async def send_long_ids(gateway: Running, count: int = 400) -> None:
     """Have many clients send JSON around the data, and wait; some have to be refused."""
     data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 15) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: 0 < status["requests"] < count)
 
 
@@ -164,7 +186,7 @@ async def send_long_heads(gateway: Running, count: int = 1500) -> None:
     """Have many clients send most of a long head."""
     data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
     async with clients(gateway.url, count) as opened:
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: status["held_bytes"] > HELD // 2)
 
 
@@ -183,7 +205,7 @@ async def _never_read(gateway: Running, data: bytes, count: int = 150) -> None:
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
-        await asyncio.gather(*(_send_all(client, data, 5) for client in opened))
+        await asyncio.gather(*(_send_all(client, data) for client in opened))
         await gateway.until_status(lambda status: status["requests"] == count)
         await asyncio.sleep(3)  # in which the responses come, as far as they may
 
@@ -192,6 +214,6 @@ Attack = Callable[[Running], Awaitable[None]]
 
 ATTACKS: dict[Script, Sequence[Attack]] = {
     knows_a_model_and_never_reads: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
-    answers_plenty: [never_read_bytes, never_read_json],
+    answers_plenty: [abort_responses, never_read_bytes, never_read_json],
 }
 """What is sent to a gateway, by what the server behind it does."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from multidict import CIMultiDict
 
+from gateway.buffers import LARGEST_WINDOW
 from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
-from gateway.http1.buffers import LARGEST_WINDOW
 from gateway.http1.head import ResponseHead, parse_response_head
 from gateway.upstream import connection as upstream_connection
 from gateway.upstream.address import server_at

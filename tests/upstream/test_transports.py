@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
+from gateway.buffers import LARGEST_WINDOW
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.buffers import LARGEST_WINDOW
 from gateway.upstream.base import Body, UpstreamRequest, UpstreamResponse
 from gateway.upstream.http import HttpEndpoint
 from tests.servers.certificates import server_context

@@ -45,6 +45,8 @@ def _chunked(target: str, body: bytes, headers: dict[str, str] | None = None) ->
 FLOATS = _json("FP32", "0.5", SIZE // 4)
 STRINGS = _json("BYTES", f'"{"a" * 17}"', SIZE // 20)
 INSTANCES = json.dumps({"instances": [0.5] * (SIZE // 5)}).encode()
+ROWS = json.dumps({"instances": [{"IN": 0.5}] * (SIZE // 13)}).encode()
+MIXED = b',"outputs":[{"name":"OUT0","parameters":{"binary_data":true}},{"name":"OUT1"}]}'
 GZIP = {"Content-Encoding": "gzip"}
 
 LARGE = {
@@ -57,6 +59,8 @@ LARGE = {
     "raw": infer_raw(bytes(SIZE)),
     "chunked raw": _chunked(INFER, bytes(SIZE), {LENGTH: "0"}),
     "V1": request("POST", "/v1/models/m:predict", INSTANCES),
+    "V1 rows": request("POST", "/v1/models/m:predict", ROWS),
+    "mixed outputs": infer_json(FLOATS[:-1] + MIXED),
     "passed": request("POST", "/v2/x", bytes(SIZE)),
     "chunked passed": _chunked("/v2/x", bytes(SIZE)),
     "load": request("POST", "/v2/repository/models/m/load", b" " * SIZE),
@@ -76,6 +80,9 @@ RESPONSE = message(
     {LENGTH: str(len(answer_header(PLENTY))), "Content-Length": str(PLENTY + 1000)},
     answer_header(PLENTY),
 )
+
+
+JSON_RESPONSE = b'{"model_name":"m","outputs":[{"name":"OUT","datatype":"FP32","shape":[9],"data":['
 
 
 def after_the_metadata(script: Script) -> Script:
@@ -115,6 +122,16 @@ async def closes(connection: Connection) -> None:
     """Close without a response."""
 
 
+async def endless_json(connection: Connection) -> None:
+    """Answer with JSON that takes long."""
+    await connection.request()
+    await connection.send(
+        message("HTTP/1.1 200 OK", {"Content-Length": str(PLENTY)}, JSON_RESPONSE)
+    )
+    while True:
+        await connection.send(b"0.5," * 25_000)
+
+
 async def leave(client: RawClient, gateway: RunningGateway) -> None:
     """Reset the connection, and wait until the gateway has noted it."""
     client.reset()
@@ -125,7 +142,7 @@ async def leave(client: RawClient, gateway: RunningGateway) -> None:
 Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 
-async def each_ends(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
+async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each form leaves nothing, on a connection of its own."""
     async with FaultyServer(script) as server, gateway_before(server.url, **settings) as gateway:
         async with gateway.client() as client:
@@ -182,42 +199,57 @@ async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway
 
 
 async def test_client_leaves_during_its_upload() -> None:
-    await each_ends(LARGE, reads_heads_alone, leaves_sending)
+    await check_each(LARGE, reads_heads_alone, leaves_sending)
 
 
 async def test_client_leaves_before_the_response() -> None:
-    await each_ends(EVERY, after_the_metadata(hang), leaves_waiting)
+    await check_each(EVERY, after_the_metadata(hang), leaves_waiting)
 
 
 async def test_client_leaves_during_the_response() -> None:
-    await each_ends(EVERY, after_the_metadata(endless), leaves_reading)
+    await check_each(EVERY, after_the_metadata(endless), leaves_reading)
+
+
+async def test_client_leaves_during_a_compressed_response() -> None:
+    accepts = {
+        form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1)
+        for form, data in EVERY.items()
+    }
+    settings = {"route": {"compress": ["gzip"]}}
+    await check_each(accepts, after_the_metadata(endless), leaves_reading, **settings)
+
+
+async def test_client_leaves_during_the_response_of_a_json_server() -> None:
+    forms = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
+    settings = {"upstream": {"dialect": "json"}}
+    await check_each(forms, endless_json, leaves_waiting, **settings)
 
 
 @pytest.mark.parametrize("script", [cuts, closes])
 async def test_server_closes(script: Script) -> None:
-    await each_ends(EVERY, after_the_metadata(script), is_answered)
+    await check_each(EVERY, after_the_metadata(script), is_answered)
 
 
 async def test_client_hangs_during_its_upload() -> None:
-    await each_ends(LARGE, reads_heads_alone, hangs, idle_time=0.1)
+    await check_each(LARGE, reads_heads_alone, hangs, idle_time=0.1)
 
 
 async def test_server_hangs() -> None:
-    await each_ends(EVERY, after_the_metadata(hang), is_answered, idle_time=0.1)
+    await check_each(EVERY, after_the_metadata(hang), is_answered, idle_time=0.1)
 
 
 @pytest.mark.parametrize("cap", CAPS)
 async def test_request_exceeds_a_cap(cap: str) -> None:
-    await each_ends(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
+    await check_each(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
 
 
 async def test_server_cannot_be_reached() -> None:
     settings = {"upstream": {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}}
-    await each_ends(EVERY, hang, is_answered, **settings)
+    await check_each(EVERY, hang, is_answered, **settings)
 
 
 async def test_request_is_broken() -> None:
-    await each_ends(LARGE, after_the_metadata(closes), breaks)
+    await check_each(LARGE, after_the_metadata(closes), breaks)
 
 
 async def test_client_of_a_mirrored_call_leaves() -> None:
@@ -227,4 +259,4 @@ async def test_client_of_a_mirrored_call_leaves() -> None:
             "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
             "idle_time": 0.2,
         }
-        await each_ends(EVERY, after_the_metadata(hang), leaves_waiting, **settings)
+        await check_each(EVERY, after_the_metadata(hang), leaves_waiting, **settings)

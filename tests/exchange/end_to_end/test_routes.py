@@ -184,9 +184,9 @@ async def test_a_canary(
     drawn = iter(numbers)
     plain = Routes.__init__
 
-    def scripted(routes: Routes, rules: Any) -> None:
+    def scripted(routes: Routes, rules: Any, **others: Any) -> None:
         # The routes that warm up have no choice.
-        plain(routes, rules, lambda: next(drawn))
+        plain(routes, rules, lambda: next(drawn), **others)
 
     monkeypatch.setattr(Routes, "__init__", scripted)
     async with FaultyServer(_model) as one, FaultyServer(_model) as two:

@@ -283,7 +283,7 @@ REQUESTS = {
     "nothing": Asked(request("POST", INFER, b""), False),
     "a text among numbers": Asked(_tensor(data=[1, "2"]), False),
     "does not fit": Asked(_tensor(datatype="UINT8", data=[1, 300]), False),
-    "bare NaN": Asked(infer_json(json_request().replace(b"1.5", b"NaN")), False),
+    "bare NaN": Asked(infer_json(json_request().replace(b"1.5", b"NaN")), True),
     "wrong shape": Asked(_tensor(shape=[3]), False),
     "negative shape": Asked(_tensor(shape=[-1]), False),
     "unknown datatype": Asked(_tensor(datatype="FP31"), False),

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.http1.buffers import LARGEST_WINDOW, LEAST_STREAM, LEAST_WINDOW, BufferAccount
+from gateway.buffers import LARGEST_WINDOW, LEAST_STREAM, LEAST_WINDOW, BufferAccount
 
 MIB = 2**20
 

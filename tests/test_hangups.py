@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http1.hangups import HangupWatch
+from gateway.hangups import HangupWatch
 from tests.servers.running_gateway import until
 
 
