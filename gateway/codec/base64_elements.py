@@ -8,12 +8,20 @@ from binascii import Error, a2b_base64, b2a_base64
 from functools import partial
 from itertools import chain
 
+import numpy as np
+
+from gateway.codec.base64_text import Lengths, decoded_texts
 from gateway.codec.elements_from_json import TensorFromJson
-from gateway.codec.elements_to_json import split_elements
+from gateway.codec.elements_to_json import element_lengths, split_elements
+from gateway.codec.plain_strings import is_length, length_prefixed_texts, short_lengths
 from gateway.errors import GatewayError
 from gateway.protocol.messages import REQUEST, Message
 
 _LENGTH = struct.Struct("<I")
+_MANY = 64
+"""Elements from which on they are decoded without a Python object for each,"""
+_SHORT = 64
+"""and bytes of each up to which that takes less time."""
 _PLAIN = re.compile(rb"[A-Za-z0-9+/]*")
 
 _encode = partial(b2a_base64, newline=False)
@@ -57,15 +65,27 @@ class Base64Elements:
         if self._long is not None:
             position = self._continue(self._long, data)
         # What is left of a group of four is less than the length that an element begins with.
-        whole, position = split_elements(data, position)
-        if whole:
-            self._hold(self._whole(whole))
+        data = data[position:]
+        short = short_lengths(data) if len(data) >= _MANY * _LENGTH.size else None
+        lengths, position = short or element_lengths(data, 0)
+        if len(lengths):
+            self._hold(self._whole(data[:position], lengths))
         self._partial = data[position:]
         if self._long is None and len(self._partial) >= _LENGTH.size:
             self._begin(self._partial)
 
-    def _whole(self, texts: list[bytes]) -> bytes:
+    def _whole(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
         """Decode whole elements; give them in binary form."""
+        if len(lengths) >= _MANY and len(data) <= _SHORT * len(lengths):
+            sizes = np.asarray(lengths)
+            texts = np.compress(~is_length(sizes), np.frombuffer(data, np.uint8))
+            decoded = decoded_texts(sizes, texts, canonical=True)
+            if decoded is not None:
+                self._count += len(lengths)
+                return length_prefixed_texts(*decoded)
+        return self._each(split_elements(data, 0)[0])
+
+    def _each(self, texts: list[bytes]) -> bytes:
         try:
             elements = list(map(a2b_base64, texts))
         except Error:

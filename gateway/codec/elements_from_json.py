@@ -15,7 +15,7 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart, cut_string
 from gateway.codec.faults import element_fault, no_array, smaller_runs
 from gateway.codec.plain_numbers import REFUSALS, parse_numbers, plain_numbers
-from gateway.codec.plain_strings import plain_strings
+from gateway.codec.plain_strings import length_prefixed_strings, plain_strings
 from gateway.codec.rounding import Values, element_marks, has_ties, is_rounded, round_text
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.messages import REQUEST, Message
@@ -23,8 +23,17 @@ from gateway.protocol.messages import REQUEST, Message
 _LENGTH = struct.Struct("<I")
 _LONGEST_ELEMENT = 2**32 - 1
 
-_LONG_INTEGER = re.compile(rb"([\[, \t\n\r]-?[0-9]{19,}+)(?![0-9.eE])")
-"""What may be beyond 64 bits, with what stands before it."""
+_LONG_DIGITS = 19
+"""Digits of an integer that may be beyond 64 bits."""
+_LONG_INTEGER = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
+"""Such an integer, with what stands before it."""
+_LARGE = 2 * 1024
+"""Bytes of text from which on numpy takes less time to find them."""
+_DIGITS = bytes(code in b"0123456789" for code in range(256))
+_BEFORE_NUMBER = np.zeros(256, np.bool_)
+_BEFORE_NUMBER[list(b"[, \t\n\r")] = True
+_IN_FRACTION = np.zeros(256, np.bool_)
+_IN_FRACTION[list(b".eE")] = True
 
 _OF_BOOLEANS = b"truefals[], \t\n\r"
 
@@ -186,14 +195,12 @@ class TensorFromJson:
         values = strings_of(run)
         if values is None:
             return None
-        strings = list(map(str.encode, values))
-        lengths = map(_LENGTH.pack, map(len, strings))
-        parts = list(chain.from_iterable(zip(lengths, strings, strict=True)))
+        count = len(values)
         if self._long is not None:
             # The empty string that stands for it comes first.
             self._end_long_string(self._long)
-            parts = parts[2:]
-        return len(strings), b"".join(parts)
+            values = values[1:]
+        return count, length_prefixed_strings(values)
 
     def _feed_string_part(self, part: StringPart) -> None:
         try:
@@ -243,9 +250,25 @@ def _flat(items: list[Any], flat: list[Any]) -> list[Any]:
 
 def _with_exponents(text: bytes) -> bytes:
     """Give long integers an exponent, without which simdjson takes none beyond 64 bits."""
-    pieces = _LONG_INTEGER.split(text)
-    pieces[1::2] = [piece + b"e0" for piece in pieces[1::2]]
-    return b"".join(pieces)
+    if len(text) < _LARGE:
+        return _LONG_INTEGER.sub(rb"\1e0", text)
+    codes = np.frombuffer(text, np.uint8)
+    is_digit = np.frombuffer(text.translate(_DIGITS), np.bool_)
+    edges = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
+    begins, ends = edges[::2], edges[1::2]
+    is_long = ends - begins >= _LONG_DIGITS
+    begins, ends = begins[is_long], ends[is_long]
+    before = codes[begins - 1 - (codes[begins - 1] == ord("-"))]
+    is_integer = _BEFORE_NUMBER[before] & ~_IN_FRACTION[codes[np.minimum(ends, codes.size - 1)]]
+    # Each exponent stands behind those before it.
+    places = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
+    longer = np.empty(codes.size + 2 * places.size, np.uint8)
+    is_code = np.ones(longer.size, np.bool_)
+    for place, code in enumerate(b"e0"):
+        longer[places + place] = code
+        is_code[places + place] = False
+    np.place(longer, is_code, codes)
+    return longer.tobytes()
 
 
 def _with_words(values: Values, text: bytes) -> Values:

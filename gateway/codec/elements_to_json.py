@@ -273,6 +273,20 @@ def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     return elements, position
 
 
+def element_lengths(data: bytes, position: int) -> tuple[list[int], int]:
+    """Give the lengths of the whole elements from ``position`` on, and where they end."""
+    lengths: list[int] = []
+    take, length_at, width, size = lengths.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
+    while position + width <= size:
+        (length,) = length_at(data, position)
+        end = position + width + length
+        if end > size:
+            break
+        take(length)
+        position = end
+    return lengths, position
+
+
 def _not_utf8(label: str, index: int, message: Message) -> GatewayError:
     """Make the error for an element that JSON cannot hold as text."""
     return GatewayError(

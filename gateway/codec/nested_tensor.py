@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ import orjson
 from gateway.codec.array_scanner import Run, StringPart
 from gateway.codec.base64_text import decoded
 from gateway.codec.elements_from_json import TensorFromJson
+from gateway.codec.plain_strings import length_prefixed, length_prefixed_strings, plain_elements
 from gateway.codec.rounding import has_ties
 from gateway.codec.shapes import ShapeFinder, marks_of
+from gateway.codec.value_walk import objects_and_members
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parsed_json
@@ -181,6 +182,13 @@ class NestedTensor:
 
     def convert_elements(self, text: bytes) -> Rows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
+        plain = plain_elements(b"[%b]" % text)
+        if plain is not None:
+            self.has_base64 |= plain.has_base64
+            return Rows([plain.data], plain.count, plain.marks[1:-1])
+        objects, members = objects_and_members(text)
+        if objects != members:
+            return None  # it is no element in base64, or a key of one comes twice
         try:
             return self.convert_rows(parsed_json(b"[%b]" % text), may_tie=False)
         except (GatewayError, ValueError):
@@ -217,7 +225,7 @@ class NestedTensor:
         kinds = set(map(type, rows))
         if self.is_text:
             if kinds == {str}:
-                return length_prefixed(list(map(str.encode, rows)))
+                return length_prefixed_strings(rows)
             if kinds <= {str, dict}:
                 return length_prefixed(list(map(self._element_bytes, rows)))
             return None
@@ -267,15 +275,13 @@ class NestedTensor:
         )
 
 
-def length_prefixed(elements: list[bytes]) -> bytes:
-    """Give elements of BYTES in binary form."""
-    lengths = map(_LENGTH.pack, map(len, elements))
-    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
-
-
 def _dumped(rows: list[Any]) -> bytes:
-    text = orjson.dumps(rows)
+    try:
+        text = orjson.dumps(rows)
+    except orjson.JSONEncodeError:
+        text = b"null"
     if b"null" in text:
-        # What orjson writes for NaN and the infinities; the standard library writes their names.
+        # What orjson writes for NaN and the infinities, and it knows no integers beyond 64 bits;
+        # the standard library writes all of them.
         text = json.dumps(rows).encode()
     return text[1:-1]

@@ -63,9 +63,12 @@ def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> 
                 return values.astype(dtype)
         except FloatingPointError:
             pass
-    if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
-        return None  # before ties are looked at, one by one
-    narrow = round_to(_without_ties(values, text, floats), datatype)
+    ties = np.flatnonzero(_ties(values, floats))
+    if ties.size:
+        if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
+            return None  # before ties are looked at, one by one
+        values = _without_ties(values, text, ties)
+    narrow = round_to(values, datatype)
     return narrow if (np.isfinite(narrow) == np.isfinite(values)).all() else None
 
 
@@ -118,11 +121,8 @@ def _ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _without_ties(values: Values, text: bytes | memoryview, floats: FloatFormat) -> Values:
-    """Move each tie to the side on which its text is, unless that is the tie itself."""
-    places = np.flatnonzero(_ties(values, floats))
-    if not places.size:
-        return values
+def _without_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[np.intp]) -> Values:
+    """Move the ties, at these places, to the side on which their text is, if it is on one."""
     text = bytes(text)
     codes = np.frombuffer(text, np.uint8)
     bounds = np.concatenate(([-1], element_marks(codes, values.size), [codes.size - 1]))

@@ -5,16 +5,25 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gateway.codec.string_walk import codes_and_inside
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.tensors import MAX_RANK, element_count
 
 _Places = npt.NDArray[np.intp]
 
 _BUT_MARKS = bytes(set(range(256)) - set(b"[],"))
+_IS_MARK = bytes(code in b"[]," for code in range(256))
+
+_LARGE = 2 * 1024
+"""Bytes of text from which on numpy takes less time."""
 
 
 def marks_of(text: bytes) -> bytes:
     """Give the brackets and commas of text that holds whole strings only, outside of those."""
+    if len(text) >= _LARGE and b'"' in text:
+        codes, inside = codes_and_inside(text)
+        is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside
+        return np.compress(is_mark, codes).tobytes()
     if b'"' in text:
         if b"\\" in text:
             # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.

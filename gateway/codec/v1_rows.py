@@ -13,7 +13,7 @@ from gateway.codec.json_text import JsonText, Pause, Steps
 from gateway.codec.nested_tensor import NestedTensor
 from gateway.codec.rounding import may_decide_ties
 from gateway.codec.v1_values import read_members
-from gateway.codec.value_walk import walk_values
+from gateway.codec.value_walk import objects_and_members, walk_values
 from gateway.errors import GatewayError, bad_request
 
 _TOGETHER = 32 * 1024
@@ -85,6 +85,10 @@ class RowsReader:
             rows = _parsed(b"[%b]" % text)
             if not all(self._is_whole(row) for row in rows):
                 return 0
+            # All objects within the rows are elements in base64, of one member each.
+            objects, members = objects_and_members(text)
+            if members - objects != len(rows) * (len(self._tensors) - 1):
+                return 0  # a key comes twice
             # What is parsed has no text any more that would decide a tie.
             may_tie = may_decide_ties(text)
             converted = [

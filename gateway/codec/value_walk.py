@@ -30,6 +30,13 @@ def walk_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     return places[depths == 0] + 1, int(depths.max(initial=0))
 
 
+def objects_and_members(text: bytes) -> tuple[int, int]:
+    """Count the objects of JSON values, and their members: a key that comes twice is two."""
+    codes, inside = codes_and_inside(text)
+    marks = codes * (inside ^ 1)
+    return int(np.count_nonzero(marks == ord("{"))), int(np.count_nonzero(marks == ord(":")))
+
+
 def whole_values(text: bytes) -> tuple[int, bool, int]:
     """Give where the last comma stands between values of an array, or where that ends.
 

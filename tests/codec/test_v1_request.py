@@ -416,6 +416,26 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         "instances[1] lacks 'a'; the model takes a, b",
     ),
     "a name twice": (b'{"inputs":{"x":[1],"x":[2]}}', X, "inputs names 'x' twice"),
+    "a name twice, in an instance": (
+        b'{"instances":[{"x":[1]},{"x":[1],"x":[2]}]}',
+        X,
+        "instances[1] names 'x' twice",
+    ),
+    "a name twice, in one instance of many": (
+        b'{"instances":[' + b'{"x":[1]},' * 5000 + rb'{"x":[1],"\u0078":[2]},{"x":[1]}]}',
+        X,
+        "instances[5000] names 'x' twice",
+    ),
+    "base64 twice in an element": (
+        b'{"instances":["{:",' + b'{"b64":"QQ=="},' * 99 + b'{"b64":"QQ==","b64":"QQ=="}]}',
+        TEXT,
+        """input 't': element 100 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "base64 twice in an instance": (
+        b'{"instances":[{"t":"::"},{"t":{"b64":"QQ==","b64":"QQ=="}}]}',
+        TEXT,
+        """input 't': element 1 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
     "no object any more": (
         {"instances": [{"x": 1}, 2]},
         X,
