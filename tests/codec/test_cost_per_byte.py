@@ -281,6 +281,9 @@ WORST = {
     "V1 rows of infinities and long integers (2600)": Plan(
         "rows", "FP32", ("[100000000000000000000]", "[-Infinity]"), 1, 1, (), False, False, ""
     ),
+    "V1 empty arrays of strings (133)": Plan(
+        "inputs", "BYTES", ("[[[[]]]]",), 2, 1, (), False, False, ""
+    ),
     "ties that do not fit (115)": Plan("inputs", "FP16", ("1e5",), 1, 1, (), False, False, ""),
     "base64 of V1 (270)": Plan(
         "instances", "BYTES", ('{"b64":"QQ=="}',), 1, 1, (), False, False, ""

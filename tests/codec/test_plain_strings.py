@@ -59,7 +59,7 @@ PLAIN = ['"a"'] * MANY
 @pytest.mark.parametrize(
     "text",
     [
-        "[" + ",".join(PLAIN[1:]) + "]",
+        "[" + ",".join(PLAIN[2:]) + "]",
         "[" + ",".join([*PLAIN, '"' + "x" * 9999 + '"']) + "]",
         "[" + ",".join([*PLAIN, r'"\n"']) + "]",
         "[" + ",".join([*PLAIN, "1"]) + "]",
@@ -74,6 +74,12 @@ PLAIN = ['"a"'] * MANY
 )
 def test_what_is_not_many_short_strings_is_left_to_others(text: str) -> None:
     assert plain_strings(text.encode()) is None
+
+
+@pytest.mark.parametrize("strings", [[], ["a"], ["a", "b" * 99]])
+def test_many_empty_arrays_among_few_strings_are_converted(strings: list[str]) -> None:
+    text = json.dumps([[[[[]]]] * MANY, strings]).encode()
+    assert plain_strings(text) == (len(strings), pack_bytes([each.encode() for each in strings]))
 
 
 @pytest.mark.parametrize("broken", [b"\xff", b"\xed\xa0\x80", b"\xc3"])
