@@ -240,7 +240,13 @@ class ClientConnection(Connection):
         request = HttpRequest(head, body, self, self.added)
         answer = HttpAnswer(head, self, lambda: self._is_last(head, body), self.request_id)
         task = self._exchange = self._owner.begin(self, request, answer, rest)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let go of a task that was cancelled before it began: it could not call ``answered``."""
+        if self._exchange is task:
+            self._note_answer(0, 0)
 
     def _note_answer(self, status: int, size: int) -> None:
         assert self._head is not None
