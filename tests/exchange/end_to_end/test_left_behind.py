@@ -13,6 +13,7 @@ import pytest
 
 from gateway.listener.connection import ClientConnection
 from gateway.listener.owner import Rest
+from gateway.upstream.address import TcpServer
 from tests.servers.faulty_server import Connection, FaultyServer, Script, hang
 from tests.servers.garbage import no_garbage
 from tests.servers.http_text import answer, chunk, message, request
@@ -265,3 +266,33 @@ async def test_client_has_left_when_a_task_takes_its_call_on(
             await gateway.until_idle()
         buffers = gateway.gateway._listener.buffers
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_client_leaves_while_its_request_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def closes_as_it_is_used_again(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+
+    connecting = asyncio.Event()
+
+    async def never(_: TcpServer) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    async with (
+        FaultyServer(closes_as_it_is_used_again) as server,
+        gateway_before(server.url) as gateway,
+    ):
+        async with gateway.client() as client:
+            await client.ask(SMALL["GET"])
+        await gateway.until_idle()
+        monkeypatch.setattr(TcpServer, "connect", never)
+        with no_garbage("a request that is sent again"):
+            async with gateway.client() as client:
+                await client.send(SMALL["GET"])
+                await connecting.wait()
+            await gateway.until_idle()
+            await asyncio.sleep(0.02)
