@@ -358,9 +358,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Drop the connection: a plain close would look like a body's end to HTTP/1.0."""
         self._begun = b""
         if not self.transport.is_closing():
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
-            self.transport.abort()
+            self._reset_now()
+
+    def _reset_now(self) -> None:
+        """Drop the connection, even one that is closed once all is sent."""
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self.transport.abort()
 
     async def drain(self) -> None:
         """Wait until the other end has read most of what was written; for one writer at a time.

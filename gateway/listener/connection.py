@@ -56,6 +56,8 @@ class ClientConnection(Connection):
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
         self._quiet_since = 0.0
+        self._left = 0
+        self._left_since = 0.0
         self._began = 0.0
         self._head_size = 0
 
@@ -144,8 +146,15 @@ class ClientConnection(Connection):
         self._owner.over(straight)
 
     def close_quiet(self) -> None:
-        """Close the connection if it has been without a request for too long."""
-        if self._exchange is not None or self._closing:
+        """Close the connection if it has been without a request for too long.
+
+        What is left of an answer is dropped if the client has read nothing of it for too long.
+        """
+        if self._exchange is not None:
+            return
+        if self._is_left_unread():
+            self._reset_now()
+        if self._closing:
             return
         quiet = self.loop.time() - self._quiet_since
         patience = self._owner.patience
@@ -155,6 +164,16 @@ class ClientConnection(Connection):
         elif quiet >= patience.head_time:
             what = f"the request's head did not come within {patience.head_time:g} s"
             self._refuse(408, f"{what} (limits.head_time)")
+
+    def _is_left_unread(self) -> bool:
+        """Tell whether a client has read nothing of an answer for too long.
+
+        To close a connection takes until all is sent, and so it may take for ever.
+        """
+        now, left = self.loop.time(), self.unsent
+        if not left or left != self._left:
+            self._left, self._left_since = left, now
+        return now - self._left_since >= self._owner.patience.idle_time
 
     def see_out(self, grace: float) -> None:
         """Close the connection if nothing has happened on it for so many seconds; see drain."""
@@ -254,6 +273,7 @@ class ClientConnection(Connection):
         seconds = time.perf_counter() - self._began
         self._owner.log(self._head, status, size, seconds, self.request_id)
         exchange, self._exchange = self._exchange, None
+        self._left = 0
         if isinstance(exchange, StraightExchange):
             self._owner.over(exchange)
 

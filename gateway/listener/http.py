@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import astuple
 
 from gateway.accept_queue import (
     HANDSHAKES,
@@ -86,7 +87,8 @@ class HttpListener(ExchangeMaker):
     @property
     def _pause(self) -> float:
         """Give the seconds between two looks for connections on which nothing happens."""
-        return min(_SWEEP, self.patience.head_time / 2, self.patience.keep_alive / 2)
+        patience = self.patience
+        return min(_SWEEP, *(each / 2 for each in astuple(patience)))
 
     async def stop_listening(
         self, sockets: Collection[socket.socket], patience: float = HANDSHAKES
