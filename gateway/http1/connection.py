@@ -213,9 +213,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
         space = INTAKE.space()
-        window = self.buffers.window
-        if window < LARGEST_WINDOW:
-            space = space[:window]
+        most = self.buffers.read_size
+        if most < LARGEST_WINDOW:
+            space = space[:most]
         self._offered = len(space)
         return space
 
@@ -243,11 +243,16 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
         if self._ahead:
             data = b"".join((self._ahead, data))
-        if len(data) > MOST_AHEAD:
-            self._set_ahead(data)
+        if len(data) <= MOST_AHEAD:
+            data = bytes(data)  # so that little does not keep much memory
+        self._set_ahead(data)
+        if self._is_much_kept():
             self.reading.hold(self)
-        else:
-            self._set_ahead(bytes(data))  # so that little does not keep much memory
+
+    def _is_much_kept(self) -> bool:
+        """Tell whether nothing more is to come; where no memory is left, anything is much."""
+        size = len(self._ahead)
+        return size > MOST_AHEAD or (size > 0 and self.buffers.free < 0)
 
     def _set_ahead(self, data: bytes | memoryview) -> None:
         self.buffers.change(len(data) - len(self._ahead))
@@ -268,7 +273,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _read_on(self) -> None:
         """Hold the sender back no more, unless much is kept again."""
-        if len(self._ahead) <= MOST_AHEAD:
+        if not self._is_much_kept():
             self.reading.release(self)
 
     def forget_kept(self) -> None:

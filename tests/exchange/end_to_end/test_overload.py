@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.buffers import LARGEST_WINDOW, LEAST_WINDOW
 from gateway.exchange.gate import Gate
 from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
@@ -297,3 +298,43 @@ async def test_answers_of_both_forms_count() -> None:
         reply = await client.ask(infer_json(json.dumps(fields).encode()))
         assert reply.status == 503
         assert "limits.held_bytes" in reply.error
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
+    """Each of them may send its next requests, but not all of them as much as one."""
+    free = asyncio.Event()
+    count, held = 40, 2**20
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await free.wait()
+            await connection.send(answer(b"%d" % len(received.body)))
+
+    data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
+    async with (
+        FaultyServer(script) as server,
+        gateway_before(server.url, held_bytes=held) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(count)]
+        for client in clients:
+            await client.send(data[: WAYS[way]])
+        await asyncio.sleep(0.05)
+        for client in clients:
+            await client.send(data[WAYS[way] :])
+        await until(lambda: len(server.requests) == count)
+        for client in clients:
+            client.send_now(next_one)
+        await until(lambda: buffers.free < 0)
+        await asyncio.sleep(0.2)  # in which more could come
+        assert buffers.total < held + LARGEST_WINDOW + count * LEAST_WINDOW
+        free.set()
+        for client in clients:
+            assert (await client.reply()).body == b"0"
+            reply = await client.reply()
+            assert reply.body == b"200000" or reply.status == 503
+        await gateway.until_idle()
+        assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
