@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import astuple
 
 from gateway.accept_queue import (
     HANDSHAKES,
@@ -88,7 +87,8 @@ class HttpListener(ExchangeMaker):
     def _pause(self) -> float:
         """Give the seconds between two looks for connections on which nothing happens."""
         patience = self.patience
-        return min(_SWEEP, *(each / 2 for each in astuple(patience)))
+        shortest = min(patience.head_time, patience.keep_alive, patience.idle_time)
+        return min(_SWEEP, shortest / 2)
 
     async def stop_listening(
         self, sockets: Collection[socket.socket], patience: float = HANDSHAKES
