@@ -33,6 +33,9 @@ from gateway.listener.owner import Owner, Rest
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
 
+_COPIES = 2
+"""How often a head is there while its call is under way: as it is, and as it was sent."""
+
 
 class ClientConnection(Connection):
     """Cuts requests out of what a client sends, and has each served before the next.
@@ -219,11 +222,13 @@ class ClientConnection(Connection):
         except MalformedError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
             return
-        if self._head_size:
-            self._count_head(0)
+        size = len(found[0])
+        is_small = size <= SMALL_HEAD
+        if self._head_size or not is_small:
+            self._count_head(0 if is_small else _COPIES * size)
         self._head = head
         self._began = time.perf_counter()
-        self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
+        self._begin(head, found[1], is_small)
 
     def _wait_for_head(self) -> None:
         """Note a part of a head; empty lines before one are none, and give a client no time."""
@@ -234,7 +239,7 @@ class ClientConnection(Connection):
             self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
 
     def _count_head(self, size: int) -> None:
-        """Count what came of a head that is not whole."""
+        """Count what came of a head that is not whole, or a large one of a call under way."""
         self.buffers.change(size - self._head_size)
         self._head_size = size
 
@@ -273,6 +278,10 @@ class ClientConnection(Connection):
         seconds = time.perf_counter() - self._began
         self._owner.log(self._head, status, size, seconds, self.request_id)
         exchange, self._exchange = self._exchange, None
+        if self._head_size:
+            # A connection may wait long for its next request.
+            self._head, self.added = None, ()
+            self._count_head(0)
         self._left = 0
         if isinstance(exchange, StraightExchange):
             self._owner.over(exchange)

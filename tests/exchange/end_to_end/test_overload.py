@@ -338,3 +338,30 @@ async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
             assert reply.body == b"200000" or reply.status == 503
         await gateway.until_idle()
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_long_heads_of_calls_under_way_count() -> None:
+    free = asyncio.Event()
+    data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
+        for client in clients:
+            await client.send(data)
+        await until(lambda: len(server.requests) == len(clients))
+        assert buffers.buffered > len(clients) * 100_000
+        async with gateway.client() as client:
+            reply = await client.ask(data)
+            assert reply.status == 503
+            assert reply.head.get("Retry-After") == "1"
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+        free.set()
+        for client in clients:
+            assert (await client.reply()).status == 200
+        await gateway.until_idle()
+        assert buffers.buffered == 0
+        assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
