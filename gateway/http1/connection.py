@@ -28,6 +28,9 @@ _LITTLE = 4 * 1024
 LARGEST_JOINED = 64 * 1024
 """Bytes at most that are copied to go out with others in one write."""
 
+HEAD_COPIES = 2
+"""How often a head is there while its call is under way: as it is, and as it is sent."""
+
 _NO_LINGERING = struct.pack("ii", 1, 0)
 """On, and 0 seconds: a connection that is closed is reset."""
 
@@ -189,6 +192,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._hangups = hangups
         self._offered = 0
         self._unsent = 0
+        self._head_size = 0
         self.closed = False
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
@@ -301,12 +305,18 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Let go whoever waits to write."""
         self.closed = True
         self.reading.close()
+        self._count_head(0)
         self.resume_writing()
 
     def pause_writing(self) -> None:
         """Make writers wait; what waits to be sent counts until they go on."""
         self._writable = False
         self._count_unsent(self.transport.get_write_buffer_size())
+
+    def _count_head(self, size: int) -> None:
+        """Count what came of a head that is not whole, or a large one of a call under way."""
+        self.buffers.change(size - self._head_size)
+        self._head_size = size
 
     def _count_unsent(self, size: int) -> None:
         self.buffers.change(size - self._unsent)

@@ -13,7 +13,7 @@ from gateway.exchange.base import HeaderLines
 from gateway.exchange.forwarding import Introduction, Peer
 from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
-from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,
     HeadReader,
@@ -32,9 +32,6 @@ from gateway.listener.owner import Owner, Rest
 
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""
-
-_COPIES = 2
-"""How often a head is there while its call is under way: as it is, and as it was sent."""
 
 
 class ClientConnection(Connection):
@@ -62,7 +59,6 @@ class ClientConnection(Connection):
         self._left = 0
         self._left_since = 0.0
         self._began = 0.0
-        self._head_size = 0
 
     @property
     def unsent(self) -> int:
@@ -84,7 +80,6 @@ class ClientConnection(Connection):
         """End the exchange under way: its client is gone."""
         super().connection_lost(exc)
         self.forget_kept()
-        self._count_head(0)
         if self._body is not None:
             self._body.discard()
         if self._linger is not None:
@@ -225,7 +220,7 @@ class ClientConnection(Connection):
         size = len(found[0])
         is_small = size <= SMALL_HEAD
         if self._head_size or not is_small:
-            self._count_head(0 if is_small else _COPIES * size)
+            self._count_head(0 if is_small else HEAD_COPIES * size)
         self._head = head
         self._began = time.perf_counter()
         self._begin(head, found[1], is_small)
@@ -237,11 +232,6 @@ class ClientConnection(Connection):
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
             self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
-
-    def _count_head(self, size: int) -> None:
-        """Count what came of a head that is not whole, or a large one of a call under way."""
-        self.buffers.change(size - self._head_size)
-        self._head_size = size
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         version = "1.0" if head.http_1_0 else "1.1"

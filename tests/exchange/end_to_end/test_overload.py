@@ -12,7 +12,7 @@ from gateway.buffers import LARGEST_WINDOW, LEAST_WINDOW
 from gateway.exchange.gate import Gate
 from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
-from tests.servers.http_text import answer, request
+from tests.servers.http_text import answer, message, request
 from tests.servers.raw_client import RawClient, Reply
 from tests.servers.running_gateway import LIMITS, RunningGateway, gateway_before, until
 from tests.servers.tensors import INFER, binary_answer, infer_json, json_request
@@ -365,3 +365,38 @@ async def test_long_heads_of_calls_under_way_count() -> None:
         await gateway.until_idle()
         assert buffers.buffered == 0
         assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
+async def test_long_heads_of_responses_count(whole: bool) -> None:
+    fields = {f"X{n}": "x" * 500 for n in range(100)}
+    head = message("HTTP/1.1 200 OK", {**fields, "Content-Length": "5"})
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        for _ in range(2):
+            await connection.request()
+            await connection.send(head if whole else head[:-2])
+            await go_on.wait()
+            await connection.send(b"hello" if whole else b"\r\nhello")
+        await connection.request()
+        await connection.send(head if whole else head[:-2])
+        await connection.wait_until_left()
+
+    async with (
+        FaultyServer(script) as server,
+        gateway_before(server.url) as gateway,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        async with gateway.client() as client:
+            for _ in range(2):  # the second goes straight
+                await client.send(request("GET", "/v2/x"))
+                await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+                go_on.set()
+                assert (await client.reply()).body == b"hello"
+                assert buffers.buffered == 0
+                go_on.clear()
+            await client.send(request("GET", "/v2/x"))
+            await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+        await until(lambda: buffers.buffered == 0)
+        assert (buffers.reserved, buffers.streams) == (0, 0)
