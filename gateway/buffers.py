@@ -32,7 +32,7 @@ class BufferAccount:
         """Bytes that connections have read ahead, or could not send yet."""
         self.streams = 0
         self.window = LARGEST_WINDOW
-        """Bytes that a stream may buffer, and that a read may bring where there are many."""
+        """Bytes that a stream may buffer."""
         self._limit = limit
 
     @property
@@ -49,6 +49,11 @@ class BufferAccount:
     def free(self) -> int:
         """Give the bytes that are left, once each stream has had its least; below 0 if none are."""
         return self._limit - self.reserved - max(self.buffered, self.streams * LEAST_STREAM)
+
+    @property
+    def read_size(self) -> int:
+        """Give the bytes that a read may bring."""
+        return self.window if self.free > 0 else LEAST_WINDOW
 
     def allow(self, limit: int) -> None:
         """Have another limit from now on."""

@@ -271,7 +271,8 @@ def _access_log(settings: Settings) -> AccessLog | None:
 
 
 def _patience(settings: Settings) -> Patience:
-    return Patience(settings.limits.head_time, settings.limits.keep_alive)
+    limits = settings.limits
+    return Patience(limits.head_time, limits.keep_alive, limits.idle_time)
 
 
 async def _start(held: Mapping[str, HeldUpstream]) -> None:

@@ -28,6 +28,9 @@ _LITTLE = 4 * 1024
 LARGEST_JOINED = 64 * 1024
 """Bytes at most that are copied to go out with others in one write."""
 
+HEAD_COPIES = 2
+"""How often a head is there while its call is under way: as it is, and as it is sent."""
+
 _NO_LINGERING = struct.pack("ii", 1, 0)
 """On, and 0 seconds: a connection that is closed is reset."""
 
@@ -189,6 +192,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._hangups = hangups
         self._offered = 0
         self._unsent = 0
+        self._head_size = 0
         self.closed = False
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
@@ -213,9 +217,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
         space = INTAKE.space()
-        window = self.buffers.window
-        if window < LARGEST_WINDOW:
-            space = space[:window]
+        most = self.buffers.read_size
+        if most < LARGEST_WINDOW:
+            space = space[:most]
         self._offered = len(space)
         return space
 
@@ -243,11 +247,16 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
         if self._ahead:
             data = b"".join((self._ahead, data))
-        if len(data) > MOST_AHEAD:
-            self._set_ahead(data)
+        if len(data) <= MOST_AHEAD:
+            data = bytes(data)  # so that little does not keep much memory
+        self._set_ahead(data)
+        if self._is_much_kept():
             self.reading.hold(self)
-        else:
-            self._set_ahead(bytes(data))  # so that little does not keep much memory
+
+    def _is_much_kept(self) -> bool:
+        """Tell whether nothing more is to come; where no memory is left, anything is much."""
+        size = len(self._ahead)
+        return size > MOST_AHEAD or (size > 0 and self.buffers.free < 0)
 
     def _set_ahead(self, data: bytes | memoryview) -> None:
         self.buffers.change(len(data) - len(self._ahead))
@@ -268,7 +277,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _read_on(self) -> None:
         """Hold the sender back no more, unless much is kept again."""
-        if len(self._ahead) <= MOST_AHEAD:
+        if not self._is_much_kept():
             self.reading.release(self)
 
     def forget_kept(self) -> None:
@@ -296,12 +305,18 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Let go whoever waits to write."""
         self.closed = True
         self.reading.close()
+        self._count_head(0)
         self.resume_writing()
 
     def pause_writing(self) -> None:
         """Make writers wait; what waits to be sent counts until they go on."""
         self._writable = False
         self._count_unsent(self.transport.get_write_buffer_size())
+
+    def _count_head(self, size: int) -> None:
+        """Count what came of a head that is not whole, or a large one of a call under way."""
+        self.buffers.change(size - self._head_size)
+        self._head_size = size
 
     def _count_unsent(self, size: int) -> None:
         self.buffers.change(size - self._unsent)
@@ -358,9 +373,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Drop the connection: a plain close would look like a body's end to HTTP/1.0."""
         self._begun = b""
         if not self.transport.is_closing():
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
-            self.transport.abort()
+            self._reset_now()
+
+    def _reset_now(self) -> None:
+        """Drop the connection, even one that is closed once all is sent."""
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self.transport.abort()
 
     async def drain(self) -> None:
         """Wait until the other end has read most of what was written; for one writer at a time.

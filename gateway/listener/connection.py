@@ -13,7 +13,7 @@ from gateway.exchange.base import HeaderLines
 from gateway.exchange.forwarding import Introduction, Peer
 from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
-from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,
     HeadReader,
@@ -56,8 +56,9 @@ class ClientConnection(Connection):
         self._closing = False
         self._linger: asyncio.TimerHandle | None = None
         self._quiet_since = 0.0
+        self._left = 0
+        self._left_since = 0.0
         self._began = 0.0
-        self._head_size = 0
 
     @property
     def unsent(self) -> int:
@@ -79,7 +80,6 @@ class ClientConnection(Connection):
         """End the exchange under way: its client is gone."""
         super().connection_lost(exc)
         self.forget_kept()
-        self._count_head(0)
         if self._body is not None:
             self._body.discard()
         if self._linger is not None:
@@ -144,8 +144,15 @@ class ClientConnection(Connection):
         self._owner.over(straight)
 
     def close_quiet(self) -> None:
-        """Close the connection if it has been without a request for too long."""
-        if self._exchange is not None or self._closing:
+        """Close the connection if it has been without a request for too long.
+
+        What is left of an answer is dropped if the client has read nothing of it for too long.
+        """
+        if self._exchange is not None:
+            return
+        if self._is_left_unread():
+            self._reset_now()
+        if self._closing:
             return
         quiet = self.loop.time() - self._quiet_since
         patience = self._owner.patience
@@ -155,6 +162,16 @@ class ClientConnection(Connection):
         elif quiet >= patience.head_time:
             what = f"the request's head did not come within {patience.head_time:g} s"
             self._refuse(408, f"{what} (limits.head_time)")
+
+    def _is_left_unread(self) -> bool:
+        """Tell whether a client has read nothing of an answer for too long.
+
+        To close a connection takes until all is sent, and so it may take for ever.
+        """
+        now, left = self.loop.time(), self.unsent
+        if not left or left != self._left:
+            self._left, self._left_since = left, now
+        return now - self._left_since >= self._owner.patience.idle_time
 
     def see_out(self, grace: float) -> None:
         """Close the connection if nothing has happened on it for so many seconds; see drain."""
@@ -200,11 +217,13 @@ class ClientConnection(Connection):
         except MalformedError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
             return
-        if self._head_size:
-            self._count_head(0)
+        size = len(found[0])
+        is_small = size <= SMALL_HEAD
+        if self._head_size or not is_small:
+            self._count_head(0 if is_small else HEAD_COPIES * size)
         self._head = head
         self._began = time.perf_counter()
-        self._begin(head, found[1], is_small=len(found[0]) <= SMALL_HEAD)
+        self._begin(head, found[1], is_small)
 
     def _wait_for_head(self) -> None:
         """Note a part of a head; empty lines before one are none, and give a client no time."""
@@ -213,11 +232,6 @@ class ClientConnection(Connection):
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
             self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
-
-    def _count_head(self, size: int) -> None:
-        """Count what came of a head that is not whole."""
-        self.buffers.change(size - self._head_size)
-        self._head_size = size
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         version = "1.0" if head.http_1_0 else "1.1"
@@ -240,7 +254,13 @@ class ClientConnection(Connection):
         request = HttpRequest(head, body, self, self.added)
         answer = HttpAnswer(head, self, lambda: self._is_last(head, body), self.request_id)
         task = self._exchange = self._owner.begin(self, request, answer, rest)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let go of a task that was cancelled before it began: it could not call ``answered``."""
+        if self._exchange is task:
+            self._note_answer(0, 0)
 
     def _note_answer(self, status: int, size: int) -> None:
         assert self._head is not None
@@ -248,6 +268,11 @@ class ClientConnection(Connection):
         seconds = time.perf_counter() - self._began
         self._owner.log(self._head, status, size, seconds, self.request_id)
         exchange, self._exchange = self._exchange, None
+        if self._head_size:
+            # A connection may wait long for its next request.
+            self._head, self.added = None, ()
+            self._count_head(0)
+        self._left = 0
         if isinstance(exchange, StraightExchange):
             self._owner.over(exchange)
 

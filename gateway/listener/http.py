@@ -86,7 +86,9 @@ class HttpListener(ExchangeMaker):
     @property
     def _pause(self) -> float:
         """Give the seconds between two looks for connections on which nothing happens."""
-        return min(_SWEEP, self.patience.head_time / 2, self.patience.keep_alive / 2)
+        patience = self.patience
+        shortest = min(patience.head_time, patience.keep_alive, patience.idle_time)
+        return min(_SWEEP, shortest / 2)
 
     async def stop_listening(
         self, sockets: Collection[socket.socket], patience: float = HANDSHAKES

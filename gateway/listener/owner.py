@@ -25,12 +25,14 @@ Rest = Callable[[ClientAnswer], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a connection may be without a whole request."""
+    """Seconds that a connection may be without a whole request, or keep a response waiting."""
 
     head_time: float = 60.0
     """From the first byte of a head to its last."""
     keep_alive: float = 3600.0
     """From an answer to the next request."""
+    idle_time: float = 300.0
+    """In which a client reads some of what is left of an answer."""
 
 
 class Owner(ABC):

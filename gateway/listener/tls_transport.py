@@ -91,11 +91,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
-        self._offered = min(len(_RECEIVED), self._window())
+        self._offered = min(len(_RECEIVED), self._read_size())
         return _RECEIVED[: self._offered]
 
-    def _window(self) -> int:
-        return LEAST_WINDOW if self._connection is None else self._connection.buffers.window
+    def _read_size(self) -> int:
+        return LEAST_WINDOW if self._connection is None else self._connection.buffers.read_size
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""

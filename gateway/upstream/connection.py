@@ -11,7 +11,7 @@ from httptools import HttpResponseParser
 from gateway.buffers import BufferAccount
 from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
-from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
     SMALL_HEAD,
     HeadReader,
@@ -139,7 +139,9 @@ class ServerConnection(Connection):
         self._abort()
 
     def forget_body(self) -> None:
-        """Drop what nobody has read of an answer's body."""
+        """Drop what nobody has read of an answer's body, as its call is over."""
+        if self._head_size:
+            self._count_head(0)
         if self.body is not None:
             self.body.discard()
 
@@ -193,9 +195,13 @@ class ServerConnection(Connection):
             text, data = found
             head = parse_response_head(text, self._method)
             if head.status >= 200:
-                self._take_final(head, self._receiver, data, is_small=len(text) <= SMALL_HEAD)
+                is_small = len(text) <= SMALL_HEAD
+                if self._head_size or not is_small:
+                    self._count_head(0 if is_small else HEAD_COPIES * len(text))
+                self._take_final(head, self._receiver, data, is_small)
                 return
             self._check_interim(head.status)
+        self._count_head(self._reader.size)
 
     def _check_interim(self, status: int) -> None:
         """Ignore an interim response; raises GatewayError (502) where it cannot be ignored."""

@@ -240,14 +240,15 @@ class _Sent(Sent):
         if self._closed:
             return
         self._closed = True
-        sent = self.sender is None or self.sender.done()
-        if sent and self.connection.reusable:
+        # A task that is cancelled keeps the exception, whose frames may lead back here.
+        sender, self.sender = self.sender, None
+        if (sender is None or sender.done()) and self.connection.reusable:
             self.connection.forget_body()
             self._idle.put(self.connection)
             return
         self.connection.drop()
-        if self.sender is not None:
-            self.sender.cancel()
+        if sender is not None:
+            sender.cancel()
 
 
 class _SentAtOnce(_Sent):

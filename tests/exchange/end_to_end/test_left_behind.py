@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from gateway.listener.connection import ClientConnection
+from gateway.listener.owner import Rest
+from gateway.upstream.address import TcpServer
 from tests.servers.faulty_server import Connection, FaultyServer, Script, hang
 from tests.servers.garbage import no_garbage
 from tests.servers.http_text import answer, chunk, message, request
@@ -260,3 +263,68 @@ async def test_client_of_a_mirrored_call_leaves() -> None:
             "idle_time": 0.2,
         }
         await check_each(EVERY, after_the_metadata(hang), leaves_waiting, **settings)
+
+
+@pytest.mark.parametrize("size", [0, 100_000], ids=["asked again", "relayed"])
+async def test_client_has_left_when_a_task_takes_its_call_on(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+        await connection.send(answer(bytes(size), status="200 OK" if size else "503 Busy"))
+        await connection.wait_until_left()
+
+    go_on = ClientConnection.go_on
+
+    def leave_and_go_on(client: ClientConnection, rest: Rest, over: Callable[[], None]) -> None:
+        client.transport.abort()  # the end of both connections comes in one turn of the loop
+        go_on(client, rest, over)
+
+    monkeypatch.setattr(ClientConnection, "go_on", leave_and_go_on)
+    async with (
+        FaultyServer(script) as one,
+        FaultyServer(script) as other,
+        gateway_before(one.url, other.url, route={"retry": [503]}) as gateway,
+    ):
+        async with gateway.client() as first, gateway.client() as second:
+            await asyncio.gather(first.ask(SMALL["GET"]), second.ask(SMALL["GET"]))
+        await gateway.until_idle()
+        with no_garbage("a task that never began"):
+            async with gateway.client() as client:
+                await client.send(SMALL["GET"])
+                assert not await client.rest()
+            await gateway.until_idle()
+        buffers = gateway.gateway._listener.buffers
+        assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_client_leaves_while_its_request_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def closes_as_it_is_used_again(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer())
+        await connection.request()
+
+    connecting = asyncio.Event()
+
+    async def never(_: TcpServer) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    async with (
+        FaultyServer(closes_as_it_is_used_again) as server,
+        gateway_before(server.url) as gateway,
+    ):
+        async with gateway.client() as client:
+            await client.ask(SMALL["GET"])
+        await gateway.until_idle()
+        monkeypatch.setattr(TcpServer, "connect", never)
+        with no_garbage("a request that is sent again"):
+            async with gateway.client() as client:
+                await client.send(SMALL["GET"])
+                await connecting.wait()
+            await gateway.until_idle()
+            await asyncio.sleep(0.02)

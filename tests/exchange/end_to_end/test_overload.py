@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.buffers import LARGEST_WINDOW, LEAST_WINDOW
 from gateway.exchange.gate import Gate
 from gateway.settings.schema import Settings
 from tests.servers.faulty_server import Connection, FaultyServer, Script, always
-from tests.servers.http_text import answer, request
+from tests.servers.http_text import answer, message, request
 from tests.servers.raw_client import RawClient, Reply
 from tests.servers.running_gateway import LIMITS, RunningGateway, gateway_before, until
 from tests.servers.tensors import INFER, binary_answer, infer_json, json_request
@@ -297,3 +298,105 @@ async def test_answers_of_both_forms_count() -> None:
         reply = await client.ask(infer_json(json.dumps(fields).encode()))
         assert reply.status == 503
         assert "limits.held_bytes" in reply.error
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
+    """Each of them may send its next requests, but not all of them as much as one."""
+    free = asyncio.Event()
+    count, held = 40, 2**20
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await free.wait()
+            await connection.send(answer(b"%d" % len(received.body)))
+
+    data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
+    async with (
+        FaultyServer(script) as server,
+        gateway_before(server.url, held_bytes=held) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(count)]
+        for client in clients:
+            await client.send(data[: WAYS[way]])
+        await asyncio.sleep(0.05)
+        for client in clients:
+            await client.send(data[WAYS[way] :])
+        await until(lambda: len(server.requests) == count)
+        for client in clients:
+            client.send_now(next_one)
+        await until(lambda: buffers.free < 0)
+        await asyncio.sleep(0.2)  # in which more could come
+        assert buffers.total < held + LARGEST_WINDOW + count * LEAST_WINDOW
+        free.set()
+        for client in clients:
+            assert (await client.reply()).body == b"0"
+            reply = await client.reply()
+            assert reply.body == b"200000" or reply.status == 503
+        await gateway.until_idle()
+        assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_long_heads_of_calls_under_way_count() -> None:
+    free = asyncio.Event()
+    data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
+    async with (
+        FaultyServer(_once(free)) as server,
+        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
+        for client in clients:
+            await client.send(data)
+        await until(lambda: len(server.requests) == len(clients))
+        assert buffers.buffered > len(clients) * 100_000
+        async with gateway.client() as client:
+            reply = await client.ask(data)
+            assert reply.status == 503
+            assert reply.head.get("Retry-After") == "1"
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+        free.set()
+        for client in clients:
+            assert (await client.reply()).status == 200
+        await gateway.until_idle()
+        assert buffers.buffered == 0
+        assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
+async def test_long_heads_of_responses_count(whole: bool) -> None:
+    fields = {f"X{n}": "x" * 500 for n in range(100)}
+    head = message("HTTP/1.1 200 OK", {**fields, "Content-Length": "5"})
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        for _ in range(2):
+            await connection.request()
+            await connection.send(head if whole else head[:-2])
+            await go_on.wait()
+            await connection.send(b"hello" if whole else b"\r\nhello")
+        await connection.request()
+        await connection.send(head if whole else head[:-2])
+        await connection.wait_until_left()
+
+    async with (
+        FaultyServer(script) as server,
+        gateway_before(server.url) as gateway,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        async with gateway.client() as client:
+            for _ in range(2):  # the second goes straight
+                await client.send(request("GET", "/v2/x"))
+                await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+                go_on.set()
+                assert (await client.reply()).body == b"hello"
+                assert buffers.buffered == 0
+                go_on.clear()
+            await client.send(request("GET", "/v2/x"))
+            await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+        await until(lambda: buffers.buffered == 0)
+        assert (buffers.reserved, buffers.streams) == (0, 0)

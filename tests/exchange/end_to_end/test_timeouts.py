@@ -9,7 +9,7 @@ import pytest
 from tests.servers.faulty_server import Connection, FaultyServer, always, hang
 from tests.servers.http_text import answer, chunk, message, request
 from tests.servers.raw_client import RawClient
-from tests.servers.running_gateway import client_of, gateway_before
+from tests.servers.running_gateway import client_of, gateway_before, until
 from tests.servers.tensors import (
     FLOATS,
     INFER,
@@ -318,3 +318,42 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
         with suppress(ConnectionResetError):
             assert await client.rest() == b""
         sending.cancel()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closed"])
+async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str, str]) -> None:
+    """It is whole for the gateway, so that no call waits for the client any more."""
+    size = 60_000
+    async with (
+        FaultyServer(always(answer(bytes(size)))) as server,
+        gateway_before(server.url, idle_time=LONGER, keep_alive="1h") as gateway,
+        gateway.client() as client,
+    ):
+        client.stop_reading()
+        listener = gateway.gateway._listener
+        await client.send(request("GET", "/v2/x"))
+        await until(lambda: listener._connections)
+        (connection,) = listener._connections
+        while not connection.unsent:
+            await client.send(request("GET", "/v2/x"))
+            await asyncio.sleep(0.02)
+            await gateway.until_idle()
+        await client.send(request("GET", "/v2/x", headers=headers))
+        await until(lambda: connection.unsent > size and not listener.requests)
+        assert listener.buffers.buffered > size
+        await until(lambda: not listener.connections)
+        assert listener.buffers.buffered == 0
+
+
+async def test_client_that_reads_the_rest_of_an_answer_slowly_gets_it_whole() -> None:
+    sizes = [60_000] * 80
+    async with (
+        FaultyServer(always(answer(bytes(sizes[0])))) as server,
+        gateway_before(server.url, idle_time=SHORT) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in sizes:
+            client.send_now(request("GET", "/v2/x"))
+        for size in sizes:
+            assert len((await client.reply()).body) == size
+            await asyncio.sleep(SHORT / 20)
