@@ -270,7 +270,7 @@ async def test_an_odd_byte_at_any_place_is_taken_as_the_strict_reader_does() -> 
 
 
 async def test_streams_of_any_kind_are_taken_as_the_strict_reader_does() -> None:
-    end = time.monotonic() + seconds(12)
+    end = time.monotonic() + seconds(6)
 
     def streams() -> Iterator[Stream]:
         chance, number = random.Random(9112), 0
