@@ -8,6 +8,7 @@ import pytest
 
 from tests.servers.faulty_server import Connection, FaultyServer, hang
 from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.model_scripts import reads_heads_alone
 from tests.servers.raw_client import RawClient
 from tests.servers.running_gateway import RunningGateway, gateway_before, until
 from tests.servers.tensors import (
@@ -18,7 +19,6 @@ from tests.servers.tensors import (
     infer_binary,
     infer_json,
     infer_raw,
-    metadata,
 )
 
 BIG = 1_000_000
@@ -49,18 +49,11 @@ async def half_closes(client: RawClient) -> None:
 WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": half_closes}
 
 
-async def knows_a_model_and_hangs(connection: Connection) -> None:
-    """Answer what the gateway asks of a model; of anything else read the head only, and wait."""
-    while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
-    await hang(connection)
-
-
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 async def test_before_the_answer(data: bytes, leave: Leave) -> None:
     async with (
-        FaultyServer(knows_a_model_and_hangs) as server,
+        FaultyServer(reads_heads_alone) as server,
         gateway_before(server.url) as gateway,
         gateway.client() as client,
     ):
@@ -74,7 +67,7 @@ async def test_before_the_answer(data: bytes, leave: Leave) -> None:
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", [POST, BINARY, RAW, infer_json(b" " * BIG)])
 async def test_while_it_sends(data: bytes, leave: Leave) -> None:
-    async with FaultyServer(knows_a_model_and_hangs) as server:
+    async with FaultyServer(reads_heads_alone) as server:
         async with gateway_before(server.url) as gateway, gateway.client() as client:
             await client.send(data[: len(data) // 2])
             await until(lambda: gateway.gateway._listener._busy)

@@ -17,6 +17,7 @@ from gateway.upstream.address import TcpServer
 from tests.servers.faulty_server import Connection, FaultyServer, Script, hang
 from tests.servers.garbage import no_garbage
 from tests.servers.http_text import answer, chunk, message, request
+from tests.servers.model_scripts import reads_heads_alone
 from tests.servers.raw_client import RawClient
 from tests.servers.running_gateway import RunningGateway, gateway_before, until
 from tests.servers.tensors import (
@@ -100,13 +101,6 @@ def after_the_metadata(script: Script) -> Script:
         await script(connection)
 
     return answers_first
-
-
-async def reads_heads_alone(connection: Connection) -> None:
-    """Answer for the metadata; of other requests leave the body where it is, and wait."""
-    while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
-    await hang(connection)
 
 
 async def endless(connection: Connection) -> None:
