@@ -19,31 +19,31 @@ import click
 import uvloop
 
 from gateway import __version__
-from gateway.app.follow import Follower, Leader
+from gateway.app.build.api_keys import KeysError
+from gateway.app.build.listen import ListenError
+from gateway.app.build.processes import worker_count
+from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.journal import say_listening
-from gateway.app.keys import KeysError
-from gateway.app.listen import ListenError
-from gateway.app.material import gather, warn
-from gateway.app.own_address import own_addresses
-from gateway.app.probe import probe as probe_servers
-from gateway.app.processes import worker_count
-from gateway.app.reload import Reloader
-from gateway.app.revision import Revision
-from gateway.app.source import Source
-from gateway.app.spare_memory import SpareMemory
-from gateway.app.tls import UpstreamTlsError
+from gateway.app.malloc_trim import SpareMemory
+from gateway.app.preflight.probe import probe as probe_servers
+from gateway.app.preflight.self_reference import own_addresses
+from gateway.app.reload.journal import say_listening
+from gateway.app.reload.resources import gather, warn
+from gateway.app.reload.revision import Revision
+from gateway.app.reload.source import Source
+from gateway.app.reloader import Reloader
+from gateway.app.worker_reloader import Follower, Leader
 from gateway.build import COMPILED
-from gateway.descriptors import allow_all_descriptors
-from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_places
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
-from gateway.workers.parent import NoWorkerError, Parent
-from gateway.workers.post import Post
+from gateway.system.descriptors import allow_all_descriptors
+from gateway.system.memory import keep_what_is_freed, settle
+from gateway.workers.ipc import Post
+from gateway.workers.supervisor import NoWorkerError, Parent
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,7 @@ def schema() -> None:
 )
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show import ShowError  # brings aiohttp, which nobody else waits for
+    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -233,9 +233,9 @@ def _say_stopped(dropped: int) -> None:
 
 
 async def _demo(once: bool, port: int) -> None:
-    from gateway.demo.curl import curl_lines
-    from gateway.demo.server import DemoServer
-    from gateway.demo.show import run_show
+    from gateway.demo.server.server import DemoServer
+    from gateway.demo.show.curl import curl_lines
+    from gateway.demo.show.show import run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)

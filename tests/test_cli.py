@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from tests.servers.addresses import HOST, free_address
-from tests.servers.certificates import ca_file, certificate_files, server_certificate
-from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import connect
+from tests.support.addresses import HOST, free_address
+from tests.support.certificates import ca_file, certificate_files, server_certificate
+from tests.support.gateway_process import PATIENCE, SCRIPT, run, serving, settings_in, started
+from tests.support.http_messages import answer, chunk, message, request
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
 
 MODULE = (sys.executable, "-m", "gateway")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.command import SCRIPT, WATCHFUL, Process, run, serving
-from tests.servers.faulty_server import FaultyServer
-from tests.servers.http_text import request
-from tests.servers.raw_client import RawClient, connect
+from tests.support.gateway_process import SCRIPT, WATCHFUL, Process, run, serving
+from tests.support.http_messages import request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import FaultyServer
 
 CONFIG = """
 listen: 127.0.0.1:0

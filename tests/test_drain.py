@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.addresses import free_address
-from tests.servers.command import PATIENCE, Process, serving, settings_in
-from tests.servers.faulty_server import Connection, FaultyServer
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import until
+from tests.support.addresses import free_address
+from tests.support.gateway import until
+from tests.support.gateway_process import PATIENCE, Process, serving, settings_in
+from tests.support.http_messages import answer, request
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, FaultyServer
 
 DRAINING = "not ready: draining"
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.addresses import HOST
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import WATCHFUL, Process, serving
-from tests.servers.faulty_server import Connection, FaultyServer
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import until
-from tests.servers.tensors import binary_answer, infer_json
+from tests.support.addresses import HOST
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import until
+from tests.support.gateway_process import WATCHFUL, Process, serving
+from tests.support.http_messages import answer, chunk, message, request
+from tests.support.inference_messages import binary_answer, infer_json
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, FaultyServer
 
 RELOADS = 50
 CLIENTS = 8

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.workers.cores import usable_cores
-from tests.servers.addresses import HOST, OTHER_HOST, free_port
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import until
+from tests.support.addresses import HOST, OTHER_HOST, free_port
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import until
+from tests.support.gateway_process import PATIENCE, SCRIPT, Process, run, serving, settings_in
+from tests.support.http_messages import answer, request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
 
 NOWHERE = "http://127.0.0.1:1"
 

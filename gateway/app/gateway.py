@@ -9,33 +9,26 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from gateway.app.admin import pages
-from gateway.app.changes import as_far_as_possible, changes
-from gateway.app.hearsay import Hearsay
-from gateway.app.limits import shared_limits
-from gateway.app.listen import (
-    Listening,
-    addresses_of,
-    close,
-    listen,
-    shown,
-    without,
-)
-from gateway.app.material import Material, gather, warn
-from gateway.app.processes import wants_helper
-from gateway.app.revision import Revision
-from gateway.app.routes import build_routes
+from gateway.admin.listener import Admin
+from gateway.admin.pages import pages
+from gateway.app.build.limits import shared_limits
+from gateway.app.build.listen import Listening, addresses_of, close, listen, shown, without
+from gateway.app.build.processes import wants_helper
+from gateway.app.build.routes import build_routes
+from gateway.app.build.upstreams import HeldUpstream, held_upstreams, of_held
+from gateway.app.ejection_sync import Hearsay
+from gateway.app.reload.diff import as_far_as_possible, changes
+from gateway.app.reload.resources import Material, gather, warn
+from gateway.app.reload.revision import Revision
 from gateway.app.runtime import RetiredRuntimes, Runtime
-from gateway.app.upstreams import HeldUpstream, held_upstreams, of_held
-from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.helper.process import HelperProcess
-from gateway.listener.admin import Admin
-from gateway.listener.http import HttpListener
-from gateway.listener.owner import Patience
+from gateway.listener.connection_host import Patience
+from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
+from gateway.offload.process import HelperProcess
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import Pool
-from gateway.workers.board import Board
+from gateway.upstream.pool.pool import Pool
+from gateway.workers.shared_state import Board
 
 _LAST_PAGE, _LAST_REQUEST = 0.5, 0.1
 """Seconds at the end for an operator to get a page, and to ask for it once connected."""

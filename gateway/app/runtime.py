@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from gateway.app.limits import SharedLimits
-from gateway.app.upstreams import HeldUpstream, of_held
-from gateway.exchange.base import ClientAnswer, ClientRequest, Upstream
-from gateway.exchange.dispatch import exchange
-from gateway.exchange.routes import Routes
-from gateway.exchange.straight import Straight
+from gateway.app.build.limits import SharedLimits
+from gateway.app.build.upstreams import HeldUpstream, of_held
+from gateway.proxy.dispatch import exchange
+from gateway.proxy.fast_path.planner import Straight
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Upstream
+from gateway.proxy.router import Routes
 
 _LOOK = 0.1
 """Seconds between two looks whether the exchanges of a runtime are over: nobody tells."""

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, cast
 
-from gateway.buffers import LARGEST_WINDOW, BufferAccount
-from gateway.hangups import HangupWatch
 from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.intake import INTAKE
+from gateway.http1.read_buffer import INTAKE
+from gateway.system.buffers import LARGEST_WINDOW, BufferAccount
+from gateway.system.hangups import HangupWatch
 
 _LEAST_PIECE = 64
 """Bytes that a piece counts at least, as it takes as much memory even where it is one byte."""

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from httptools import HttpRequestParser
 
 from gateway.errors import bad_request
-from gateway.exchange.base import HeaderLines
-from gateway.exchange.forwarding import Introduction, Peer
-from gateway.exchange.straight_exchange import StraightExchange
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
@@ -21,6 +18,7 @@ from gateway.http1.head import (
     RequestHead,
     parse_request_head,
 )
+from gateway.listener.connection_host import Owner, Rest
 from gateway.listener.messages import (
     HttpAnswer,
     HttpRequest,
@@ -28,7 +26,9 @@ from gateway.listener.messages import (
     refusal,
     whole_answer,
 )
-from gateway.listener.owner import Owner, Rest
+from gateway.proxy.fast_path.call import StraightExchange
+from gateway.proxy.filters.forwarded_headers import Introduction, Peer
+from gateway.proxy.interfaces import HeaderLines
 
 _LINGER = 10.0
 """Seconds for what a client still sends after its answer."""

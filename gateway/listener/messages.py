@@ -11,10 +11,10 @@ from http import HTTPStatus
 from multidict import CIMultiDict
 
 from gateway.errors import bad_request
-from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
-from gateway.exchange.dispatch import error_body
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import ABSOLUTE_FORM, RequestHead, write_head, write_start
+from gateway.proxy.dispatch import error_body
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest, HeaderLines
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -15,8 +15,8 @@ import ssl
 import stat
 from dataclasses import dataclass
 
-from gateway.certificates import CertificateFileError, show, trust
-from gateway.files import LOOK, FileWatch
+from gateway.system.certificates import CertificateFileError, show, trust
+from gateway.system.files import LOOK, FileWatch
 
 _log = logging.getLogger("tensorgate.listener")
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from gateway.buffers import LEAST_WINDOW
 from gateway.http1.connection import Connection
-from gateway.http1.intake import INTAKE
+from gateway.http1.read_buffer import INTAKE
 from gateway.listener.messages import refusal
+from gateway.system.buffers import LEAST_WINDOW
 
 HANDSHAKE_TIME = 10.0
 """Seconds that a client has for the handshake."""

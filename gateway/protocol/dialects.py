@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.protocol.endpoints import model_path
+from gateway.protocol.operations import model_path
 
 
 @dataclass(frozen=True, slots=True)

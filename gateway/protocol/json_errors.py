@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import GatewayError
-from gateway.protocol.messages import Message
+from gateway.protocol.error_vocabulary import Message
 
 _AROUND = 20
 """Bytes that are quoted before an error, and behind it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.operations import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.endpoints import Endpoint, model_path
-from gateway.protocol.header_facts import HeaderFacts, read_facts
-from gateway.protocol.inference_header import InputTensor, Source, found
-from gateway.protocol.messages import ANSWER, Tensor
+from gateway.protocol.error_vocabulary import ANSWER, Tensor
+from gateway.protocol.operations import Endpoint, model_path
+from gateway.protocol.request_features import HeaderFacts, read_facts
+from gateway.protocol.request_header import InputTensor, Source, found
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 MODELS_PATH = "/v1/models"

@@ -10,7 +10,7 @@ from typing import Self
 
 from multidict import CIMultiDictProxy
 
-from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.protocol.operations import Endpoint, EndpointKind
 
 _EXPRESSION = "re:"
 _WILD = re.compile(r"[*?\[]")

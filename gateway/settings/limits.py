@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator
 
-from gateway.settings.fields import (
+from gateway.settings.values.fields import (
     BodyGrace,
     BodyRate,
     HeaderBytes,
@@ -20,8 +20,8 @@ from gateway.settings.fields import (
     size,
     time,
 )
-from gateway.settings.quantities import Between, parse_count
-from gateway.settings.words import describe, did_you_mean
+from gateway.settings.values.units import Between, parse_count
+from gateway.settings.values.wording import describe, did_you_mean
 
 _MIB = 2**20
 _GIB = 2**30

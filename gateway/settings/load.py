@@ -8,14 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.messages import message_of
-from gateway.settings.misplaced import put_right
+from gateway.settings.error_text import message_of
 from gateway.settings.named_files import missing
 from gateway.settings.problems import NAMED_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
 from gateway.settings.sections import keys_at
-from gateway.settings.words import KeyPath, path_text
-from gateway.settings.yaml_source import BROKEN, Place, Source, read_source
+from gateway.settings.values.wording import KeyPath, path_text
+from gateway.settings.yaml.loader import BROKEN, Place, Source, read_source
+from gateway.settings.yaml.misplaced import put_right
 
 MAX_FILE_BYTES = 2**20
 """How large a settings file may be."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from errno import EACCES, EISDIR, ENOENT
 from pathlib import Path
 
-from gateway.settings.words import KeyPath
+from gateway.settings.values.wording import KeyPath
 
 _OF_CLIENTS = ("certificate", "key", "client_ca")
 _OF_SERVERS = ("ca", "certificate", "key")

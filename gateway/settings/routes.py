@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from gateway.settings.fields import (
+from gateway.settings.values.fields import (
     BodyGrace,
     BodyRate,
     HeaderBytes,
@@ -21,13 +21,13 @@ from gateway.settings.fields import (
     TotalTime,
     count,
 )
-from gateway.settings.patterns import (
+from gateway.settings.values.patterns import (
     parse_header_name,
     parse_path_part,
     parse_pattern,
     with_header_names,
 )
-from gateway.settings.words import describe
+from gateway.settings.values.wording import describe
 
 Kind = Literal[
     "infer",

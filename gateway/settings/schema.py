@@ -19,17 +19,17 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from gateway.settings.addresses import Address, TcpAddress, parse_address
-from gateway.settings.fields import File, OneOrMore, Section
+from gateway.settings.api_keys import Keys
+from gateway.settings.cross_checks import faults, with_routes
 from gateway.settings.forwarded import Forwarded
-from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
 from gateway.settings.models import Model
-from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
-from gateway.settings.whole import faults, with_routes
-from gateway.settings.words import KeyPath, describe, did_you_mean
+from gateway.settings.values.addresses import Address, TcpAddress, parse_address
+from gateway.settings.values.fields import File, OneOrMore, Section
+from gateway.settings.values.units import Between, parse_count
+from gateway.settings.values.wording import KeyPath, describe, did_you_mean
 
 _WORKERS = Between(parse_count, "1", "256")
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from gateway.settings.schema import Settings
-from gateway.settings.words import KeyPath
+from gateway.settings.values.wording import KeyPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.addresses import parse_endpoint, parse_host, parse_path
-from gateway.settings.fields import File, OneOrMore, Percentage, Section, count, time
 from gateway.settings.limits import Places
-from gateway.settings.patterns import parse_header_name
-from gateway.settings.words import describe, did_you_mean
+from gateway.settings.values.addresses import parse_endpoint, parse_host, parse_path
+from gateway.settings.values.fields import File, OneOrMore, Percentage, Section, count, time
+from gateway.settings.values.patterns import parse_header_name
+from gateway.settings.values.wording import describe, did_you_mean
 
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]

@@ -12,10 +12,10 @@ import orjson
 
 from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import model_path
+from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.upstream.base import UpstreamEndpoint
-from gateway.upstream.document import ask
+from gateway.upstream.control_client import ask
+from gateway.upstream.transport import UpstreamEndpoint
 
 _LARGEST_DOCUMENT = 4 * 1024 * 1024
 

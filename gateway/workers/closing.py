@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from gateway.accept_queue import (
+from gateway.system.accept_queue import (
     HANDSHAKES,
     LOOK,
     handshakes_under_way,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from gateway.workers.post import Post
+from gateway.workers.ipc import Post
 from gateway.workers.signals import HEARD
 
 _log = logging.getLogger("tensorgate.workers")

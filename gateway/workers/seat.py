@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.workers.post import CLIENT, DRAINED, END, LEAVING, SOON, STOP, TAKEN, UP
+from gateway.workers.ipc import CLIENT, DRAINED, END, LEAVING, SOON, STOP, TAKEN, UP
 
 _LASTING = 10.0
 """Seconds after which a worker's end has nothing to do with its start."""

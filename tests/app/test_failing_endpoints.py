@@ -9,15 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app.gateway import Gateway
-from gateway.exchange.straight_exchange import StraightExchange
+from gateway.proxy.fast_path.call import StraightExchange
 from gateway.settings.schema import Settings
-from gateway.upstream import reachability
-from tests.servers.addresses import free_address, free_port
-from tests.servers.faulty_server import FaultyServer, always, answering
-from tests.servers.http_text import answer
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import LIMITS, nothing_left
-from tests.servers.tensors import LENGTH, answer_header, infer_json
+from gateway.upstream.pool import reachability
+from tests.support.addresses import free_address, free_port
+from tests.support.gateway import LIMITS, nothing_left
+from tests.support.http_messages import answer
+from tests.support.inference_messages import LENGTH, answer_header, infer_json
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import FaultyServer, always, answering
 
 BROKEN = answer(b'{"error": "out of memory"}', status="500 Internal Server Error")
 

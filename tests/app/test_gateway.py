@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app import pools as app_pools
+from gateway.app.build import pools as app_pools
+from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
-from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
-from tests.servers.addresses import free_address
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, request
-from tests.servers.names import NameService
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import nothing_left, until
-from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
+from tests.support.addresses import free_address
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import nothing_left, until
+from tests.support.http_messages import answer, request
+from tests.support.inference_messages import binary_answer, infer_json, infer_raw, metadata
+from tests.support.raw_client import connect
+from tests.support.servers.name_service import NameService
+from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
 
 CONFIG = Path(__file__).parents[2] / "config"
 NOWHERE = "http://127.0.0.1:1"

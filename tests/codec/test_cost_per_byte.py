@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 import orjson
 import pytest
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_answer import MixedAnswer
-from gateway.codec.infer_request import InferRequestCodec
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestCodec
+from gateway.codec.v2.binary_response import BinaryAnswer
+from gateway.codec.v2.fast_request import convert_small_request
+from gateway.codec.v2.request import InferRequestCodec
+from gateway.codec.v2.response import MixedAnswer
 from gateway.errors import GatewayError
-from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.request_header import AnswerForm
 from gateway.protocol.tensors import MAX_TENSORS
-from tests.codec.v1_bodies import model
+from tests.codec.strategies_v1 import model
 
 SECONDS = float(os.environ.get("TENSORGATE_FUZZ_SECONDS", "12"))
 SIZE = 256 * 1024

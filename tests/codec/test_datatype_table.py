@@ -9,22 +9,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.codec.infer_request import InferRequestCodec
-from gateway.codec.lent_work import do
-from gateway.codec.loans import Work
-from gateway.codec.small_answer import convert_small_answer
-from gateway.codec.small_request import convert_small_request
+from gateway.codec.elements.offloaded_work import do
+from gateway.codec.offload import Work
+from gateway.codec.v2.fast_request import convert_small_request
+from gateway.codec.v2.fast_response import convert_small_answer
+from gateway.codec.v2.request import InferRequestCodec
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, floating, integer
-from gateway.protocol.inference_header import parse_header, read_inputs
 from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.protocol.request_header import parse_header, read_inputs
 from gateway.protocol.v1 import Form, Predicted
-from tests.codec import test_infer_answer, test_v1_answer, test_v1_request
-from tests.codec.bodies import answer_body, output
-from tests.codec.plain_v1 import Declared
-from tests.codec.test_binary_answer import Brought, brought
-from tests.codec.test_infer_answer import Failed
-from tests.codec.v1_bodies import model
+from tests.codec.reference_v1 import Declared
+from tests.codec.strategies import answer_body, output
+from tests.codec.strategies_v1 import model
+from tests.codec.v1 import test_request
+from tests.codec.v1 import test_response as test_v1_response
+from tests.codec.v2 import test_response
+from tests.codec.v2.test_binary_response import Brought, brought
+from tests.codec.v2.test_response import Failed
 
 NEW = [
     floating("FLOAT8", ml_dtypes.float8_e5m2),
@@ -108,21 +110,21 @@ def test_v1_takes_a_new_datatype(new: Datatype) -> None:
         {"instances": [{"x": value} for value in VALUES]},
         {"inputs": VALUES},
     ):
-        request = test_v1_request.convert([json.dumps(fields).encode()], declared)
+        request = test_request.convert([json.dumps(fields).encode()], declared)
         assert b"".join(request.tensors) == packed(new)
-    error = test_v1_request.refusal({"instances": [1, 10**9]}, declared)
+    error = test_request.refusal({"instances": [1, 10**9]}, declared)
     assert error.message.endswith(f"(1000000000) does not fit {new.name}")
-    error = test_v1_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
+    error = test_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
     assert error.kind is ErrorKind.BAD_REQUEST
 
 
 def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
     body, size = answer_body([output("y", new.name, [3], packed(new))])
-    text = test_infer_answer.as_json([body], size)
+    text = test_response.as_json([body], size)
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == VALUES
     assert convert_small_answer(body, size) in (None, text)
-    predicted = test_v1_answer.convert([body], size, Predicted(Form.ROWS))
+    predicted = test_v1_response.convert([body], size, Predicted(Form.ROWS))
     assert json.loads(predicted) == {"predictions": VALUES}
     in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}
     found = brought([json.dumps(in_json).encode()])

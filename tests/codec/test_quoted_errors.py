@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_request import InferRequestCodec, header_without_data
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestCodec
+from gateway.codec.v2.binary_response import BinaryAnswer
+from gateway.codec.v2.fast_request import convert_small_request
+from gateway.codec.v2.request import InferRequestCodec, header_without_data
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import parse_answer
-from gateway.protocol.inference_header import AnswerForm
-from tests.codec import bodies
-from tests.codec.v1_bodies import model
+from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.response_header import parse_answer
+from tests.codec import strategies
+from tests.codec.strategies_v1 import model
 
 CAP, DEPTH = 10_000, 64
 
@@ -68,7 +68,12 @@ def refusal(convert: Convert, body: bytes) -> GatewayError | None:
     """Give the error of a body, which has to be the same however it arrives."""
     told: list[tuple[ErrorKind, str] | None] = []
     error = None
-    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1), bodies.cut(body, 2)):
+    for pieces in (
+        [body],
+        strategies.bytewise(body),
+        strategies.cut(body, 1),
+        strategies.cut(body, 2),
+    ):
         error = None
         try:
             convert(pieces)

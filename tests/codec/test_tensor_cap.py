@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_answer import JsonAnswer
-from gateway.codec.infer_request import InferRequestCodec, header_without_data
-from gateway.codec.json_request import JsonRequest
-from gateway.codec.json_tensors import JsonTensors
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestCodec
+from gateway.codec.v2.binary_response import BinaryAnswer
+from gateway.codec.v2.fast_request import convert_small_request
+from gateway.codec.v2.json_reader import JsonTensors
+from gateway.codec.v2.json_request import JsonRequest
+from gateway.codec.v2.request import InferRequestCodec, header_without_data
+from gateway.codec.v2.response import JsonAnswer
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import MAX_OUTPUTS
-from gateway.protocol.inference_header import AnswerForm
-from tests.codec.plain_v1 import Declared
-from tests.codec.v1_bodies import model
+from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.response_header import MAX_OUTPUTS
+from tests.codec.reference_v1 import Declared
+from tests.codec.strategies_v1 import model
 
 CAP = 3
 TOO_MANY = "the request has more than 3 inputs (limits.max_tensors)"

@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tests.servers.command import SCRIPT, Process, started
+from tests.support.gateway_process import SCRIPT, Process, started
 
 
 @asynccontextmanager

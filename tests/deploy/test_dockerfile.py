@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
 from tests.deploy.files import DEPLOY, ROOT, mapped
-from tests.servers.command import Process, run, started
-from tests.servers.faulty_server import FaultyServer, always
-from tests.servers.http_text import answer
-from tests.servers.raw_client import connect
+from tests.support.gateway_process import Process, run, started
+from tests.support.http_messages import answer
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import FaultyServer, always
 
 FILE = DEPLOY / "Dockerfile"
 STAGES = read_stages(FILE)

@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 
 from gateway import __version__
-from gateway.settings.addresses import TcpAddress
-from gateway.settings.quantities import parse_size
+from gateway.settings.values.addresses import TcpAddress
+from gateway.settings.values.units import parse_size
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DEPLOY, Document, documents
 from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from tests.deploy.at_work import at_work
 from tests.deploy.files import Document, mapped
 from tests.deploy.manifest import PROBES, Manifest
-from tests.servers.raw_client import connect
+from tests.support.raw_client import connect
 
 
 def moved(manifest: Manifest, folder: Path, url: str) -> list[str]:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.deploy.at_work import at_work
 from tests.deploy.files import DEPLOY, ROOT, Unit, mapped
-from tests.servers.command import SCRIPT, run, settings_in
-from tests.servers.raw_client import connect
+from tests.support.gateway_process import SCRIPT, run, settings_in
+from tests.support.raw_client import connect
 
 FILE = DEPLOY / "tensorgate.service"
 UNIT = Unit(FILE)

@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.servers.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-from tests.servers.running_gateway import no_errors_logged, nothing_left
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.gateway import no_errors_logged, nothing_left
 
 
 @pytest.fixture

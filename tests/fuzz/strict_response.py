@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.codec.plain import DTYPES, pack
-from tests.codec.plain import RefusedError as PlainRefusedError
+from tests.codec.reference import DTYPES, pack
+from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.fuzz.strict_http1 import MAX_HEAD, Fields, RefusedError, all_of, chunked, read_fields
 
 _FIRST = re.compile(rb"HTTP/1\.([01]) +([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?")

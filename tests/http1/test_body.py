@@ -16,7 +16,7 @@ from gateway.http1.body import (
     chunk_parts,
 )
 from gateway.http1.head import MalformedError
-from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
+from tests.http1.splits import LAW, PLACES, bytewise, cut, ways
 
 FREE_OVERHEAD = 64 * 1024
 

@@ -5,9 +5,8 @@ import socket
 
 import pytest
 
-from gateway.buffers import LARGEST_WINDOW, BufferAccount
 from gateway.http1 import connection as connection_module
-from gateway.http1 import intake as intake_module
+from gateway.http1 import read_buffer as intake_module
 from gateway.http1.connection import (
     LARGEST_JOINED,
     MOST_AHEAD,
@@ -15,9 +14,10 @@ from gateway.http1.connection import (
     Connection,
     Reading,
 )
-from tests.http1.transport import TransportDouble
-from tests.servers.build import needs_source, skip_if_compiled
-from tests.servers.running_gateway import until
+from gateway.system.buffers import LARGEST_WINDOW, BufferAccount
+from tests.http1.fake_transport import TransportDouble
+from tests.support.compiled import needs_source, skip_if_compiled
+from tests.support.gateway import until
 
 
 class _Broken(Exception):  # noqa: N818

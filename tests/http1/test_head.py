@@ -19,7 +19,7 @@ from gateway.http1.head import (
     parse_response_head,
     write_head,
 )
-from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
+from tests.http1.splits import LAW, PLACES, bytewise, cut, ways
 
 HOST = b"Host: host"
 

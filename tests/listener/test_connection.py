@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from gateway.errors import GatewayError, bad_request
-from gateway.exchange.base import ClientAnswer, ClientRequest
-from tests.listener.listening import echo, listening, send, whole_body
-from tests.listener.listening import spoken as spoken
-from tests.servers.http_text import message, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import until
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from tests.listener.running_listener import echo, listening, send, whole_body
+from tests.listener.running_listener import spoken as spoken
+from tests.support.gateway import until
+from tests.support.http_messages import message, request
+from tests.support.raw_client import connect
 
 
 async def test_a_body_left_unread_does_not_end_the_connection() -> None:

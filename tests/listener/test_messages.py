@@ -4,8 +4,8 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from gateway.exchange.base import HeaderLines
 from gateway.listener.messages import whole_answer
+from gateway.proxy.interfaces import HeaderLines
 
 JSON: HeaderLines = (("Content-Type", "application/json"),)
 

@@ -11,25 +11,25 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_answer
-from gateway.exchange import straight_exchange as straight_module
-from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route
-from gateway.exchange.dispatch import exchange
-from gateway.exchange.straight import Straight
-from gateway.exchange.straight_exchange import StraightExchange
 from gateway.listener.connection import ClientConnection
-from gateway.listener.http import HttpListener
-from gateway.listener.owner import Rest
+from gateway.listener.connection_host import Rest
+from gateway.listener.server import HttpListener
 from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
-from gateway.upstream.address import server_at
-from gateway.upstream.http import HttpEndpoint
-from tests.servers.build import needs_source
-from tests.servers.doubles import LIMITS, only, route_to
-from tests.servers.faulty_server import Connection, FaultyServer, always
-from tests.servers.http_text import answer, chunk, chunked, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import nothing_left, until
-from tests.servers.tensors import FLOATS, INFER, binary_answer, infer_json
+from gateway.proxy.dispatch import exchange
+from gateway.proxy.fast_path import call as straight_module
+from gateway.proxy.fast_path.call import StraightExchange
+from gateway.proxy.fast_path.planner import Straight
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Limits, Route
+from gateway.upstream.http.address import server_at
+from gateway.upstream.http.endpoint import HttpEndpoint
+from tests.support.compiled import needs_source
+from tests.support.doubles.streaming import LIMITS, only, route_to
+from tests.support.gateway import nothing_left, until
+from tests.support.http_messages import answer, chunk, chunked, message, request
+from tests.support.inference_messages import FLOATS, INFER, binary_answer, infer_json
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, FaultyServer, always
 
 GET = request("GET", "/v2/x")
 POST = request("POST", "/v2/x", b"hello")
@@ -709,7 +709,10 @@ async def test_each_exchange_is_logged(
 
 @pytest.mark.parametrize(
     "step",
-    ["gateway.exchange.straight.to_server", "gateway.upstream.http.HttpEndpoint.send_at_once"],
+    [
+        "gateway.proxy.fast_path.planner.to_server",
+        "gateway.upstream.http.endpoint.HttpEndpoint.send_at_once",
+    ],
 )
 async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
     step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

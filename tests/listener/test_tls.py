@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway import certificates
 from gateway.listener import tls
 from gateway.listener.tls import ServerTls, TlsFileError, TlsFiles, readable_by_others
-from tests.servers.certificates import authority, ca_file, certificate_files
-from tests.servers.running_gateway import until
+from gateway.system import certificates
+from tests.support.certificates import authority, ca_file, certificate_files
+from tests.support.gateway import until
 
 
 def _new(folder: Path) -> TlsFiles:

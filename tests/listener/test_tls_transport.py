@@ -16,7 +16,7 @@ import trustme
 
 from gateway.listener import tls_transport
 from gateway.listener.tls_transport import TlsTransport
-from tests.servers.certificates import (
+from tests.support.certificates import (
     authority,
     ca_file,
     certificate_files,
@@ -24,11 +24,11 @@ from tests.servers.certificates import (
     expired_certificate,
     server_certificate,
 )
-from tests.servers.faulty_server import Connection, FaultyServer, always
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import RunningGateway, gateway_before, nothing_left, until
-from tests.servers.tensors import binary_answer, infer_json
+from tests.support.gateway import RunningGateway, gateway_before, nothing_left, until
+from tests.support.http_messages import answer, request
+from tests.support.inference_messages import binary_answer, infer_json
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, FaultyServer, always
 
 LARGE = bytes(range(256)) * (256 * 1024)
 """64 MiB."""
@@ -160,7 +160,7 @@ class _Watching:
 async def test_what_has_passed_leaves_no_large_buffers(
     tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.listener.http.TlsTransport", _Watched)
+    monkeypatch.setattr("gateway.listener.server.TlsTransport", _Watched)
     monkeypatch.setattr(_Watched, "most", 0)
     body = LARGE[: 2**20]
     async with (

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import OutputTensor
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
+from gateway.protocol.operations import Endpoint, EndpointKind, parse_endpoint
+from gateway.protocol.response_header import OutputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.protocol.v1 import (
     Form,

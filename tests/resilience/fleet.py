@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from tests.resilience.server import Behaviour
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.raw_client import connect
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import PATIENCE, Process, serving
+from tests.support.raw_client import connect
 
 
 class FleetServer:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.faulty_server import Connection, FaultyServer, Script
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import PATIENCE, Process, serving
+from tests.support.http_messages import answer, chunk, message, request
+from tests.support.inference_messages import INFER, LENGTH, answer_header, metadata
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, FaultyServer, Script
 
 MIB = 2**20
 HELD = 64 * MIB

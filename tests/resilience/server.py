@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.servers.http_text import Head, answer, read_body, read_head
-from tests.servers.tensors import LENGTH
+from tests.support.http_messages import Head, answer, read_body, read_head
+from tests.support.inference_messages import LENGTH
 
 
 @dataclass(frozen=True, slots=True)

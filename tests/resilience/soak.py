@@ -27,11 +27,11 @@ from pathlib import Path
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.load import MIXED, Load, load_on
 from tests.resilience.server import Behaviour
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.http_text import chunk, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.tensors import LENGTH
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import PATIENCE, Process, serving
+from tests.support.http_messages import chunk, message, request
+from tests.support.inference_messages import LENGTH
+from tests.support.raw_client import RawClient, connect
 
 MIB = 2**20
 GROWTH = 32 * MIB

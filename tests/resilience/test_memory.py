@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.resilience.hostile_traffic import ATTACKS, HELD, MIB, gateway_before
-from tests.servers.faulty_server import Script
-from tests.servers.running_gateway import until
+from tests.support.gateway import until
+from tests.support.servers.scripted_server import Script
 
 OF_ITS_OWN = 160 * MIB
 GAPS = 1.25

@@ -10,9 +10,9 @@ import pytest
 
 from tests.resilience.fleet import FleetServer, fleet, gateway_before
 from tests.resilience.load import MIXED, Kind, load_on
-from tests.servers.addresses import HOST
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import Process
+from tests.support.addresses import HOST
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway_process import Process
 
 FRESH = (Kind.FRESH,) * 8
 

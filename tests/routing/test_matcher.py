@@ -5,7 +5,7 @@ import re
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.protocol.operations import Endpoint, EndpointKind
 from gateway.routing.matcher import Match, Pattern, first_match
 
 INFER = Endpoint(EndpointKind.INFER, "resnet50", "2")

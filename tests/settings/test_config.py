@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.settings.addresses import TcpAddress
-from gateway.settings.keys import Keys
+from gateway.settings.api_keys import Keys
 from gateway.settings.load import load
 from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Health
-from gateway.settings.words import KeyPath
-from gateway.settings.yaml_source import read_source
+from gateway.settings.values.addresses import TcpAddress
+from gateway.settings.values.wording import KeyPath
+from gateway.settings.yaml.loader import read_source
 
 CONFIG = Path(__file__).parents[2] / "config"
 REFERENCE = CONFIG / "reference.yaml"

@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.yaml_source import read_source
+from gateway.settings.yaml.loader import read_source
 
 CONFIG = Path(__file__).parents[2] / "config"
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -6,17 +6,17 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import KINDS
+from gateway.protocol.operations import KINDS
 from gateway.routing.matcher import Pattern
-from gateway.settings.addresses import TcpAddress, UnixAddress
 from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load, load_with_places
 from gateway.settings.models import Datatype, Model, Tensor
-from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
 from gateway.settings.schema import ClientTls, Log, Settings
 from gateway.settings.upstreams import Ejection, Health, Upstream
+from gateway.settings.values.addresses import TcpAddress, UnixAddress
+from gateway.settings.values.patterns import parse_pattern
 
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from gateway.upstream.address import server_at
-from gateway.upstream.http import HttpEndpoint
-from gateway.upstream.tls import CertificateFiles, client_context
-from tests.servers.certificates import authority
-from tests.servers.running_gateway import nothing_left
+from gateway.upstream.http.address import server_at
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.tls import CertificateFiles, client_context
+from tests.support.certificates import authority
+from tests.support.gateway import nothing_left
 
 EndpointAt = Callable[[str], HttpEndpoint]
 

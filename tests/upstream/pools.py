@@ -4,8 +4,8 @@ from contextlib import suppress
 
 from gateway.errors import GatewayError
 from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool import Pool
-from tests.servers.doubles import Log, ScriptedEndpoint
+from gateway.upstream.pool.pool import Pool
+from tests.support.doubles.streaming import Log, ScriptedEndpoint
 
 
 def pool_of(count: int) -> Pool:

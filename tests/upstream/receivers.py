@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.upstream.base import AnswerHead, UpstreamResponse
+from gateway.upstream.transport import AnswerHead, UpstreamResponse
 
 
 class NotingReceiver:

@@ -7,15 +7,15 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_answer
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.metadata_cache import (
     MetadataCache,
     ServerRefusalError,
     fetch_max_batch_size,
     fetch_metadata,
 )
-from tests.servers.doubles import URL, Log, ScriptedEndpoint, ScriptedResponse
-from tests.servers.tensors import metadata
+from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from tests.support.doubles.streaming import URL, Log, ScriptedEndpoint, ScriptedResponse
+from tests.support.inference_messages import metadata
 
 TTL = 60.0
 

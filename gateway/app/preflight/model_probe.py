@@ -1,0 +1,76 @@
+"""The declared models, compared with what a server says of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+from gateway.app.preflight.report import Verdict, excerpt
+from gateway.errors import GatewayError
+from gateway.protocol.declared_model import DeclaredModel, differences
+from gateway.routing.matcher import Pattern
+from gateway.settings.routes import Route
+from gateway.upstream.metadata_cache import (
+    ServerRefusalError,
+    fetch_max_batch_size,
+    fetch_metadata,
+)
+from gateway.upstream.transport import UpstreamEndpoint
+
+# Triton says one or the other of a model that it does not have, by what it is asked.
+_UNKNOWN = (400, 404)
+
+_Answer = tuple[Verdict, Sequence[str]]
+
+
+def upstreams_of(model: str, routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the upstreams that requests to infer with a model may go to, in order."""
+    taken = False  # all requests that name the model are, by a route before
+    for route in routes:
+        match, rewrite = route.match, route.rewrite
+        if match.kinds is not None and "infer" not in match.kinds:
+            continue
+        named = match.model is None or Pattern.of(match.model).fits(model)
+        if rewrite.model == model if rewrite is not None else named and not taken:
+            yield from (share.name for share in route.upstream if share.weight)
+            if route.mirror is not None:
+                yield route.mirror.upstream
+        taken = taken or (named and match.version is None and not match.headers)
+
+
+async def ask_models(
+    endpoint: UpstreamEndpoint, models: Sequence[DeclaredModel], time: float
+) -> Mapping[str, _Answer]:
+    """Ask a server for models, one after the other, ``time`` seconds for each.
+
+    Gives what it says of each, by name; it is asked no more once it fails.
+    """
+    answers: dict[str, _Answer] = {}
+    answer: _Answer = (Verdict.AS_DECLARED, ())
+    for model in models:
+        if answer[0] is not Verdict.NOT_ASKED:
+            answer = await _compared(endpoint, model, time)
+        answers[model.metadata.name] = answer
+    return answers
+
+
+async def _compared(endpoint: UpstreamEndpoint, model: DeclaredModel, time: float) -> _Answer:
+    name = model.metadata.name
+    try:
+        async with asyncio.timeout(time):
+            known = await fetch_metadata(name, None, endpoint)
+            max_batch_size = await fetch_max_batch_size(name, None, endpoint)
+    except TimeoutError:
+        return Verdict.NOT_ASKED, (f"no answer within {time:g} s",)
+    except ServerRefusalError as refusal:
+        said = f"{refusal.status} {excerpt(refusal.body)}"
+        if refusal.status in _UNKNOWN:
+            return Verdict.DIFFERENT, (f"does not know it: {said}",)
+        return Verdict.NOT_ASKED, (f"answered {said}",)
+    except GatewayError as error:
+        return Verdict.NOT_ASKED, (error.message,)
+    told = list(differences(model, known, max_batch_size))
+    if told:
+        return Verdict.DIFFERENT, told
+    silent = [] if known.inputs else ["does not say what it takes: what is declared is used"]
+    return Verdict.AS_DECLARED, silent

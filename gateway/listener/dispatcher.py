@@ -1,0 +1,156 @@
+"""Makes exchanges of the requests that come on connections, each in the way that fits it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+
+from gateway.errors import GatewayError, without_frames
+from gateway.http1.head import RequestHead
+from gateway.listener.connection import ClientConnection
+from gateway.listener.connection_host import Owner, Patience, Rest
+from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
+from gateway.observe.access_log import AccessLog
+from gateway.proxy.dispatch import FAULT, answer_error
+from gateway.proxy.fast_path.call import Plan, StraightExchange
+from gateway.proxy.fast_path.planner import Straight
+from gateway.proxy.filters.forwarded_headers import Forwarding
+from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.system.buffers import BufferAccount
+from gateway.system.hangups import HangupWatch
+
+_REMEMBERED = 512
+"""Heads of requests, and what becomes of them."""
+
+_log = logging.getLogger("tensorgate.listener")
+
+Exchange = Callable[[ClientRequest, ClientAnswer], Awaitable[None]]
+
+
+class ExchangeMaker(Owner):
+    """Makes an exchange of each request, and knows those that are under way.
+
+    It is a base of the listener, and no part: connections call it for each request, and each call
+    that is handed on would cost all of them.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        straight: Straight | None,
+        access_log: AccessLog | None,
+        patience: Patience,
+        forwarding: Forwarding,
+        buffers: BufferAccount,
+    ) -> None:
+        self.draining = False
+        self.buffers = buffers
+        self.hangups = HangupWatch()
+        self.patience = patience
+        self.forwarding = forwarding
+        self._exchange = exchange
+        self._straight = straight
+        self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
+        self._access_log = access_log
+        self._loop = asyncio.get_running_loop()
+        self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
+
+    @property
+    def requests(self) -> int:
+        """Give how many requests are under way."""
+        return len(self._busy)
+
+    def begin_straight(
+        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
+    ) -> StraightExchange | None:
+        """Make an exchange of a request at hand; None if it goes the ordinary way."""
+        if self._straight is None:
+            return None
+        try:
+            plan = self._plan(head)
+            if plan is None:
+                return None
+            exchange = self._straight.begin(plan, bytes(body), connection)
+        except Exception:
+            where = (connection.request_id or "-", head.method, head.target)
+            _log.exception("request %s: %s %s failed on the straight way", *where)
+            return None  # the ordinary way answers, with that fault or without
+        if exchange is not None:
+            self._busy[exchange] = connection
+        return exchange
+
+    def forget_plans(self) -> None:
+        """Look anew at what becomes of requests, as that has changed."""
+        self._plan.cache_clear()
+
+    def _make_plan(self, head: RequestHead) -> Plan | None:
+        if self._straight is None or head.length is None:
+            return None
+        try:
+            target = origin_form(head.target)
+        except GatewayError:
+            return None  # the ordinary way says what is wrong with it
+        return self._straight.plan(head.method, target, head.headers, head.length)
+
+    def begin(
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        answer: HttpAnswer,
+        rest: Rest | None = None,
+    ) -> asyncio.Task[None]:
+        """Have a task make an exchange of a request, or the rest of one."""
+        task = self._loop.create_task(self._serve(connection, request, answer, rest))
+        self._busy[task] = connection
+        task.add_done_callback(self.over)
+        return task
+
+    def over(self, exchange: asyncio.Task[None] | StraightExchange) -> None:
+        """Note that an exchange has ended."""
+        del self._busy[exchange]
+
+    def log(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
+        """Write a line of the access log."""
+        if self._access_log is not None:
+            self._access_log.write(head.method, head.target, status, size, seconds, request_id)
+
+    async def _serve(
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        answer: HttpAnswer,
+        rest: Rest | None,
+    ) -> None:
+        try:
+            await self._run(request, answer, rest)
+        except asyncio.CancelledError as error:
+            without_frames(error)  # the task keeps it, and the frames lead back to the task
+            raise
+        finally:
+            connection.answered(answer)
+
+    async def _run(self, request: HttpRequest, answer: HttpAnswer, rest: Rest | None) -> None:
+        try:
+            if rest is None:
+                request.target = origin_form(request.target)
+                await self._exchange(request, answer)
+            else:
+                await rest(answer)
+        except GatewayError as error:
+            await answer_error(answer, without_frames(error))
+        except ConnectionError as error:
+            without_frames(error)  # the client is gone
+        except Exception as error:
+            # A fault of our own: never a silent one, and never one that takes the process along.
+            where = (answer.request_id or "-", request.method, request.target)
+            _log.exception("request %s: %s %s failed", *where)
+            without_frames(error)
+            if answer.started:
+                answer.abort()
+            else:
+                answer.last = True
+                await answer_error(answer, FAULT)

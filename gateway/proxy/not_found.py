@@ -1,0 +1,48 @@
+"""What a request is told that takes no route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.protocol.operations import KINDS, read_endpoint
+from gateway.routing.matcher import Match
+
+_SHOWN = 100
+"""Characters of a request's path that are repeated."""
+_LISTED = 20
+"""Models that are listed."""
+
+
+def unmatched(method: str, target: str, matches: Iterable[Match], with_key: bool) -> str:
+    """Say that there is no route, and what the routes with these matches take.
+
+    The words are the same where there is none for who shows a key.
+    """
+    path = target.partition("?")[0]
+    shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
+    key = " with this key" if with_key else ""
+    several = len(read_endpoint(method, target)) > 1
+    odd = "; its path can be read in more than one way" if several else ""
+    return f"no route for {method} {shown}{key}{odd}{_listed(matches)}"
+
+
+def _listed(matches: Iterable[Match]) -> str:
+    served = [_served(match) for match in matches if match.model or match.version or match.kinds]
+    served = list(dict.fromkeys(served))
+    if not served:
+        return ""
+    more = f" and {len(served) - _LISTED} more" if len(served) > _LISTED else ""
+    return f"; models that are served: {', '.join(served[:_LISTED])}{more}"
+
+
+def _served(match: Match) -> str:
+    """Say of what models which requests match; of headers, that there have to be some."""
+    parts = [match.model.text if match.model else "any"]
+    if match.version:
+        parts.append(f"version {match.version.text}")
+    if match.headers:
+        parts.append("with certain headers")
+    if match.kinds:
+        words = [word for word, kinds in KINDS.items() if not kinds.isdisjoint(match.kinds)]
+        parts.append(f"({', '.join(words)})")
+    return " ".join(parts)

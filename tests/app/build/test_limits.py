@@ -1,0 +1,64 @@
+"""What counts exchanges and bodies, and goes on with other settings."""
+
+import pytest
+
+from gateway.app.build.limits import SharedLimits, shared_limits
+from gateway.errors import GatewayError
+from gateway.settings.schema import Settings
+
+MIB = 2**20
+
+
+def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimits:
+    upstreams = {"u": {"endpoints": ["http://127.0.0.1:1"]}}
+    settings = Settings.model_validate({"workers": 2, "upstreams": upstreams, "limits": limits})
+    return shared_limits(settings, before)
+
+
+def test_each_worker_has_its_part() -> None:
+    limits = _limits(held_bytes="8MiB", requests=4)
+    with limits.held.holding() as held, limits.copied.holding() as copied:
+        held.is_now(4 * MIB)
+        copied.is_now(1 * MIB)
+        for each in (held, copied):
+            with pytest.raises(GatewayError):
+                each.more(1)
+    assert limits.gate is not None
+    assert [limits.gate.enter_at_once() for _ in range(3)] == [True, True, False]
+
+
+def test_bodies_go_on_counting() -> None:
+    before = _limits(held_bytes="8MiB")
+    with before.held.holding() as held, before.copied.holding() as copied:
+        held.is_now(3 * MIB)
+        copied.is_now(1 * MIB)
+        after = _limits(before, held_bytes="16MiB")
+        with pytest.raises(GatewayError):
+            held.is_now(5 * MIB)  # until the new ones are used
+        after.take_effect()
+        with after.held.holding() as more_held, after.copied.holding() as more_copied:
+            more_held.is_now(5 * MIB)
+            more_copied.is_now(1 * MIB)
+            for each in (more_held, more_copied):
+                with pytest.raises(GatewayError):
+                    each.more(1)
+
+
+def test_requests_go_on_counting() -> None:
+    before = _limits(requests=4)
+    assert before.gate is not None
+    assert before.gate.enter_at_once()
+    after = _limits(before, requests=6, drain_time=1)
+    after.take_effect()
+    assert after.gate is not None
+    assert [after.gate.enter_at_once() for _ in range(3)] == [True, True, False]
+
+
+def test_a_limit_comes_and_goes() -> None:
+    unlimited = _limits(_limits(requests=4))
+    unlimited.take_effect()
+    assert unlimited.gate is None
+    limited = _limits(unlimited, requests=2)
+    limited.take_effect()
+    assert limited.gate is not None
+    assert [limited.gate.enter_at_once() for _ in range(2)] == [True, False]
