@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness.client import HOST, Connection
-from benchmarks.harness.processes import Gateway, gateway_before, server
+from benchmarks.harness.processes import Gateway, running_gateway, server
 from benchmarks.harness.requests import json_of_doubles, normal
 from benchmarks.harness.rounds import go_rounds
 from tests.integration.triton.models import named
@@ -63,7 +63,7 @@ class Lab:
     @cached_property
     def gateway(self) -> Gateway:
         """A gateway in front of Triton, with its helper at work."""
-        gateway = self._open.enter_context(gateway_before(self.triton_port))
+        gateway = self._open.enter_context(running_gateway(self.triton_port))
         start_helper(gateway)
         return gateway
 

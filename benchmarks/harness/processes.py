@@ -53,7 +53,7 @@ class Gateway:
 
 
 @contextmanager
-def gateway_before(
+def running_gateway(
     server_port: int,
     command: Sequence[str] = TENSORGATE,
     cores: Cores | None = None,

@@ -9,7 +9,7 @@ from itertools import chain
 
 from benchmarks.harness.client import Connection
 from benchmarks.harness.environment import Lab
-from benchmarks.harness.processes import gateway_before
+from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import Request, json_of_shortest, normal
 from benchmarks.harness.rounds import go_rounds
 from benchmarks.report import Row, below
@@ -61,7 +61,7 @@ def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
     """Give the seconds for a request of one number, and those for each number of the sizes."""
     one = _to_and_fro(1)
     requests = {size: _to_and_fro(size.count) for size in _SIZES}
-    gateway_running = gateway_before(lab.raw_port, helper=helper)
+    gateway_running = running_gateway(lab.raw_port, helper=helper)
     with gateway_running as gateway, Connection(gateway.port) as through:
         for request in (one, *requests.values()):
             through.time(request)

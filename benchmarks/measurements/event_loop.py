@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.client import BenchmarkError, Connection
 from benchmarks.harness.environment import Lab
-from benchmarks.harness.processes import gateway_before
+from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import Request, json_of_doubles, json_of_shortest, normal, with_nan
 from benchmarks.harness.rounds import repeated
 from benchmarks.measurements.json_speed import NAN_SHARE
@@ -47,7 +47,7 @@ def holds(lab: Lab) -> list[Row]:
 
 def _turns(raw_port: int, requests: Sequence[Request]) -> NDArray[np.float64]:
     """Give the milliseconds of each turn of a gateway's loop meanwhile that was not idle."""
-    with gateway_before(raw_port, _COMMAND) as gateway:
+    with running_gateway(raw_port, _COMMAND) as gateway:
         with Connection(gateway.port) as through:
             for request in requests:
                 through.time(request)

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.harness.client import Connection
 from benchmarks.harness.cores import divided, staying_on
 from benchmarks.harness.environment import Lab
-from benchmarks.harness.processes import gateway_before, server
+from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import Request, json_of_shortest, normal
 from benchmarks.harness.rounds import repeated
 from benchmarks.report import Row, below, milliseconds
@@ -55,7 +55,7 @@ def waiting(lab: Lab) -> list[Row]:
     large = json_of_shortest(model_answering(64), normal(int(_TEXT / _PER_VALUE)))
     with (
         server("raw_server", cores.others) as raw,
-        gateway_before(raw.ports[0], cores=cores.measured) as gateway,
+        running_gateway(raw.ports[0], cores=cores.measured) as gateway,
         staying_on(cores.others),
     ):
         _times(gateway.port, small)

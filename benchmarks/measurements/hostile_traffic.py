@@ -16,10 +16,10 @@ from tests.resilience.hostile_traffic import (
     abort_responses,
     abort_uploads,
     answers_plenty,
-    gateway_before,
     knows_a_model_and_never_reads,
     never_read_bytes,
     never_read_json,
+    running_gateway,
     send_long_ids,
     upload_at_once,
 )
@@ -72,7 +72,7 @@ def _row(name: str, script: Script, attack: Attack) -> list[Row]:
 async def _attack(script: Script, attack: Attack) -> tuple[int, int]:
     """Give the bytes by which memory grew at its peak, and in a quiet moment behind it."""
     with tempfile.TemporaryDirectory() as folder:
-        async with gateway_before(script, Path(folder)) as gateway:
+        async with running_gateway(script, Path(folder)) as gateway:
             start = gateway.memory("VmRSS")
             await attack(gateway)
             await gateway.until_idle()

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.harness.client import BenchmarkError, Connection
 from benchmarks.harness.environment import Lab
 from benchmarks.harness.proc_stats import PeakMemory
-from benchmarks.harness.processes import gateway_before
+from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import json_of_shortest, normal
 from benchmarks.report import Row, below
 from benchmarks.servers.raw_server import model_answering
@@ -28,7 +28,7 @@ def connections(lab: Lab) -> list[Row]:
     with ExitStack() as stack:
         allowed = stack.enter_context(_many_files()) - _OTHER_FILES
         count = min(wanted, allowed)
-        gateway = stack.enter_context(gateway_before(lab.raw_port))
+        gateway = stack.enter_context(running_gateway(lab.raw_port))
         with Connection(gateway.port) as first:
             for _ in range(200):
                 first.time(request)

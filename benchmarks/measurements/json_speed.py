@@ -24,9 +24,9 @@ from benchmarks.harness.requests import (
 )
 from benchmarks.report import Row, at_least, at_most, milliseconds
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.request import InferRequestCodec
-from gateway.codec.v2.response import JsonAnswer
-from gateway.proxy.body_io import CHUNK
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import JsonResponseConverter
+from gateway.proxy.body_io import CHUNK_SIZE
 
 _IMAGE = (1, 3, 224, 224)
 IMAGE_COUNT = 150_528
@@ -237,9 +237,9 @@ def _parse(body: bytes) -> Values:
 
 def _convert_request(body: bytes) -> None:
     """Do what the gateway does with a request's body, and nothing else."""
-    codec = InferRequestCodec(_HEADER_CAP, _DEPTH_CAP)
-    for start in range(0, len(body), CHUNK):
-        codec.feed(body[start : start + CHUNK])
+    codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
+    for start in range(0, len(body), CHUNK_SIZE):
+        codec.feed(body[start : start + CHUNK_SIZE])
     codec.feed(b"", last=True)
     codec.finish()
 
@@ -247,9 +247,9 @@ def _convert_request(body: bytes) -> None:
 def _convert_answer(answer: Answer) -> None:
     """Do what the gateway does with a binary answer's body, and nothing else."""
     assert answer.json_length is not None
-    codec = JsonAnswer(answer.json_length, JsonPolicies())
-    for start in range(0, len(answer.body), CHUNK):
-        codec.feed(answer.body[start : start + CHUNK])
+    codec = JsonResponseConverter(answer.json_length, JsonPolicies())
+    for start in range(0, len(answer.body), CHUNK_SIZE):
+        codec.feed(answer.body[start : start + CHUNK_SIZE])
     codec.finish()
 
 

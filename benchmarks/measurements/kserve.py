@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.harness.client import Connection
 from benchmarks.harness.environment import Job, Lab, in_rounds, medians, start_helper
-from benchmarks.harness.processes import gateway_before
+from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.ratio import Ratio
 from benchmarks.harness.requests import normal
 from benchmarks.measurements.json_speed import DIGITS, IMAGE_COUNT, check
@@ -23,7 +23,7 @@ def image(lab: Lab) -> list[Row]:
     requests = {digits.name: digits.request(_MODEL, values) for digits in DIGITS}
     with (
         KServe() as server,
-        gateway_before(server.http_port, dialect="kserve") as gateway,
+        running_gateway(server.http_port, dialect="kserve") as gateway,
         Connection(server.http_port) as directly,
         Connection(gateway.port) as through,
     ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from benchmarks.harness.client import Connection
 from benchmarks.harness.environment import Lab, in_rounds, medians
 from benchmarks.harness.proc_stats import PeakMemory
-from benchmarks.harness.processes import gateway_before
+from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import Request, binary, binary_of_blocks, json_of_shortest, normal
 from benchmarks.report import Row, at_least, below, mebibytes, milliseconds
 from benchmarks.servers.raw_server import PAUSE, model_answering
@@ -43,7 +43,7 @@ def pass_through(lab: Lab) -> list[Row]:
 
 def _pass(lab: Lab, what: str, first: Request, request: Request, pause: float) -> list[Row]:
     with (
-        gateway_before(lab.raw_port) as gateway,
+        running_gateway(lab.raw_port) as gateway,
         Connection(gateway.port) as through,
         Connection(lab.raw_port) as directly,
     ):
@@ -72,7 +72,7 @@ def text(lab: Lab) -> list[Row]:
     """Measure a JSON request of 100 MB, of which the binary form is held."""
     values = normal(int(_TEXT / _TEXT_PER_VALUE))
     request = json_of_shortest(model_answering(4), values)
-    with gateway_before(lab.raw_port) as gateway, Connection(gateway.port) as through:
+    with running_gateway(lab.raw_port) as gateway, Connection(gateway.port) as through:
         _warm_up(through)
         memory = PeakMemory(gateway.process.pid)
         took = through.time(request).total
@@ -86,7 +86,7 @@ def text(lab: Lab) -> list[Row]:
 def answer(lab: Lab) -> list[Row]:
     """Measure a binary answer of 512 MiB that becomes JSON."""
     request = json_of_shortest(model_answering(_ANSWERED), normal(16))
-    with gateway_before(lab.raw_port) as gateway, Connection(gateway.port) as through:
+    with running_gateway(lab.raw_port) as gateway, Connection(gateway.port) as through:
         _warm_up(through)
         memory = PeakMemory(gateway.process.pid)
         timing = through.time(request, PAUSE)

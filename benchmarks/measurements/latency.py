@@ -10,7 +10,7 @@ from __future__ import annotations
 from benchmarks.harness.client import Connection
 from benchmarks.harness.cores import divided, staying_on
 from benchmarks.harness.environment import Lab, in_rounds, medians
-from benchmarks.harness.processes import gateway_before, server
+from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import json_of_doubles, normal
 from benchmarks.report import Row, below, milliseconds
 
@@ -24,7 +24,7 @@ def added(lab: Lab) -> list[Row]:
     with server("static_server", cores.measured) as static:
         json_port, binary_port = static.ports
         with (
-            gateway_before(binary_port, cores=cores.measured) as gateway,
+            running_gateway(binary_port, cores=cores.measured) as gateway,
             Connection(gateway.port) as through,
             Connection(json_port) as directly,
             staying_on(cores.others),

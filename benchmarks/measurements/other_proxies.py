@@ -15,7 +15,7 @@ from benchmarks.harness.comparison import Contender, Course, Standing, contest
 from benchmarks.harness.cores import Division, divided, staying_on
 from benchmarks.harness.environment import Lab
 from benchmarks.harness.load import threads, wrk_on
-from benchmarks.harness.processes import gateway_before, server
+from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.ratio import Ratio
 from benchmarks.harness.requests import Request, Values, binary, json_of_doubles, normal
 from benchmarks.report import Row, at_least
@@ -36,7 +36,7 @@ def small(lab: Lab) -> list[Row]:
     with ExitStack() as stack:
         static = stack.enter_context(server("static_server", cores.others))
         json_port, binary_port = static.ports
-        gateway = stack.enter_context(gateway_before(binary_port, cores=cores.measured))
+        gateway = stack.enter_context(running_gateway(binary_port, cores=cores.measured))
         envoy = stack.enter_context(envoy_before(json_port, cores.measured))
         contenders = {
             "direct": Contender(json_port, static.pid, static.pid),
@@ -64,7 +64,7 @@ def large(lab: Lab) -> list[Row]:
     with ExitStack() as stack:
         raw = stack.enter_context(server("raw_server", cores.others))
         port = raw.ports[0]
-        gateway = stack.enter_context(gateway_before(port, cores=cores.measured))
+        gateway = stack.enter_context(running_gateway(port, cores=cores.measured))
         envoy = stack.enter_context(envoy_before(port, cores.measured))
         contenders = {
             "direct": Contender(port, raw.pid, raw.pid),

@@ -25,7 +25,7 @@ from benchmarks.harness.cpu_limit import limit
 from benchmarks.harness.environment import Lab
 from benchmarks.harness.load import Load, Loader, wrk_on
 from benchmarks.harness.proc_stats import cpu_time
-from benchmarks.harness.processes import gateway_before, server
+from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.ratio import Ratio
 from benchmarks.harness.requests import Request, json_of_doubles, normal
 from benchmarks.harness.rounds import go_rounds
@@ -110,7 +110,7 @@ def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
     load = wrk_on(places.others)
     static = stack.enter_context(server("static_server", places.others))
     gateway = stack.enter_context(
-        gateway_before(static.ports[1], cores=places.workers, workers=count)
+        running_gateway(static.ports[1], cores=places.workers, workers=count)
     )
     workers = _children(gateway.pid) or (gateway.pid,)
     if places.share < 1:

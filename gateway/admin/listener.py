@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
 _READ = ("GET", "HEAD")
 
@@ -32,7 +32,7 @@ class Admin:
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
 
-    async def __call__(self, request: ClientRequest, answer: ClientAnswer) -> None:
+    async def __call__(self, request: ClientRequest, answer: ClientResponse) -> None:
         """Answer a request; raises GatewayError: 404 for what is no page, 405 for another method.
 
         ``/`` lists the pages.

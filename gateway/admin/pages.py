@@ -6,14 +6,14 @@ import orjson
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.listener import Page, Pages
-from gateway.admin.status import Observed, status
+from gateway.admin.status import ObservedGateway, status
 from gateway.observe.metrics import exposition
 from gateway.proxy.dispatch import error_body
 
 _JSON = "application/json"
 
 
-def pages(gateway: Observed) -> Pages:
+def pages(gateway: ObservedGateway) -> Pages:
     """Make the pages of a gateway.
 
     ``/live`` is 200 while it runs; so is ``/ready``, if its required upstreams can be used and it

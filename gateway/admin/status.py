@@ -12,11 +12,11 @@ from gateway.app.reload.revision import Revision
 from gateway.app.runtime import Runtime
 from gateway.build import COMPILED
 from gateway.listener.server import HttpListener
-from gateway.proxy.admission.concurrency_limit import Gate
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import Upstream
 
 
-class Observed(Protocol):
+class ObservedGateway(Protocol):
     """A gateway, as far as it can be looked at."""
 
     revision: Revision
@@ -28,7 +28,7 @@ class Observed(Protocol):
         """Give what clients connect to."""
 
 
-def status(gateway: Observed) -> dict[str, Any]:
+def status(gateway: ObservedGateway) -> dict[str, Any]:
     """Tell how a gateway does; of several workers, how this one does."""
     listener, runtime = gateway.listener, gateway.runtime
     return {
@@ -40,7 +40,7 @@ def status(gateway: Observed) -> dict[str, Any]:
         "connections": listener.connections,
         "requests": listener.requests,
         "tasks": len(asyncio.all_tasks()),
-        "places": _places(runtime.shared.gate),
+        "places": _places(runtime.shared.concurrency_limit),
         "held_bytes": runtime.shared.held.total,
         "upstreams": {name: _upstream(each) for name, each in runtime.upstreams.items()},
     }
@@ -52,17 +52,24 @@ def _upstream(upstream: Upstream) -> dict[str, Any]:
         "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
         "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
-        "places": _places(upstream.gate),
+        "places": _places(upstream.concurrency_limit),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
     }
 
 
 def _dialect(upstream: Upstream) -> dict[str, str | None]:
     """Tell how the servers are spoken to, and what tells that; nothing where it is not known."""
-    speech = upstream.speech
-    return {"name": speech.dialect.name if speech.dialect else None, "reason": speech.reason}
+    dialect_state = upstream.dialect_state
+    return {
+        "name": dialect_state.dialect.name if dialect_state.dialect else None,
+        "reason": dialect_state.reason,
+    }
 
 
-def _places(gate: Gate | None) -> dict[str, int] | None:
+def _places(concurrency_limit: ConcurrencyLimit | None) -> dict[str, int] | None:
     """Tell how many exchanges have a place, and how many wait; nothing where there is no limit."""
-    return None if gate is None else {"taken": gate.inside, "waiting": gate.waiting}
+    return (
+        None
+        if concurrency_limit is None
+        else {"taken": concurrency_limit.active, "waiting": concurrency_limit.waiting}
+    )

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from gateway.routing.health import Health
-from gateway.upstream.pool.outlier_detection import Tell
+from gateway.routing.health import EjectionState
+from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_state import Board
+from gateway.workers.shared_state import SharedEjections
 
 _LOOK = 0.5
 """Seconds between two looks at what others say."""
@@ -18,7 +18,7 @@ _LOOK = 0.5
 _log = logging.getLogger("tensorgate")
 
 
-class Hearsay:
+class EjectionSync:
     """Tells others which endpoints are ejected and which answer again, and hears them.
 
     Likewise which upstreams are unreachable.
@@ -27,17 +27,17 @@ class Hearsay:
     What all of them find out alike as they begin is logged by the ``first`` alone.
     """
 
-    def __init__(self, board: Board, first: bool = True) -> None:
+    def __init__(self, board: SharedEjections, first: bool = True) -> None:
         self.first = first
         self._board = board
         self._task: asyncio.Task[None] | None = None
 
-    def teller(self, upstream: str) -> Tell:
+    def publisher_for(self, upstream: str) -> EjectionListener:
         """Make what the pool of an upstream tells its changes to."""
 
-        def tell(url: str, health: Health) -> None:
+        def tell(url: str, health: EjectionState) -> None:
             now = time.monotonic()
-            self._board.post(_name(upstream, url), health.ejections, health.until, now)
+            self._board.publish(_name(upstream, url), health.ejections, health.until, now)
 
         return tell
 
@@ -65,13 +65,15 @@ class Hearsay:
             await asyncio.sleep(_LOOK)
 
     def _hear(self, upstream: str, pool: Pool) -> None:
-        news = self._board.news(_name(upstream, ""))
+        news = self._board.read(_name(upstream, ""))
         if news is not None and news.ejections:
-            pool.hear_unreachable(news.until)
+            pool.record_remote_unreachable(news.until)
         for member in pool.members:
-            news = self._board.news(_name(upstream, member.endpoint.url))
+            news = self._board.read(_name(upstream, member.endpoint.url))
             if news is not None:
-                pool.ejections.hear(member, Health(ejections=news.ejections, until=news.until))
+                pool.ejections.hear(
+                    member, EjectionState(ejections=news.ejections, until=news.until)
+                )
 
 
 def _name(upstream: str, url: str) -> str:

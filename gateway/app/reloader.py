@@ -7,42 +7,42 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from gateway.app.background import Background
-from gateway.app.build.api_keys import KeysError
+from gateway.app.background import BackgroundTask
+from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.reload.journal import Journal, say_listening
-from gateway.app.reload.source import Source, why_not
+from gateway.app.reload.journal import ReloadLog, log_addresses
+from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
-from gateway.system.files import LOOK
+from gateway.system.files import POLL_INTERVAL
 
-UNUSABLE = (SettingsError, ListenError, UpstreamTlsError, KeysError)
+SETTINGS_ERRORS = (SettingsError, ListenError, UpstreamTlsError, ApiKeysError)
 """What settings that cannot be used raise."""
-FAULT = "the gateway failed; its log says why"
+INTERNAL_ERROR = "the gateway failed; its log says why"
 
 _log = logging.getLogger("tensorgate")
 
-InUse = Callable[[Settings], None]
+OnApplied = Callable[[Settings], None]
 """What is called with settings when they are in use."""
 
 
-class Reloader(Background):
+class Reloader(BackgroundTask):
     """Has a gateway go on with newer settings, while its context is open.
 
     That is when the files have changed, unless the settings say ``watch: false``, and whenever it
     is wished. One reload comes after the other; what is wished during one leads to one more.
     """
 
-    def __init__(self, gateway: Gateway, source: Source, in_use: InUse) -> None:
+    def __init__(self, gateway: Gateway, source: SettingsSource, in_use: OnApplied) -> None:
         self._gateway = gateway
         self._source = source
         self._in_use = in_use
-        self._journal = Journal(gateway.revision)
+        self._journal = ReloadLog(gateway.revision)
         self._wished = asyncio.Event()
 
-    def wish(self) -> None:
+    def request_reload(self) -> None:
         """Have the settings read again, whether the files have changed or not."""
         self._wished.set()
 
@@ -50,7 +50,7 @@ class Reloader(Background):
         """Look for newer settings, and take them up."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(POLL_INTERVAL):
                     await self._wished.wait()
             wished = self._wished.is_set()
             self._wished.clear()
@@ -68,14 +68,14 @@ class Reloader(Background):
         try:
             settings = await asyncio.to_thread(self._source.read)
             changes = await gateway.reload(settings)
-        except UNUSABLE as error:
-            self._journal.failed(why_not(error, self._source.file), wished)
+        except SETTINGS_ERRORS as error:
+            self._journal.failed(failure_text(error, self._source.file), wished)
         except Exception:
             # A fault of our own: never a silent one, and never one that ends all reloads.
             _log.exception("a reload failed")
-            self._journal.failed(f"{self._source.file}: {FAULT}", wished)
+            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", wished)
         else:
             self._in_use(gateway.settings)
             self._journal.reloaded()
-            self._journal.say_reloaded(changes, settings, before)
-            say_listening(gateway.addresses, addresses)
+            self._journal.log_reloaded(changes, settings, before)
+            log_addresses(gateway.addresses, addresses)

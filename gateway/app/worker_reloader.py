@@ -11,22 +11,22 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.app.background import Background
-from gateway.app.build.api_keys import KeysError
-from gateway.app.build.listen import ListenError, addresses_of, listen, shown
+from gateway.app.background import BackgroundTask
+from gateway.app.build.api_keys import ApiKeysError
+from gateway.app.build.listen import ListenError, listen, listen_addresses, shown
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.reload.diff import as_far_as_possible, changes
-from gateway.app.reload.journal import Journal, say_listening
+from gateway.app.reload.diff import changes, keep_startup_settings
+from gateway.app.reload.journal import ReloadLog, log_addresses
 from gateway.app.reload.resources import gather, warn
 from gateway.app.reload.revision import Revision
-from gateway.app.reload.source import Source, why_not
-from gateway.app.reloader import FAULT, UNUSABLE, InUse
+from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.app.reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
 from gateway.settings.schema import Settings
-from gateway.workers.ipc import CLIENT, OPERATOR
-from gateway.workers.letters import Letter
-from gateway.workers.reload_broadcast import Orders, Superior
-from gateway.workers.shared_state import Board
+from gateway.workers.ipc import ADMIN, CLIENT
+from gateway.workers.letters import ReceivedUpdate
+from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
+from gateway.workers.shared_state import SharedEjections
 
 _log = logging.getLogger("tensorgate")
 
@@ -39,21 +39,21 @@ class _Notice:
     revision: Revision
 
 
-class Leader(Superior):
+class SupervisorReloader(ConfigSource):
     """Reads the settings for workers, and says where their parent listens.
 
     Raises ListenError and UpstreamTlsError where it cannot begin.
     """
 
-    def __init__(self, settings: Settings, source: Source, in_use: InUse) -> None:
+    def __init__(self, settings: Settings, source: SettingsSource, in_use: OnApplied) -> None:
         self._source = source
         self._in_use = in_use
-        self._journal = Journal(Revision(time.time(), str(source.file)))
+        self._journal = ReloadLog(Revision(time.time(), str(source.file)))
         self._material = gather(settings)
         warn(settings)
-        self._listening = listen(addresses_of(settings))
+        self._listening = listen(listen_addresses(settings))
         # It is made before any worker is, and outlives them all, and each reload.
-        self._board = Board()
+        self._board = SharedEjections()
         self._say_done: Callable[[], None] | None = None
 
     @property
@@ -66,7 +66,7 @@ class Leader(Superior):
         """Give the sockets to listen on, each with the word for who connects there."""
         admin = self.settings.admin
         return {
-            sock: OPERATOR if each.address == admin else CLIENT
+            sock: ADMIN if each.address == admin else CLIENT
             for each in self._listening
             for sock in each.sockets
         }
@@ -90,24 +90,24 @@ class Leader(Superior):
         material, revision = self._material, self._journal.revision
         return Gateway(self.settings, on_closed, material, revision, self._board, first, drained)
 
-    def look(self, wished: bool) -> Orders | None:
+    def look(self, wished: bool) -> ConfigUpdate | None:
         """Read the settings if that is wished, or if the files have changed; see Superior."""
         self._renew_material()
         if not wished and not self._changed():
             return None
         try:
             notice = _Notice(self._read(), self._journal.revision)
-        except UNUSABLE as error:
-            self._journal.failed(why_not(error, self._source.file), wished)
+        except SETTINGS_ERRORS as error:
+            self._journal.failed(failure_text(error, self._source.file), wished)
             notice = _Notice(None, self._journal.revision)
         except Exception:
             # A fault of our own: never a silent one, and never one that ends the parent.
             _log.exception("a reload failed")
-            self._journal.failed(f"{self._source.file}: {FAULT}", wished)
+            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", wished)
             notice = _Notice(None, self._journal.revision)
-        return Orders(pickle.dumps(notice), self.sockets, self.settings.limits.drain_time)
+        return ConfigUpdate(pickle.dumps(notice), self.sockets, self.settings.limits.drain_time)
 
-    def carried_out(self, faults: Mapping[int, str]) -> None:
+    def on_applied(self, faults: Mapping[int, str]) -> None:
         """Log what has become of new settings; see Superior."""
         if self._say_done is not None:
             self._say_done()
@@ -134,33 +134,33 @@ class Leader(Superior):
         """Read the settings and use them, or raise and change nothing."""
         before, addresses = self._material, self.addresses
         read = self._source.read()
-        settings = as_far_as_possible(read, before.settings)
+        settings = keep_startup_settings(read, before.settings)
         material = gather(settings, before)
-        self._listening = listen(addresses_of(settings), self._listening)
+        self._listening = listen(listen_addresses(settings), self._listening)
         self._material = material
         self._journal.reloaded()
 
         def say_done() -> None:
             self._in_use(settings)
-            self._journal.say_reloaded(changes(material, before), read, before.settings)
-            say_listening(self.addresses, addresses)
+            self._journal.log_reloaded(changes(material, before), read, before.settings)
+            log_addresses(self.addresses, addresses)
 
         self._say_done = say_done
         return settings
 
 
-class Follower(Background):
+class WorkerReloader(BackgroundTask):
     """Has a worker's gateway do what its parent tells, one letter after the other.
 
     It does so while its context is open.
     """
 
-    def __init__(self, gateway: Gateway, in_use: InUse) -> None:
+    def __init__(self, gateway: Gateway, in_use: OnApplied) -> None:
         self._gateway = gateway
         self._in_use = in_use
-        self._letters: asyncio.Queue[Letter] = asyncio.Queue()
+        self._letters: asyncio.Queue[ReceivedUpdate] = asyncio.Queue()
 
-    def take(self, letter: Letter) -> None:
+    def take(self, letter: ReceivedUpdate) -> None:
         """Take a letter, which is answered when it is done."""
         self._letters.put_nowait(letter)
 
@@ -182,11 +182,11 @@ class Follower(Background):
             return ""
         try:
             await gateway.reload(notice.settings)
-        except (ListenError, UpstreamTlsError, KeysError) as error:
+        except (ListenError, UpstreamTlsError, ApiKeysError) as error:
             fault = str(error)
         except Exception:
             _log.exception("a reload failed")
-            fault = FAULT
+            fault = INTERNAL_ERROR
         else:
             gateway.revision = notice.revision
             self._in_use(notice.settings)

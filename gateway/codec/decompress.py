@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 PIECE = 64 * 1024
 """Bytes that are decoded at a time, at most."""
 
-FREE = 1024 * 1024
+FREE_OUTPUT_BYTES = 1024 * 1024
 """Bytes that may come of a body, however small that is: a tensor of zeros is no attack."""
 
 FREE_MEMBERS = 256
 """Members that a gzip body may have, however small they are."""
-LEAST_MEMBER = 1024
+MIN_MEMBER_BYTES = 1024
 """Bytes that each further member stands for on average, compressed and decoded bytes added up.
 
 To begin a member costs as much CPU as to decode 1 KiB. The blocks of bgzip hold 64 KiB each.
 """
-MEMBERS_AT_ONCE = 64
+MAX_MEMBERS_PER_STEP = 64
 """Members that are decoded at a time, at most: about 0.2 ms of work where they are empty."""
 
 _WINDOW = 16 * 1024
@@ -37,13 +37,13 @@ _GZIP, _ZLIB, _BARE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 """How zlib is told what is around the compressed data."""
 
 
-class Inflater:
+class Decompressor:
     """Decodes a body of which it is fed chunks, and which is ``gzip`` or ``deflate``.
 
     Of gzip, members may follow each other (RFC 1952, section 2.2), many if they are not tiny;
     deflate is in the zlib format (RFC 9110, section 8.4.1.2) or, as some clients send it, without.
     What comes of it is at most ``most`` times as large as what has come so far, once it is more
-    than ``FREE``.
+    than ``FREE_OUTPUT_BYTES``.
 
     The body is looked at in windows that are counted from its start. So how it is split does not
     matter to what is refused, and neither to when.
@@ -86,7 +86,7 @@ class Inflater:
         pieces = [self._decode(PIECE)]
         room = PIECE - len(pieces[0])
         # Tiny members go together: each call costs a turn of the event loop.
-        while self._stream is None and room and len(pieces) < MEMBERS_AT_ONCE and self._look():
+        while self._stream is None and room and len(pieces) < MAX_MEMBERS_PER_STEP and self._look():
             pieces.append(self._decode(room))
             room -= len(pieces[-1])
         return b"".join(pieces)
@@ -135,15 +135,15 @@ class Inflater:
 
     def _check_members(self) -> None:
         size = self.consumed + self.produced
-        if self._streams > FREE_MEMBERS + size // LEAST_MEMBER:
+        if self._streams > FREE_MEMBERS + size // MIN_MEMBER_BYTES:
             raise bad_request(
                 f"the request's gzip body has too many tiny members: {self._streams} in {size} "
                 f"bytes, compressed and decoded; at most {FREE_MEMBERS} are taken, and one more "
-                f"for each {LEAST_MEMBER} bytes"
+                f"for each {MIN_MEMBER_BYTES} bytes"
             )
 
     def _check_growth(self) -> None:
-        if self.produced > max(FREE, self._most * self.consumed):
+        if self.produced > max(FREE_OUTPUT_BYTES, self._most * self.consumed):
             raise GatewayError(
                 ErrorKind.TOO_LARGE,
                 f"the request's {self._coding} body grows to more than {self._most} times its size "

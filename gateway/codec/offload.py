@@ -13,7 +13,7 @@ from gateway.protocol.datatypes import Datatype, Family
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ConversionJob:
     """What is to be done with some elements of a datatype.
 
     ``to_json`` turns their bytes into the text between an array's brackets; else a JSON array of
@@ -24,12 +24,12 @@ class Work:
     datatype: Datatype
 
     @property
-    def can_be_lent(self) -> bool:
+    def can_be_offloaded(self) -> bool:
         """Tell whether the elements are of one size, so that each piece stands for itself."""
         return self.datatype.family in (Family.INTEGER, Family.FLOAT)
 
 
-class Loan(ABC):
+class OffloadFuture(ABC):
     """A piece of work that was lent out."""
 
     done: bool = False
@@ -41,23 +41,23 @@ class Loan(ABC):
         """Wait until it is done, which may be here, with a turn for others behind each piece."""
 
 
-class Lender(ABC):
+class Offloader(ABC):
     """Who has work done elsewhere."""
 
     @abstractmethod
-    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
+    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
         """Have a piece of work done; None where it is sooner done here.
 
         ``data`` is taken one behind the other, and copied.
         """
 
 
-class _NeverDone(Loan):
+class _NeverDone(OffloadFuture):
     done = True
 
     async def wait(self) -> None:
         pass
 
 
-NEVER_DONE: Loan = _NeverDone()
+FAILED_FUTURE: OffloadFuture = _NeverDone()
 """Work that nobody could do: it is left to be done here."""

@@ -20,7 +20,7 @@ _COPIED_BEYOND = 256 * 1024
 """Bytes that are copied where there are more of them."""
 
 
-class Intake:
+class ReadBuffer:
     """Offers memory to read into, and gives what was read as a view of it, or a copy if small.
 
     Who keeps a view keeps all of its slab. What is small counts by how many of them are kept.
@@ -53,5 +53,5 @@ class Intake:
         self._slabs -= 1
 
 
-INTAKE = Intake()
+READ_BUFFER = ReadBuffer()
 """A read follows at once where space was given, so that one is enough for a process."""

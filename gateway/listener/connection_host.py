@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.http1.head import RequestHead
-from gateway.listener.messages import HttpAnswer, HttpRequest
-from gateway.proxy.fast_path.call import StraightExchange
-from gateway.proxy.filters.forwarded_headers import Forwarding
-from gateway.proxy.interfaces import ClientAnswer
+from gateway.listener.messages import HttpRequest, HttpResponse
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
+from gateway.proxy.interfaces import ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 
 if TYPE_CHECKING:
     from gateway.listener.connection import ClientConnection
 
-Rest = Callable[[ClientAnswer], Awaitable[None]]
+Continuation = Callable[[ClientResponse], Awaitable[None]]
 """What is left of an exchange."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class IdleTimeouts:
     """Seconds that a connection may be without a whole request, or keep a response waiting."""
 
     head_time: float = 60.0
@@ -35,12 +35,12 @@ class Patience:
     """In which a client reads some of what is left of an answer."""
 
 
-class Owner(ABC):
+class ConnectionHost(ABC):
     """Who accepts connections, and serves what comes on them."""
 
     draining: bool
-    patience: Patience
-    forwarding: Forwarding
+    patience: IdleTimeouts
+    forwarding: ForwardedPolicy
     buffers: BufferAccount
     hangups: HangupWatch
 
@@ -53,9 +53,9 @@ class Owner(ABC):
         """Forget a connection."""
 
     @abstractmethod
-    def begin_straight(
+    def start_fast_path(
         self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
-    ) -> StraightExchange | None:
+    ) -> FastPathCall | None:
         """Make an exchange of a request at hand; None if it goes the ordinary way.
 
         It ends with a call of ``answer`` or ``go_on``.
@@ -66,8 +66,8 @@ class Owner(ABC):
         self,
         connection: ClientConnection,
         request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None = None,
+        answer: HttpResponse,
+        rest: Continuation | None = None,
     ) -> asyncio.Task[None]:
         """Have a task make an exchange of a request, or the rest of one.
 
@@ -75,7 +75,7 @@ class Owner(ABC):
         """
 
     @abstractmethod
-    def over(self, exchange: StraightExchange) -> None:
+    def over(self, exchange: FastPathCall) -> None:
         """Note that an exchange of the straight way has ended; tasks tell by themselves."""
 
     @abstractmethod

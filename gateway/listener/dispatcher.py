@@ -7,17 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
-from gateway.errors import GatewayError, without_frames
+from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead
 from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Owner, Patience, Rest
-from gateway.listener.messages import HttpAnswer, HttpRequest, origin_form
+from gateway.listener.connection_host import ConnectionHost, Continuation, IdleTimeouts
+from gateway.listener.messages import HttpRequest, HttpResponse, origin_form
 from gateway.observe.access_log import AccessLog
-from gateway.proxy.dispatch import FAULT, answer_error
-from gateway.proxy.fast_path.call import Plan, StraightExchange
-from gateway.proxy.fast_path.planner import Straight
-from gateway.proxy.filters.forwarded_headers import Forwarding
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
+from gateway.proxy.fast_path.call import CallPlan, FastPathCall
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 
@@ -26,10 +26,10 @@ _REMEMBERED = 512
 
 _log = logging.getLogger("tensorgate.listener")
 
-Exchange = Callable[[ClientRequest, ClientAnswer], Awaitable[None]]
+RequestHandler = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
 
 
-class ExchangeMaker(Owner):
+class RequestDispatcher(ConnectionHost):
     """Makes an exchange of each request, and knows those that are under way.
 
     It is a base of the listener, and no part: connections call it for each request, and each call
@@ -38,11 +38,11 @@ class ExchangeMaker(Owner):
 
     def __init__(
         self,
-        exchange: Exchange,
-        straight: Straight | None,
+        exchange: RequestHandler,
+        straight: FastPath | None,
         access_log: AccessLog | None,
-        patience: Patience,
-        forwarding: Forwarding,
+        patience: IdleTimeouts,
+        forwarding: ForwardedPolicy,
         buffers: BufferAccount,
     ) -> None:
         self.draining = False
@@ -55,16 +55,16 @@ class ExchangeMaker(Owner):
         self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
         self._access_log = access_log
         self._loop = asyncio.get_running_loop()
-        self._busy: dict[asyncio.Task[None] | StraightExchange, ClientConnection] = {}
+        self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}
 
     @property
     def requests(self) -> int:
         """Give how many requests are under way."""
-        return len(self._busy)
+        return len(self._active_calls)
 
-    def begin_straight(
+    def start_fast_path(
         self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
-    ) -> StraightExchange | None:
+    ) -> FastPathCall | None:
         """Make an exchange of a request at hand; None if it goes the ordinary way."""
         if self._straight is None:
             return None
@@ -78,14 +78,14 @@ class ExchangeMaker(Owner):
             _log.exception("request %s: %s %s failed on the straight way", *where)
             return None  # the ordinary way answers, with that fault or without
         if exchange is not None:
-            self._busy[exchange] = connection
+            self._active_calls[exchange] = connection
         return exchange
 
-    def forget_plans(self) -> None:
+    def clear_plan_cache(self) -> None:
         """Look anew at what becomes of requests, as that has changed."""
         self._plan.cache_clear()
 
-    def _make_plan(self, head: RequestHead) -> Plan | None:
+    def _make_plan(self, head: RequestHead) -> CallPlan | None:
         if self._straight is None or head.length is None:
             return None
         try:
@@ -98,18 +98,18 @@ class ExchangeMaker(Owner):
         self,
         connection: ClientConnection,
         request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None = None,
+        answer: HttpResponse,
+        rest: Continuation | None = None,
     ) -> asyncio.Task[None]:
         """Have a task make an exchange of a request, or the rest of one."""
         task = self._loop.create_task(self._serve(connection, request, answer, rest))
-        self._busy[task] = connection
+        self._active_calls[task] = connection
         task.add_done_callback(self.over)
         return task
 
-    def over(self, exchange: asyncio.Task[None] | StraightExchange) -> None:
+    def over(self, exchange: asyncio.Task[None] | FastPathCall) -> None:
         """Note that an exchange has ended."""
-        del self._busy[exchange]
+        del self._active_calls[exchange]
 
     def log(
         self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
@@ -122,18 +122,20 @@ class ExchangeMaker(Owner):
         self,
         connection: ClientConnection,
         request: HttpRequest,
-        answer: HttpAnswer,
-        rest: Rest | None,
+        answer: HttpResponse,
+        rest: Continuation | None,
     ) -> None:
         try:
             await self._run(request, answer, rest)
         except asyncio.CancelledError as error:
-            without_frames(error)  # the task keeps it, and the frames lead back to the task
+            strip_tracebacks(error)  # the task keeps it, and the frames lead back to the task
             raise
         finally:
             connection.answered(answer)
 
-    async def _run(self, request: HttpRequest, answer: HttpAnswer, rest: Rest | None) -> None:
+    async def _run(
+        self, request: HttpRequest, answer: HttpResponse, rest: Continuation | None
+    ) -> None:
         try:
             if rest is None:
                 request.target = origin_form(request.target)
@@ -141,16 +143,16 @@ class ExchangeMaker(Owner):
             else:
                 await rest(answer)
         except GatewayError as error:
-            await answer_error(answer, without_frames(error))
+            await send_error(answer, strip_tracebacks(error))
         except ConnectionError as error:
-            without_frames(error)  # the client is gone
+            strip_tracebacks(error)  # the client is gone
         except Exception as error:
             # A fault of our own: never a silent one, and never one that takes the process along.
             where = (answer.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
-            without_frames(error)
+            strip_tracebacks(error)
             if answer.started:
                 answer.abort()
             else:
                 answer.last = True
-                await answer_error(answer, FAULT)
+                await send_error(answer, INTERNAL_ERROR)

@@ -7,19 +7,19 @@ import socket
 from collections.abc import Callable, Collection
 
 from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Patience
-from gateway.listener.dispatcher import Exchange, ExchangeMaker
-from gateway.listener.tls import ServerTls
+from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
+from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.access_log import AccessLog
-from gateway.proxy.fast_path.planner import Straight
-from gateway.proxy.filters.forwarded_headers import SILENT, Forwarding
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.system.accept_queue import (
-    HANDSHAKES,
-    LOOK,
-    handshakes_under_way,
-    last_connections,
-    shut_out,
+    HANDSHAKE_POLL_INTERVAL,
+    HANDSHAKE_TIMEOUT,
+    drain_accept_queue,
+    drop_new_connections,
+    has_pending_handshakes,
 )
 from gateway.system.buffers import BufferAccount
 
@@ -32,7 +32,7 @@ _LOOK = 0.01
 """Seconds between two looks at what is left while draining."""
 
 
-class HttpListener(ExchangeMaker):
+class HttpListener(RequestDispatcher):
     """Accepts connections and makes an exchange of each request.
 
     ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
@@ -44,20 +44,20 @@ class HttpListener(ExchangeMaker):
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: RequestHandler,
         access_log: AccessLog | None,
         on_closed: Callable[[], None] | None = None,
-        straight: Straight | None = None,
-        tls: ServerTls | None = None,
-        patience: Patience | None = None,
-        forwarding: Forwarding = SILENT,
+        straight: FastPath | None = None,
+        tls: ReloadingTlsContext | None = None,
+        patience: IdleTimeouts | None = None,
+        forwarding: ForwardedPolicy = NO_FORWARDED_HEADERS,
         buffers: BufferAccount | None = None,
     ) -> None:
         super().__init__(
             exchange,
             straight,
             access_log,
-            patience or Patience(),
+            patience or IdleTimeouts(),
             forwarding,
             buffers or BufferAccount(),
         )
@@ -91,25 +91,25 @@ class HttpListener(ExchangeMaker):
         return min(_SWEEP, shortest / 2)
 
     async def stop_listening(
-        self, sockets: Collection[socket.socket], patience: float = HANDSHAKES
+        self, sockets: Collection[socket.socket], patience: float = HANDSHAKE_TIMEOUT
     ) -> None:
         """Accept nothing more on sockets, and close them; whoever has connected is served.
 
         Who has begun to is given ``patience`` seconds, at most.
         """
-        until = self._loop.time() + min(HANDSHAKES, patience)
+        until = self._loop.time() + min(HANDSHAKE_TIMEOUT, patience)
         for sock in sockets:
-            shut_out(sock)
+            drop_new_connections(sock)
         while sockets and self._loop.time() < until:
-            await asyncio.sleep(LOOK)
-            if not any(map(handshakes_under_way, sockets)):
+            await asyncio.sleep(HANDSHAKE_POLL_INTERVAL)
+            if not any(map(has_pending_handshakes, sockets)):
                 break
         for sock in sockets:
-            for connection in last_connections(sock):
+            for connection in drain_accept_queue(sock):
                 self.take(connection)
-        self.let_go(sockets)
+        self.close_sockets(sockets)
 
-    def let_go(self, sockets: Collection[socket.socket]) -> None:
+    def close_sockets(self, sockets: Collection[socket.socket]) -> None:
         """Close listening sockets at once; who waits there is left to duplicates, if any."""
         for each, server in tuple(self._listening):
             if each in sockets:
@@ -118,21 +118,23 @@ class HttpListener(ExchangeMaker):
 
     def use(
         self,
-        straight: Straight,
+        straight: FastPath,
         access_log: AccessLog | None,
-        tls: ServerTls | None,
-        patience: Patience,
-        forwarding: Forwarding,
+        tls: ReloadingTlsContext | None,
+        patience: IdleTimeouts,
+        forwarding: ForwardedPolicy,
     ) -> None:
         """Make the exchanges and the connections that begin from now on with others than before."""
         self._straight = straight
-        self.forget_plans()
+        self.clear_plan_cache()
         self._access_log = access_log
         self._tls = tls
         self.patience = patience
         self.forwarding = forwarding
 
-    def _accepted(self, is_unix: bool, tls: ServerTls | None) -> ClientConnection | TlsTransport:
+    def _accepted(
+        self, is_unix: bool, tls: ReloadingTlsContext | None
+    ) -> ClientConnection | TlsTransport:
         if tls is None or is_unix:
             return ClientConnection(self, is_unix)
         connection = ClientConnection(self, is_tls=True)
@@ -144,7 +146,7 @@ class HttpListener(ExchangeMaker):
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
-    async def _adopt(self, sock: socket.socket, tls: ServerTls | None) -> None:
+    async def _adopt(self, sock: socket.socket, tls: ReloadingTlsContext | None) -> None:
         is_unix = sock.family == socket.AF_UNIX
         try:
             await self._loop.connect_accepted_socket(lambda: self._accepted(is_unix, tls), sock)
@@ -166,11 +168,11 @@ class HttpListener(ExchangeMaker):
             self._sweep.cancel()
         await self._stop_accepting(patience)
         await self._see_out(min(grace, patience), until)
-        late = tuple(self._busy.values())
+        late = tuple(self._active_calls.values())
         for connection in late:
             connection.reset()
         until = self._loop.time() + _LAST_MOMENT
-        while self._busy and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
+        while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(_LOOK)
         for connection in tuple(self._connections):
             connection.transport.abort()
@@ -196,7 +198,7 @@ class HttpListener(ExchangeMaker):
                 for shaking in tuple(self._shaking):
                     shaking.abort()
                 for connection in tuple(self._connections):
-                    connection.see_out(grace)
+                    connection.close_for_drain(grace)
             await asyncio.sleep(_LOOK)
 
     def opened(self, connection: ClientConnection) -> None:
@@ -213,5 +215,5 @@ class HttpListener(ExchangeMaker):
 
     def _close_quiet(self) -> None:
         for connection in tuple(self._connections):
-            connection.close_quiet()
+            connection.close_if_idle()
         self._sweep = self._loop.call_later(self._pause, self._close_quiet)

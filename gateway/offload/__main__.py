@@ -11,40 +11,40 @@ import socket
 import sys
 from contextlib import suppress
 
-from gateway.codec.elements.offloaded_work import do
+from gateway.codec.elements.offloaded_work import run_job
 from gateway.offload.slots import (
     DONE,
-    LARGEST_RESULT,
+    MAX_RESULT_SIZE,
+    MESSAGE,
     NOT_DONE,
     READY,
-    TICKET,
-    Slots,
-    TicketReader,
-    work_of,
+    MessageReader,
+    SharedSlots,
+    work_from_code,
 )
-from gateway.system.memory import keep_what_is_freed
+from gateway.system.memory import tune_malloc
 
-_READ = 64 * TICKET.size
+_READ = 64 * MESSAGE.size
 
 
-def serve(sock: socket.socket, slots: Slots) -> None:
+def serve(sock: socket.socket, slots: SharedSlots) -> None:
     """Say that it is ready, then do what is asked for, in order, until the gateway closes."""
     sock.sendall(READY)
-    reader = TicketReader()
+    reader = MessageReader()
     while data := sock.recv(_READ):
         for mark, slot, size in reader.feed(data):
-            wanted = slots.is_wanted(slot)
-            result = do(work_of(mark), slots.work(slot, size)) if wanted else None
-            if result is None or len(result) > LARGEST_RESULT:
-                sock.sendall(TICKET.pack(NOT_DONE, slot, 0))
+            wanted = slots.is_pending(slot)
+            result = run_job(work_from_code(mark), slots.work(slot, size)) if wanted else None
+            if result is None or len(result) > MAX_RESULT_SIZE:
+                sock.sendall(MESSAGE.pack(NOT_DONE, slot, 0))
             else:
                 slots.put_result(slot, result)
-                sock.sendall(TICKET.pack(DONE, slot, len(result)))
+                sock.sendall(MESSAGE.pack(DONE, slot, len(result)))
 
 
 if __name__ == "__main__":
-    keep_what_is_freed()
-    shared = Slots(int(sys.argv[2]))
+    tune_malloc()
+    shared = SharedSlots(int(sys.argv[2]))
     os.close(int(sys.argv[2]))
     # A Ctrl-C is meant for the gateway, which closes when it is done; so is a wish for a reload.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

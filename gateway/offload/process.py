@@ -12,17 +12,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.codec.elements.offloaded_work import do
-from gateway.codec.offload import Lender, Loan, Work
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
 from gateway.offload.slots import (
-    COUNT,
     DONE,
-    LARGEST_WORK,
-    TICKET,
-    Slots,
-    TicketReader,
-    mark_of,
-    memory_file,
+    MAX_WORK_SIZE,
+    MESSAGE,
+    SLOT_COUNT,
+    MessageReader,
+    SharedSlots,
+    create_memory,
+    work_code,
 )
 
 _SMALLEST = 16 * 1024
@@ -35,7 +35,7 @@ _PAUSE = 10.0
 _log = logging.getLogger("tensorgate.helper")
 
 
-class HelperProcess(Lender):
+class OffloadProcess(Offloader):
     """Has numbers converted by a process that starts when there is work for it.
 
     Where there is none, or it has enough to do, ``lend`` says so. What it has not done when it
@@ -48,9 +48,9 @@ class HelperProcess(Lender):
         self._running: asyncio.Task[None] | None = None
         self._next_start = 0.0
 
-    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
+    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
         """Have a piece of work done; None where it is sooner done here."""
-        if not _SMALLEST <= sum(map(len, data)) <= LARGEST_WORK:
+        if not _SMALLEST <= sum(map(len, data)) <= MAX_WORK_SIZE:
             return None
         if self._link is None:
             self._start()
@@ -73,9 +73,9 @@ class HelperProcess(Lender):
 
     async def _run(self) -> None:
         ours, its = socket.socketpair()
-        memory = memory_file()
+        memory = create_memory()
         with its, os.fdopen(memory):
-            slots = Slots(memory)
+            slots = SharedSlots(memory)
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # ours, and quickly started
                 [sys.executable, "-m", "gateway.offload", str(its.fileno()), str(memory)],
                 stdin=subprocess.DEVNULL,
@@ -100,11 +100,11 @@ class HelperProcess(Lender):
 
 
 @dataclass(eq=False)
-class _Loan(Loan):
+class _Loan(OffloadFuture):
     """Work that lies in a slot."""
 
     link: _Link
-    work: Work
+    work: ConversionJob
     slot: int
     size: int
 
@@ -128,17 +128,19 @@ class _Link(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: SharedSlots) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reader = TicketReader()
+        self._reader = MessageReader()
         self._slots = slots
-        self._free = list(range(COUNT))
+        self._free = list(range(SLOT_COUNT))
         self._loans: deque[_Loan] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._ready = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
-    def send(self, work: Work, data: tuple[bytes | memoryview, ...]) -> Loan | None:
+    def send(
+        self, work: ConversionJob, data: tuple[bytes | memoryview, ...]
+    ) -> OffloadFuture | None:
         """Send a piece of work; None where there is enough to do already."""
         if not self._free or not self._ready or self.transport.is_closing():
             return None
@@ -146,7 +148,7 @@ class _Link(asyncio.Protocol):
         size = self._slots.put_work(slot, data)
         loan = _Loan(self, work, slot, size)
         self._loans.append(loan)
-        self.transport.write(TICKET.pack(mark_of(work), slot, size))
+        self.transport.write(MESSAGE.pack(work_code(work), slot, size))
         if self._watch is None:
             self._watch = self._loop.call_later(_PATIENCE, self._look, loan)
         return loan
@@ -157,8 +159,8 @@ class _Link(asyncio.Protocol):
 
     def do_here(self, loan: _Loan) -> None:
         """Do a piece of work that the helper has; it need not begin with it any more."""
-        self._slots.withdraw(loan.slot)
-        loan.end(do(loan.work, self._slots.work(loan.slot, loan.size)))
+        self._slots.cancel(loan.slot)
+        loan.end(run_job(loan.work, self._slots.work(loan.slot, loan.size)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""

@@ -39,7 +39,7 @@ class DeclaredModel:
                     f"{self._described(spec)}, got {tensor.datatype.name} {list(tensor.shape)}"
                 )
 
-    def takes(self, inputs: Iterable[InputTensor]) -> bool:
+    def accepts(self, inputs: Iterable[InputTensor]) -> bool:
         """Tell whether the model can take these inputs."""
         try:
             self.check(inputs)
@@ -59,7 +59,7 @@ class DeclaredModel:
         return all(want in (-1, size) for size, want in zip(shape, declared, strict=True))
 
 
-def completed(known: ModelMetadata, declared: DeclaredModel | None) -> ModelMetadata:
+def complete_metadata(known: ModelMetadata, declared: DeclaredModel | None) -> ModelMetadata:
     """Give what a server says of a model, and what is declared where it says nothing."""
     if declared is None:
         return known
@@ -77,7 +77,7 @@ def _ranks(tensors: Iterable[TensorSpec]) -> dict[str, int]:
     return {tensor.name: len(tensor.shape) for tensor in tensors}
 
 
-def differences(
+def find_differences(
     declared: DeclaredModel, known: ModelMetadata, max_batch_size: int | None
 ) -> Iterator[str]:
     """Tell what a server says of a model, as far as it says it, that is not as declared.

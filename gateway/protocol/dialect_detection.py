@@ -27,7 +27,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DetectedDialect:
     """The dialect of a server, and what told it, in words that follow the server's address.
 
     Without ``certain`` nothing was shown, and the server may yet be another: as one that stands
@@ -39,7 +39,7 @@ class Finding:
     certain: bool = True
 
 
-def recognised(status: int, document: bytes) -> Finding:
+def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
     """Tell it by the answer to ``GET /v2``; what shows no binary form is spoken to in JSON."""
     if status != 200:
         return _unknown(f"answered GET /v2 with {status}")
@@ -52,7 +52,7 @@ def recognised(status: int, document: bytes) -> Finding:
     return _by_fields(fields)
 
 
-def _by_fields(fields: Mapping[str, Any]) -> Finding:
+def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     name, version = _text(fields.get("name")), _text(fields.get("version"))
     listed = fields.get("extensions")
     extensions = frozenset(filter(_is_text, listed)) if isinstance(listed, list) else frozenset()
@@ -63,39 +63,43 @@ def _by_fields(fields: Mapping[str, Any]) -> Finding:
     if name in _BINARY_SINCE:
         return _by_release(name, who, version)
     if name == "mlserver":
-        return Finding(JSON, f"{who}: it takes JSON alone")
+        return DetectedDialect(JSON, f"{who}: it takes JSON alone")
     return _unknown(f"{who} and lists no {_BINARY_FORM} among its extensions")
 
 
-def _with_binary(name: str, who: str, extensions: frozenset[str]) -> Finding:
+def _with_binary(name: str, who: str, extensions: frozenset[str]) -> DetectedDialect:
     if name == TRITON.name or extensions >= _OF_TRITON:
         # Built without tracing, or too old for it, it does not list it.
         dialect = TRITON if "trace" in extensions else replace(TRITON, trace=None)
-        return Finding(dialect, f"{who} and lists the extensions of Triton")
+        return DetectedDialect(dialect, f"{who} and lists the extensions of Triton")
     if name in _BINARY_SINCE:
-        return Finding(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_FORM}")
+        return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_FORM}")
     dialect = replace(
         BINARY,
         batches="model_configuration" in extensions,
         # What lists it serves clients that there are: those of Triton.
         trace=TRITON.trace if "trace" in extensions else None,
     )
-    return Finding(dialect, f"{who} and lists {_BINARY_FORM}")
+    return DetectedDialect(dialect, f"{who} and lists {_BINARY_FORM}")
 
 
-def _by_release(name: str, who: str, version: str) -> Finding:
+def _by_release(name: str, who: str, version: str) -> DetectedDialect:
     dialect, since = _BINARY_SINCE[name]
     release = _RELEASE.match(version)
     if release is None:
         return _unknown(f"{who}, which is no release's")
     if (int(release[1]), int(release[2])) < since:
-        older = replace(dialect, binary=False, lists_outputs=False)
-        return Finding(older, f"{who}: it takes the binary form since {since[0]}.{since[1]}")
-    return Finding(dialect, who)
+        older = replace(dialect, binary=False, binary_only_if_listed=False)
+        return DetectedDialect(
+            older, f"{who}: it takes the binary form since {since[0]}.{since[1]}"
+        )
+    return DetectedDialect(dialect, who)
 
 
-def _unknown(what: str) -> Finding:
-    return Finding(JSON, f"{what}: nothing shows that it takes the binary form", certain=False)
+def _unknown(what: str) -> DetectedDialect:
+    return DetectedDialect(
+        JSON, f"{what}: nothing shows that it takes the binary form", certain=False
+    )
 
 
 def _text(value: object) -> str:

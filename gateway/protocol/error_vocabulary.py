@@ -31,7 +31,7 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ErrorVocabulary:
     """A request or an answer, as errors speak of it.
 
     ``tensors`` is the key of its tensors, ``tensor`` what one of them is called.
@@ -44,7 +44,7 @@ class Message:
     """What it is if it breaks the protocol: who wrote it is at fault."""
     too_large: ErrorKind
     """What it is if it exceeds a cap."""
-    refused: ErrorKind
+    policy_violation: ErrorKind
     """What it is if it holds a value that a policy keeps out of JSON."""
     instead_of_number: str
     """What else can be done then, beside another policy."""
@@ -57,13 +57,13 @@ class Message:
     of_it: str = ""
     """What follows the name of a part, where it would not be clear whose it is."""
 
-    def fault(self, what: str) -> GatewayError:
+    def malformed(self, what: str) -> GatewayError:
         """Make the error of one that breaks the protocol; ``what`` names the culprit."""
         return GatewayError(self.broken, what)
 
     def too_many_tensors(self, cap: int) -> GatewayError:
         """Make the error of one with more tensors than the cap."""
-        return self.fault(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")
+        return self.malformed(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")
 
     def label(self, name: str) -> str:
         """Name a tensor, as errors do."""
@@ -75,25 +75,25 @@ class Message:
         return self.label(name) if isinstance(name, str) else f"{self.tensors}[{index}]"
 
 
-REQUEST = Message(
+REQUEST = ErrorVocabulary(
     name="the request",
     tensors="inputs",
     tensor="input",
     broken=ErrorKind.BAD_REQUEST,
     too_large=ErrorKind.TOO_LARGE,
-    refused=ErrorKind.BAD_REQUEST,
+    policy_violation=ErrorKind.BAD_REQUEST,
     instead_of_number="",
     instead_of_text="",
     null_is_nan=False,
     tensor_limit=" (limits.max_tensors)",
 )
-ANSWER = Message(
+RESPONSE = ErrorVocabulary(
     name="the server's answer",
     tensors="outputs",
     tensor="output",
-    broken=ErrorKind.BAD_ANSWER,
-    too_large=ErrorKind.BAD_ANSWER,
-    refused=ErrorKind.NOT_ACCEPTABLE,
+    broken=ErrorKind.BAD_RESPONSE,
+    too_large=ErrorKind.BAD_RESPONSE,
+    policy_violation=ErrorKind.NOT_ACCEPTABLE,
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,

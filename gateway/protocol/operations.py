@@ -11,7 +11,7 @@ from types import MappingProxyType
 from urllib.parse import unquote
 
 
-class EndpointKind(Enum):
+class OperationKind(Enum):
     """What there is to ask for, in the protocol and its extensions."""
 
     SERVER_METADATA = "server metadata"
@@ -36,67 +36,67 @@ class EndpointKind(Enum):
     OTHER = "other"
 
 
-UNTOUCHED_IF_ONE = frozenset(
-    (EndpointKind.LOGGING, EndpointKind.INDEX, EndpointKind.ALL_STATISTICS)
+PASSTHROUGH_IF_SINGLE = frozenset(
+    (OperationKind.LOGGING, OperationKind.INDEX, OperationKind.ALL_STATISTICS)
 )
 """The kinds that are forwarded as they are unless there are several servers to be asked."""
 
-UNTOUCHED = (
-    frozenset(EndpointKind)
-    - UNTOUCHED_IF_ONE
+PASSTHROUGH = (
+    frozenset(OperationKind)
+    - PASSTHROUGH_IF_SINGLE
     - {
-        EndpointKind.SERVER_METADATA,
-        EndpointKind.INFER,
-        EndpointKind.PREDICT,
-        EndpointKind.V1_MODEL,
-        EndpointKind.V1_MODELS,
-        EndpointKind.TRACE_SETTING,
-        EndpointKind.LOAD,
-        EndpointKind.LIVENESS,
-        EndpointKind.READINESS,
+        OperationKind.SERVER_METADATA,
+        OperationKind.INFER,
+        OperationKind.PREDICT,
+        OperationKind.V1_MODEL,
+        OperationKind.V1_MODELS,
+        OperationKind.TRACE_SETTING,
+        OperationKind.LOAD,
+        OperationKind.LIVENESS,
+        OperationKind.READINESS,
     }
 )
 """The kinds that are forwarded as they are; each of the others is treated in a way of its own."""
 
-KINDS: Mapping[str, frozenset[EndpointKind]] = MappingProxyType(
+OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = MappingProxyType(
     {
-        "infer": frozenset((EndpointKind.INFER, EndpointKind.PREDICT)),
-        "generate": frozenset((EndpointKind.GENERATE,)),
+        "infer": frozenset((OperationKind.INFER, OperationKind.PREDICT)),
+        "generate": frozenset((OperationKind.GENERATE,)),
         "health": frozenset(
             (
-                EndpointKind.LIVENESS,
-                EndpointKind.READINESS,
-                EndpointKind.HEALTH,
-                EndpointKind.V1_MODEL,
+                OperationKind.LIVENESS,
+                OperationKind.READINESS,
+                OperationKind.HEALTH,
+                OperationKind.V1_MODEL,
             )
         ),
-        "metadata": frozenset((EndpointKind.SERVER_METADATA, EndpointKind.MODEL_METADATA)),
-        "config": frozenset((EndpointKind.CONFIG,)),
-        "statistics": frozenset((EndpointKind.STATISTICS, EndpointKind.ALL_STATISTICS)),
+        "metadata": frozenset((OperationKind.SERVER_METADATA, OperationKind.MODEL_METADATA)),
+        "config": frozenset((OperationKind.CONFIG,)),
+        "statistics": frozenset((OperationKind.STATISTICS, OperationKind.ALL_STATISTICS)),
         "repository": frozenset(
             (
-                EndpointKind.REPOSITORY,
-                EndpointKind.INDEX,
-                EndpointKind.LOAD,
-                EndpointKind.V1_MODELS,
+                OperationKind.REPOSITORY,
+                OperationKind.INDEX,
+                OperationKind.LOAD,
+                OperationKind.V1_MODELS,
             )
         ),
-        "trace": frozenset((EndpointKind.TRACE_SETTING,)),
-        "logging": frozenset((EndpointKind.LOGGING,)),
-        "shared_memory": frozenset((EndpointKind.SHARED_MEMORY,)),
-        "other": frozenset((EndpointKind.OTHER,)),
+        "trace": frozenset((OperationKind.TRACE_SETTING,)),
+        "logging": frozenset((OperationKind.LOGGING,)),
+        "shared_memory": frozenset((OperationKind.SHARED_MEMORY,)),
+        "other": frozenset((OperationKind.OTHER,)),
     }
 )
 """The kinds as operators name them."""
 
-_WORDS = {kind: word for word, kinds in KINDS.items() for kind in kinds}
+_WORDS = {kind: word for word, kinds in OPERATION_KINDS.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Operation:
     """What a request asks for; ``model`` and ``version`` as they stand in the raw path."""
 
-    kind: EndpointKind
+    kind: OperationKind
     model: str | None = None
     version: str | None = None
 
@@ -118,57 +118,57 @@ _V1_OF_A_MODEL = re.compile(
 _STATISTICS = "/v2/models/stats"
 
 _BY_PATH = {
-    "/v2": EndpointKind.SERVER_METADATA,
-    "/v2/": EndpointKind.SERVER_METADATA,
-    "/v2/health/live": EndpointKind.LIVENESS,
-    "/v2/health/ready": EndpointKind.READINESS,
-    "/v2/trace": EndpointKind.TRACE_SETTING,
-    "/v2/trace/setting": EndpointKind.TRACE_SETTING,
-    "/v2/repository/index": EndpointKind.INDEX,
-    _STATISTICS: EndpointKind.ALL_STATISTICS,
-    "/v1/models": EndpointKind.V1_MODELS,
+    "/v2": OperationKind.SERVER_METADATA,
+    "/v2/": OperationKind.SERVER_METADATA,
+    "/v2/health/live": OperationKind.LIVENESS,
+    "/v2/health/ready": OperationKind.READINESS,
+    "/v2/trace": OperationKind.TRACE_SETTING,
+    "/v2/trace/setting": OperationKind.TRACE_SETTING,
+    "/v2/repository/index": OperationKind.INDEX,
+    _STATISTICS: OperationKind.ALL_STATISTICS,
+    "/v1/models": OperationKind.V1_MODELS,
 }
 _BELOW_A_MODEL = {
-    "": EndpointKind.MODEL_METADATA,
-    "/infer": EndpointKind.INFER,
-    "/generate": EndpointKind.GENERATE,
-    "/generate_stream": EndpointKind.GENERATE,
-    "/ready": EndpointKind.HEALTH,
-    "/config": EndpointKind.CONFIG,
-    "/stats": EndpointKind.STATISTICS,
-    "/trace": EndpointKind.TRACE_SETTING,
-    "/trace/setting": EndpointKind.TRACE_SETTING,
+    "": OperationKind.MODEL_METADATA,
+    "/infer": OperationKind.INFER,
+    "/generate": OperationKind.GENERATE,
+    "/generate_stream": OperationKind.GENERATE,
+    "/ready": OperationKind.HEALTH,
+    "/config": OperationKind.CONFIG,
+    "/stats": OperationKind.STATISTICS,
+    "/trace": OperationKind.TRACE_SETTING,
+    "/trace/setting": OperationKind.TRACE_SETTING,
 }
-_V1_BELOW_A_MODEL = {"": EndpointKind.V1_MODEL, ":predict": EndpointKind.PREDICT}
+_V1_BELOW_A_MODEL = {"": OperationKind.V1_MODEL, ":predict": OperationKind.PREDICT}
 # All that begins like this: servers know more such paths than the specification, as Triton does
 # /v2/repository/NAME/index, and what is denied must not be had through one of those.
 _BY_ROOM = {
-    "repository": EndpointKind.REPOSITORY,
-    "logging": EndpointKind.LOGGING,
-    "systemsharedmemory": EndpointKind.SHARED_MEMORY,
-    "cudasharedmemory": EndpointKind.SHARED_MEMORY,
+    "repository": OperationKind.REPOSITORY,
+    "logging": OperationKind.LOGGING,
+    "systemsharedmemory": OperationKind.SHARED_MEMORY,
+    "cudasharedmemory": OperationKind.SHARED_MEMORY,
 }
 # What is treated in a way of its own, or has a path that says little, is that with these methods
 # alone; with any other it is of the kind that follows, and forwarded.
 _METHODS = {
-    EndpointKind.SERVER_METADATA: (("GET",), EndpointKind.OTHER),
+    OperationKind.SERVER_METADATA: (("GET",), OperationKind.OTHER),
     # As any name may be a model's, any path could be that of one's metadata, once it is encoded.
-    EndpointKind.MODEL_METADATA: (("GET", "HEAD"), EndpointKind.OTHER),
-    EndpointKind.INFER: (("POST",), EndpointKind.OTHER),
-    EndpointKind.PREDICT: (("POST",), EndpointKind.OTHER),
-    EndpointKind.V1_MODEL: (("GET",), EndpointKind.OTHER),
-    EndpointKind.V1_MODELS: (("GET",), EndpointKind.OTHER),
-    EndpointKind.TRACE_SETTING: (("GET", "POST"), EndpointKind.OTHER),
-    EndpointKind.LOAD: (("POST",), EndpointKind.REPOSITORY),
-    EndpointKind.INDEX: (("GET", "POST"), EndpointKind.REPOSITORY),
-    EndpointKind.ALL_STATISTICS: (("GET",), EndpointKind.STATISTICS),
-    EndpointKind.LIVENESS: (("GET", "HEAD"), EndpointKind.HEALTH),
-    EndpointKind.READINESS: (("GET", "HEAD"), EndpointKind.HEALTH),
+    OperationKind.MODEL_METADATA: (("GET", "HEAD"), OperationKind.OTHER),
+    OperationKind.INFER: (("POST",), OperationKind.OTHER),
+    OperationKind.PREDICT: (("POST",), OperationKind.OTHER),
+    OperationKind.V1_MODEL: (("GET",), OperationKind.OTHER),
+    OperationKind.V1_MODELS: (("GET",), OperationKind.OTHER),
+    OperationKind.TRACE_SETTING: (("GET", "POST"), OperationKind.OTHER),
+    OperationKind.LOAD: (("POST",), OperationKind.REPOSITORY),
+    OperationKind.INDEX: (("GET", "POST"), OperationKind.REPOSITORY),
+    OperationKind.ALL_STATISTICS: (("GET",), OperationKind.STATISTICS),
+    OperationKind.LIVENESS: (("GET", "HEAD"), OperationKind.HEALTH),
+    OperationKind.READINESS: (("GET", "HEAD"), OperationKind.HEALTH),
 }
 
 
 @lru_cache(maxsize=256)
-def parse_endpoint(method: str, target: str) -> Endpoint:
+def parse_operation(method: str, target: str) -> Operation:
     """Tell what a request line asks for; whatever is not known is OTHER.
 
     ``target`` is the raw request target; its query does not count. Model and version are those of
@@ -178,23 +178,23 @@ def parse_endpoint(method: str, target: str) -> Endpoint:
 
 
 @lru_cache(maxsize=256)
-def read_endpoint(method: str, target: str) -> tuple[Endpoint, ...]:
+def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
     """Tell what a request line asks for, in each of the ways in which servers read a path.
 
-    Names are decoded. The first is what ``parse_endpoint`` gives, but for that. The others are of
+    Names are decoded. The first is what ``parse_operation`` gives, but for that. The others are of
     servers that decode a path before they split it, and that tidy it up then. Where these read it
     as the first does, as they do most paths, there is only one.
     """
     path = target.partition("?")[0]
-    asked = parse_endpoint(method, target)
+    operation = parse_operation(method, target)
     # Of a path that ends with a line feed, the expressions of Starlette's routes overlook that.
     decoded = unquote(path).removesuffix("\n")
     others = [other for other in (decoded, _tidied(decoded)) if other != path]
-    ways = [Endpoint(asked.kind, _decoded(asked.model), _decoded(asked.version))]
+    ways = [Operation(operation.kind, _decoded(operation.model), _decoded(operation.version))]
     return tuple(dict.fromkeys(ways + [_parse_path(method, other) for other in others]))
 
 
-def _parse_path(method: str, path: str) -> Endpoint:
+def _parse_path(method: str, path: str) -> Operation:
     model = version = None
     kind = _BY_PATH.get(path)
     if kind is None:
@@ -203,18 +203,18 @@ def _parse_path(method: str, path: str) -> Endpoint:
             kind = _BELOW_A_MODEL.get(match["rest"])
         elif match := _LOAD.fullmatch(path):
             model = match["model"]
-            kind = EndpointKind.LOAD
+            kind = OperationKind.LOAD
         elif match := _V1_OF_A_MODEL.fullmatch(path):
             model, version = match["model"], match["version"]
             kind = _V1_BELOW_A_MODEL.get(match["rest"])
         elif path.startswith("/v2/"):
             kind = _BY_ROOM.get(path.split("/")[2])
     if kind is None:
-        kind = EndpointKind.OTHER
+        kind = OperationKind.OTHER
     elif kind in _METHODS:
         methods, otherwise = _METHODS[kind]
         kind = kind if method in methods else otherwise
-    return Endpoint(kind, model, version)
+    return Operation(kind, model, version)
 
 
 def _decoded(name: str | None) -> str | None:
@@ -232,7 +232,7 @@ def _tidied(path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def kind_word(kind: EndpointKind) -> str:
+def operation_name(kind: OperationKind) -> str:
     """Name a kind as operators do."""
     return _WORDS[kind]
 
@@ -242,14 +242,14 @@ def model_path(model: str, version: str | None = None, room: str = "/v2") -> str
     return f"{room}/models/{model}" + (f"/versions/{version}" if version is not None else "")
 
 
-def without_version(target: str) -> str:
+def strip_version(target: str) -> str:
     """Give the path of a raw request target, of which no version is named."""
     path = target.partition("?")[0]
     match = _OF_A_MODEL.fullmatch(path) or _V1_OF_A_MODEL.fullmatch(path)
     return path if match is None else model_path(match["model"], None, path[:3]) + match["rest"]
 
 
-def with_model(target: str, model: str, version: str | None = None) -> str:
+def replace_model(target: str, model: str, version: str | None = None) -> str:
     """Put another model into a raw request target; without ``version`` it keeps its own, if any.
 
     A target that names no model stays as it is.

@@ -14,7 +14,7 @@ _BOUND = 2**64
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderFacts:
+class RequestFeatures:
     """The inputs of a request, and what is odd about the rest of it.
 
     ``classified`` are the outputs of which the classes are wanted. ``fault`` says which parameter
@@ -22,25 +22,25 @@ class HeaderFacts:
     """
 
     inputs: tuple[InputTensor, ...]
-    classified: tuple[str, ...] = ()
-    fault: str = ""
+    classified_outputs: tuple[str, ...] = ()
+    error: str = ""
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Tell whether there is nothing odd."""
-        return not self.classified and not self.fault
+        return not self.classified_outputs and not self.error
 
 
-def read_facts(fields: Fields, inputs: tuple[InputTensor, ...]) -> HeaderFacts:
+def read_features(fields: Fields, inputs: tuple[InputTensor, ...]) -> RequestFeatures:
     """Tell the facts of a request's checked fields."""
     parts = [("the request", fields, _OF_THE_REQUEST)]
     parts += [(f"input '{entry['name']}'", entry, _OF_A_TENSOR) for entry in fields["inputs"]]
     outputs = fields.get("outputs", [])
     parts += [(f"output '{entry['name']}'", entry, _OF_AN_OUTPUT) for entry in outputs]
     # Of an output listed twice, there are servers that take the first, and such that take the last.
-    classified = tuple(entry["name"] for entry in outputs if _is_classified(entry))
+    classified_outputs = tuple(entry["name"] for entry in outputs if _is_classified(entry))
     faults = (_fault(label, part, types) for label, part, types in parts)
-    return HeaderFacts(inputs, classified, next(filter(None, faults), ""))
+    return RequestFeatures(inputs, classified_outputs, next(filter(None, faults), ""))
 
 
 def may_hide_classification(text: bytes) -> bool:

@@ -17,13 +17,13 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.error_vocabulary import REQUEST, Message
-from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 
 Fields = dict[str, Any]
 
-V1_REQUEST = (
+V1_REQUEST_HINT = (
     "inputs is missing; the request has instances, as in the V1 protocol: "
     "send such a request to /v1/models/MODEL:predict"
 )
@@ -38,7 +38,7 @@ _BRACES = bytes.maketrans(b"{}", b"[]")
 _MIDDLE = np.int8(sum(b"[]") // 2)
 
 
-class Source(Enum):
+class DataSource(Enum):
     """Where the elements of an input are."""
 
     DATA = "data"
@@ -56,13 +56,13 @@ class InputTensor:
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    source: Source
+    source: DataSource
     binary_size: int | None = None
     base64: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class OutputEncoding:
     """The form in which the client wants each output: binary, or JSON.
 
     ``as_base64`` names those of the latter whose BYTES are to be base64.
@@ -91,22 +91,24 @@ class AnswerForm:
         return not self.binary_by_default
 
 
-def parse_header(text: bytes, depth_cap: int, cuts: Sequence[Cut] = ()) -> Fields:
+def parse_request_header(
+    text: bytes, depth_cap: int, cuts: Sequence[ExtractedArray] = ()
+) -> Fields:
     """Parse the JSON part of a request into its fields; ``cuts`` are the arrays cut out of it.
 
     Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
     """
     try:
-        fields = parsed_json(text)
+        fields = parse_json(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_json(REQUEST, text, error, cuts) from None
+        raise invalid_json_error(REQUEST, text, error, cuts) from None
     checked = check_object(fields, REQUEST)
-    if is_deeper(text, depth_cap):
+    if is_nested_deeper(text, depth_cap):
         raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
     return checked
 
 
-def is_deeper(text: bytes, cap: int) -> bool:
+def is_nested_deeper(text: bytes, cap: int) -> bool:
     """Tell whether valid JSON nests in more levels than the cap."""
     # Brackets inside strings count too, but only where the quick bound is exceeded.
     if text.count(b"[") + text.count(b"{") <= cap:
@@ -134,11 +136,11 @@ def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTen
 
 def _why_without_inputs(fields: Fields) -> str:
     if "instances" in fields:
-        return V1_REQUEST
+        return V1_REQUEST_HINT
     return "inputs is missing; it must be an array of tensors"
 
 
-def read_answer_form(fields: Fields, tensor_cap: int = MAX_TENSORS) -> AnswerForm:
+def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> OutputEncoding:
     """Read in which form the client wants each output.
 
     An output's own ``binary_data`` goes before the request's ``binary_data_output``.
@@ -156,10 +158,10 @@ def read_answer_form(fields: Fields, tensor_cap: int = MAX_TENSORS) -> AnswerFor
         name = _name(entry, f"outputs[{i}]")
         label = f"output '{name}'"
         wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
-        if says_base64(entry) and not wants_binary and name not in by_output:
+        if has_base64_content(entry) and not wants_binary and name not in by_output:
             as_base64.add(name)
         by_output.setdefault(name, wants_binary)  # of an output listed twice the first counts
-    return AnswerForm(default, by_output, frozenset(as_base64))
+    return OutputEncoding(default, by_output, frozenset(as_base64))
 
 
 def request_binary_outputs(fields: Fields) -> bool:
@@ -174,7 +176,7 @@ def request_binary_outputs(fields: Fields) -> bool:
         parameters = output.setdefault("parameters", {})
         if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
             continue
-        if says_base64(output):
+        if has_base64_content(output):
             del parameters["content_type"]  # it is done here
         parameters["binary_data"] = True
         changed = True
@@ -186,7 +188,7 @@ def request_binary_outputs(fields: Fields) -> bool:
     return changed
 
 
-def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
+def list_outputs(header: bytes, names: Sequence[str]) -> bytes:
     """Have a request that lists no outputs list these, each in binary form."""
     fields = orjson.loads(header)
     parameters = {"binary_data": True}
@@ -197,12 +199,12 @@ def with_outputs(header: bytes, names: Sequence[str]) -> bytes:
 def set_binary_size(entry: Fields, size: int) -> None:
     """Say that an input's data now follows the header as ``size`` bytes."""
     entry.pop("data", None)
-    if says_base64(entry):
+    if has_base64_content(entry):
         del entry["parameters"]["content_type"]  # it was that of the data
     entry.setdefault("parameters", {})["binary_data_size"] = size
 
 
-def says_base64(entry: Fields) -> bool:
+def has_base64_content(entry: Fields) -> bool:
     """Tell whether an input or requested output has the content type base64, as MLServer has it."""
     parameters = entry.get("parameters")
     return isinstance(parameters, dict) and parameters.get("content_type") == "base64"
@@ -222,9 +224,9 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
     present = [
         source
         for source, place in (
-            (Source.DATA, entry),
-            (Source.BINARY, parameters),
-            (Source.SHARED_MEMORY, parameters),
+            (DataSource.DATA, entry),
+            (DataSource.BINARY, parameters),
+            (DataSource.SHARED_MEMORY, parameters),
         )
         if source.value in place
     ]
@@ -238,8 +240,8 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
             f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
             f"it has {' and '.join(source.value for source in present)}"
         )
-    size = _binary_size(parameters, label) if present[0] is Source.BINARY else None
-    base64 = present[0] is Source.DATA and says_base64(entry)
+    size = _binary_size(parameters, label) if present[0] is DataSource.BINARY else None
+    base64 = present[0] is DataSource.DATA and has_base64_content(entry)
     if base64 and datatype.family is not Family.TEXT:
         raise bad_request(
             f"{label}: the content_type base64 is for BYTES only, not for {datatype.name}"
@@ -260,28 +262,30 @@ def _check_binary_size(tensor: InputTensor, label: str) -> None:
         )
 
 
-def check_object(fields: object, message: Message) -> Fields:
+def check_object(fields: object, message: ErrorVocabulary) -> Fields:
     """Check that a message is a JSON object, and give it; raises GatewayError (400, 502)."""
     if not isinstance(fields, dict):
-        raise message.fault(
+        raise message.malformed(
             f"{message.name} must be a JSON object with {message.tensors}, got {found(fields)}"
         )
     return fields
 
 
-def check_entries(fields: Fields, message: Message) -> list[Fields]:
+def check_entries(fields: Fields, message: ErrorVocabulary) -> list[Fields]:
     """Give the tensors of a message, each an object; raises GatewayError (400, 502)."""
     return _entries(fields, message.tensors, message)
 
 
-def _entries(fields: Fields, key: str, message: Message = REQUEST) -> list[Fields]:
+def _entries(fields: Fields, key: str, message: ErrorVocabulary = REQUEST) -> list[Fields]:
     entries = fields[key]
     if not isinstance(entries, list):
         what = f"{key}{message.of_it}"
-        raise message.fault(f"{what} must be an array of tensors, got {found(entries)}")
+        raise message.malformed(f"{what} must be an array of tensors, got {found(entries)}")
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise message.fault(f"{key}[{i}]{message.of_it} must be an object, got {found(entry)}")
+            raise message.malformed(
+                f"{key}[{i}]{message.of_it} must be an object, got {found(entry)}"
+            )
     return entries
 
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import GatewayError, bad_answer
+from gateway.errors import GatewayError, bad_response
 from gateway.protocol.datatypes import DATATYPES, Datatype
-from gateway.protocol.error_vocabulary import ANSWER
-from gateway.protocol.json_errors import Cut, invalid_json, parsed_json
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
 from gateway.protocol.request_header import (
-    AnswerForm,
     Fields,
+    OutputEncoding,
     check_entries,
     check_object,
-    is_deeper,
+    is_nested_deeper,
     shown,
 )
 from gateway.protocol.tensors import MAX_RANK, element_count
 
-DEEPEST_ANSWER = 200
+MAX_RESPONSE_DEPTH = 200
 """Levels of nesting that an answer's JSON may have."""
 
 MAX_OUTPUTS = 4096
@@ -42,26 +42,26 @@ class OutputTensor:
     binary_size: int | None
 
 
-def parse_answer(text: bytes, cuts: Sequence[Cut] = ()) -> Fields:
+def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
     """Parse the JSON part of a server's answer; ``cuts`` are the arrays cut out of it.
 
     Raises GatewayError (502).
     """
     try:
-        fields = parsed_json(text)
+        fields = parse_json(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_json(ANSWER, text, error, cuts) from None
-    checked = check_object(fields, ANSWER)
-    if is_deeper(text, DEEPEST_ANSWER):
-        raise bad_answer(f"the server's answer is JSON nested deeper than {DEEPEST_ANSWER}")
+        raise invalid_json_error(RESPONSE, text, error, cuts) from None
+    checked = check_object(fields, RESPONSE)
+    if is_nested_deeper(text, MAX_RESPONSE_DEPTH):
+        raise bad_response(f"the server's answer is JSON nested deeper than {MAX_RESPONSE_DEPTH}")
     return checked
 
 
 def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
     """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
-    entries = check_entries(fields, ANSWER) if "outputs" in fields else []
+    entries = check_entries(fields, RESPONSE) if "outputs" in fields else []
     if len(entries) > MAX_OUTPUTS:
-        raise ANSWER.too_many_tensors(MAX_OUTPUTS)
+        raise RESPONSE.too_many_tensors(MAX_OUTPUTS)
     return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
 
 
@@ -73,26 +73,26 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         parameters = entry.get("parameters") or {}
         size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
-        raise bad_answer(_why_unread(index, entry)) from None
+        raise bad_response(_why_unread(index, entry)) from None
     if not isinstance(name, str):
-        raise bad_answer(_why_unread(index, entry))
+        raise bad_response(_why_unread(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise bad_answer(
+        raise bad_response(
             f"output '{name}' of the server's answer has the shape {shown(shape)}, "
             "which is no array of integers of 0 or more"
         )
     if len(shape) > MAX_RANK:
-        raise bad_answer(
+        raise bad_response(
             f"output '{name}' of the server's answer has {len(shape)} dimensions; "
             f"at most {MAX_RANK} may be"
         )
     if not (size is None or (type(size) is int and size >= 0)):
-        raise bad_answer(
+        raise bad_response(
             f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
             "which is no integer of 0 or more"
         )
     if size is not None and datatype.size and size != element_count(shape) * datatype.size:
-        raise bad_answer(
+        raise bad_response(
             f"output '{name}' of the server's answer has {size} bytes, which do not make "
             f"shape {shape} of {datatype.name}"
         )
@@ -117,7 +117,7 @@ def _why_unread(index: int, entry: Any) -> str:
     return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
 
 
-def check_promised(document: bytes) -> None:
+def check_no_binary_promised(document: bytes) -> None:
     """Check an answer that tells no header length: no output may come as binary behind its JSON.
 
     Raises GatewayError (502) that names an output without data of which bytes are promised.
@@ -125,19 +125,19 @@ def check_promised(document: bytes) -> None:
     if b'"binary_data_size"' not in document:
         return
     try:
-        fields = parse_answer(document)
+        fields = parse_response_header(document)
         outputs = read_outputs(fields)
     except GatewayError:
         return  # whoever converts it says what is wrong with it
     for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
         if output.binary_size and "data" not in entry:
-            raise bad_answer(
+            raise bad_response(
                 f"output '{output.name}' of the server's answer has {output.binary_size} bytes of "
                 "binary data, but the answer has no Inference-Header-Content-Length"
             )
 
 
-def is_in_form(fields: Fields, form: AnswerForm) -> bool:
+def has_encoding(fields: Fields, form: OutputEncoding) -> bool:
     """Tell whether each output of an answer has the form that the client wants.
 
     One that has neither is in shared memory, unless its shape says that it has no elements.
@@ -146,7 +146,7 @@ def is_in_form(fields: Fields, form: AnswerForm) -> bool:
     return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
 
 
-def _is_in_form(entry: Any, form: AnswerForm) -> bool:
+def _is_in_form(entry: Any, form: OutputEncoding) -> bool:
     if not isinstance(entry, dict):
         return False
     has_data, parameters = "data" in entry, entry.get("parameters")

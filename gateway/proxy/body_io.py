@@ -6,11 +6,11 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.upstream.transport import UpstreamResponse
 
-CHUNK = 64 * 1024
+CHUNK_SIZE = 64 * 1024
 """Bytes converted before other exchanges get their turn."""
 
 
@@ -31,7 +31,7 @@ class ClientBody:
         self._received = 0
         self._check_size(self.size or 0)
 
-    async def read(self, most: int = CHUNK) -> bytes | memoryview:
+    async def read(self, most: int = CHUNK_SIZE) -> bytes | memoryview:
         """Give the next bytes, at most so many; none at the end of the body."""
         if self._position == len(self._chunk):
             await self._next_chunk()
@@ -39,7 +39,7 @@ class ClientBody:
         self._position += len(piece)
         return piece
 
-    async def whole(self, holding: Holding) -> bytes:
+    async def whole(self, holding: Reservation) -> bytes:
         """Give the whole of a body that has a size, which is held; it can be read again.
 
         Raises GatewayError (503) where too much is held.
@@ -71,7 +71,7 @@ class ClientBody:
             yield piece
 
     async def _next_chunk(self) -> None:
-        self._chunk = await self._request.read_in_time(self._deadline)
+        self._chunk = await self._request.read_within(self._deadline)
         self._position = 0
         self._received += len(self._chunk)
         self._check_size(self._received)
@@ -88,11 +88,11 @@ async def joined(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[byt
     """Yield a body in pieces of a chunk at least, but for the last."""
     held = bytearray()
     async for piece in pieces:
-        if not held and len(piece) >= CHUNK:
+        if not held and len(piece) >= CHUNK_SIZE:
             yield piece
             continue
         held += piece
-        if len(held) >= CHUNK:
+        if len(held) >= CHUNK_SIZE:
             yield bytes(held)
             held.clear()
     if held:
@@ -110,13 +110,13 @@ async def kept(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes
 
 async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
     """Give the whole body of a server's answer."""
-    deadline.wait_for_server(url)
+    deadline.expect_server(url)
     body = await response.read()
     if len(body) == response.content_length:
         return bytes(body)
     pieces = [body]
     while pieces[-1]:
-        deadline.wait_for_server(url)
+        deadline.expect_server(url)
         pieces.append(await response.read())
     return b"".join(pieces)
 
@@ -126,14 +126,14 @@ async def response_chunks(
 ) -> AsyncIterator[bytes | memoryview]:
     """Yield the body of a server's answer as it arrives."""
     while True:
-        deadline.wait_for_server(url)
+        deadline.expect_server(url)
         chunk = await response.read()
         if not chunk:
             return
         yield chunk
 
 
-async def write(answer: ClientAnswer, data: bytes | memoryview, deadline: Deadline) -> None:
+async def write(answer: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, whose turn it is to read."""
-    deadline.wait_for_client()
+    deadline.expect_client()
     await answer.write(data)

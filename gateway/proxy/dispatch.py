@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, one_line, without_frames
-from gateway.observe.failure_log import FAILURES
-from gateway.protocol.model_name import named_by
-from gateway.protocol.operations import KINDS, Endpoint, EndpointKind
+from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
@@ -28,45 +28,45 @@ from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, HeaderLines, Route
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, Route
 from gateway.proxy.passthrough import forward
-from gateway.proxy.router import Found, Routes
+from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import understand
-from gateway.upstream.metadata_cache import ServerRefusalError
+from gateway.upstream.metadata_cache import UpstreamResponseError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
 
-FAULT = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
+INTERNAL_ERROR = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 
-_OF_ONE_SERVER = KINDS["infer"]
+_OF_ONE_SERVER = OPERATION_KINDS["infer"]
 """What one server answers, and yet is not forwarded as it is."""
 
-_OF_THE_GATEWAY = KINDS["health"]
+_OF_THE_GATEWAY = OPERATION_KINDS["health"]
 """What is answered also where no memory is left: who asks would think the gateway dead."""
 
 _log = logging.getLogger("tensorgate.exchange")
 
 
-async def exchange(request: ClientRequest, answer: ClientAnswer, routes: Routes) -> None:
+async def handle_request(request: ClientRequest, answer: ClientResponse, routes: Router) -> None:
     """Answer one request, with ``{"error": ...}`` where that fails."""
     try:
         found = routes.find(request.method, request.target, request.headers)
     except GatewayError as error:
-        await answer_error(answer, without_frames(error))
+        await send_error(answer, strip_tracebacks(error))
         return
     answer = compressed(answer, request, found)
     # From here on, it asks for what the server is asked for.
     request.target = found.target
-    request.headers = to_server(request.headers, found.withheld, request.added)
+    request.headers = to_server(request.headers, found.dropped_headers, request.added_headers)
     if found.mirror is None:
         await _answer(request, answer, found, routes.readiness)
         return
-    with found.mirror.copying(request, found.asked) as copied:
+    with found.mirror.tee(request, found.asked) as copied:
         await _answer(copied, answer, found, routes.readiness)
 
 
 async def _answer(
-    request: ClientRequest, answer: ClientAnswer, found: Found, readiness: Readiness
+    request: ClientRequest, answer: ClientResponse, found: RouteMatch, readiness: Readiness
 ) -> None:
     route = found.choice.take()
 
@@ -74,21 +74,21 @@ async def _answer(
         try:
             if found.asked.kind not in _OF_THE_GATEWAY:
                 route.held.admit()
-            if found.is_forwarded or found.asked.kind in _OF_ONE_SERVER:
-                await at_one_server(request, answer, found.asked, route, turns)
+            if found.is_passthrough or found.asked.kind in _OF_ONE_SERVER:
+                await proxy_call(request, answer, found.asked, route, turns)
             else:
                 await _dispatch(request, answer, found, route, readiness, turns)
-        except ServerRefusalError as refusal:
-            without_frames(refusal)
-            turns.wait_for_client()
+        except UpstreamResponseError as refusal:
+            strip_tracebacks(refusal)
+            turns.expect_client()
             headers = CIMultiDict({"Content-Type": refusal.content_type})
             await answer.send(refusal.status, "", headers, refusal.body)
 
-    await in_time(run, answer, route.limits.deadline())
+    await run_with_deadline(run, answer, route.limits.deadline())
 
 
-async def in_time(
-    run: Callable[[Deadline], Awaitable[None]], answer: ClientAnswer, deadline: Deadline
+async def run_with_deadline(
+    run: Callable[[Deadline], Awaitable[None]], answer: ClientResponse, deadline: Deadline
 ) -> None:
     """Answer a request by its deadline, with ``{"error": ...}`` where that fails.
 
@@ -98,81 +98,81 @@ async def in_time(
         with deadline:
             await run(deadline)
     except GatewayError as error:
-        without_frames(error)
+        strip_tracebacks(error)
         if answer.started:
-            why = one_line(error.message)
+            why = escape_for_log(error.message)
             _log.warning("request %s: answer aborted: %s", answer.request_id or "-", why)
             answer.abort()
         else:
-            await answer_error(answer, error)
+            await send_error(answer, error)
 
 
-async def at_one_server(
-    request: ClientRequest, answer: ClientAnswer, asked: Endpoint, route: Route, turns: Deadline
+async def proxy_call(
+    request: ClientRequest, answer: ClientResponse, asked: Operation, route: Route, turns: Deadline
 ) -> None:
     """Make the exchange of a request that one server answers.
 
-    Raises GatewayError, and ServerRefusalError with the answer to a question of the gateway's own.
+    Raises GatewayError, and UpstreamResponseError with the answer to a question of the gateway's own.
     """
     await understand(request, asked, route.upstream, turns)
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         request = await decoded(request, asked, route, turns, holding)
-        if asked.kind is EndpointKind.INFER:
+        if asked.kind is OperationKind.INFER:
             await infer(request, answer, asked, route, turns)
-        elif asked.kind is EndpointKind.PREDICT:
+        elif asked.kind is OperationKind.PREDICT:
             await predict(request, answer, asked, route, turns)
         else:
-            await forward(request, answer, route, turns, model=named_by(asked))
+            await forward(request, answer, route, turns, model=model_name_of(asked))
 
 
 async def _dispatch(
     request: ClientRequest,
-    answer: ClientAnswer,
-    found: Found,
+    answer: ClientResponse,
+    found: RouteMatch,
     route: Route,
     readiness: Readiness,
     turns: Deadline,
 ) -> None:
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         request = await decoded(request, found.asked, route, turns, holding)
         await _by_kind(request, answer, found, route, readiness, turns)
 
 
 async def _by_kind(
     request: ClientRequest,
-    answer: ClientAnswer,
-    found: Found,
+    answer: ClientResponse,
+    found: RouteMatch,
     route: Route,
     readiness: Readiness,
     turns: Deadline,
 ) -> None:
     asked, upstreams = found.asked, found.upstreams
     match asked.kind:
-        case EndpointKind.LIVENESS:
+        case OperationKind.LIVENESS:
             await live(answer)
-        case EndpointKind.READINESS:
+        case OperationKind.READINESS:
             await ready(answer, readiness, turns)
-        case EndpointKind.SERVER_METADATA:
+        case OperationKind.SERVER_METADATA:
             await server_metadata(request, answer, route, upstreams, turns)
-        case EndpointKind.TRACE_SETTING:
+        case OperationKind.TRACE_SETTING:
             await trace_setting(request, answer, asked, route, upstreams, turns)
-        case EndpointKind.LOGGING:
+        case OperationKind.LOGGING:
             await log_setting(request, answer, route, upstreams, turns)
-        case EndpointKind.LOAD:
+        case OperationKind.LOAD:
             await load(request, answer, asked, route, upstreams, turns)
-        case EndpointKind.INDEX:
+        case OperationKind.INDEX:
             await repository_index(request, answer, route, upstreams, turns)
-        case EndpointKind.V1_MODEL | EndpointKind.V1_MODELS:
+        case OperationKind.V1_MODEL | OperationKind.V1_MODELS:
             await v1_models(request, answer, asked, route, upstreams, turns)
-        case EndpointKind.ALL_STATISTICS:
+        case OperationKind.ALL_STATISTICS:
             await statistics(request, answer, route, upstreams, turns)
         case _:
             raise AssertionError(f"{asked.kind} is neither forwarded nor known here")
 
 
-async def answer_error(answer: ClientAnswer, error: GatewayError) -> None:
+async def send_error(answer: ClientResponse, error: GatewayError) -> None:
     """Answer with an error in the protocol's form."""
-    FAILURES.write(error, answer.request_id)
+    FAILURE_LOG.write(error, answer.request_id)
     headers = CIMultiDict(error_headers(answer.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)

@@ -40,18 +40,18 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 def end_to_end(
-    headers: CIMultiDictProxy[str], withheld: frozenset[str] = frozenset()
+    headers: CIMultiDictProxy[str], dropped_headers: frozenset[str] = frozenset()
 ) -> CIMultiDict[str]:
     """Copy the headers that are meant for the other end, without those ``withheld``, lower case."""
-    return CIMultiDict(_without(headers, _HOP_BY_HOP | withheld))
+    return CIMultiDict(_without(headers, _HOP_BY_HOP | dropped_headers))
 
 
 def to_server(
-    headers: CIMultiDictProxy[str], withheld: frozenset[str], added: HeaderLines = ()
+    headers: CIMultiDictProxy[str], dropped_headers: frozenset[str], added_headers: HeaderLines = ()
 ) -> CIMultiDictProxy[str]:
     """Copy the headers that pass to a server, with those that the gateway adds behind them."""
-    passed = end_to_end(headers, withheld)
-    passed.extend(added)
+    passed = end_to_end(headers, dropped_headers)
+    passed.extend(added_headers)
     return CIMultiDictProxy(passed)
 
 
@@ -84,7 +84,7 @@ def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
 
     Raises GatewayError (400) that names the part which is too long.
     """
-    longest = None if dialect is None else dialect.longest_part
+    longest = None if dialect is None else dialect.max_head_part
     if longest is None or not has_longer_part(request.target, request.headers, longest):
         return
     parts = {"the path and query": len(request.target)}

@@ -9,19 +9,19 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.offload import Lender
+from gateway.codec.offload import Offloader
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.tensors import MAX_TENSORS
-from gateway.proxy.admission.concurrency_limit import Gate
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import HeldBytes
-from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import Speech
+from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import HeaderLines as HeaderLines
 
@@ -42,25 +42,25 @@ class ClientRequest(ABC):
     target: str
     headers: CIMultiDictProxy[str]
     content_length: int | None
-    added: HeaderLines = ()
+    added_headers: HeaderLines = ()
     """What the gateway adds to the headers for the server."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
         """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
 
-    async def read_in_time(self, deadline: Deadline) -> bytes | memoryview:
+    async def read_within(self, deadline: Deadline) -> bytes | memoryview:
         """Give what came next, as ``read`` does, in the client's turn.
 
         Raises GatewayError (408) where it comes too slowly.
         """
-        deadline.wait_for_client()
+        deadline.expect_client()
         piece = await self.read()
         deadline.received(len(piece))
         return piece
 
 
-class ClientAnswer(ABC):
+class ClientResponse(ABC):
     """The answer to a client, written as it becomes known."""
 
     started: bool = False
@@ -92,13 +92,13 @@ class ClientAnswer(ABC):
         """Drop the connection, so that the client sees that the answer is not whole."""
 
 
-class StraightClient(Protocol):
+class FastPathClient(Protocol):
     """A client with a request at hand as a whole, which one call answers.
 
-    ``added`` and ``request_id`` are that request's: see ClientRequest and ClientAnswer.
+    ``added`` and ``request_id`` are that request's: see ClientRequest and ClientResponse.
     """
 
-    added: HeaderLines
+    added_headers: HeaderLines
     request_id: str
 
     def answer(
@@ -109,8 +109,8 @@ class StraightClient(Protocol):
         A Content-Length is added to ``headers`` that have none.
         """
 
-    def go_on(
-        self, rest: Callable[[ClientAnswer], Awaitable[None]], over: Callable[[], None]
+    def continue_in_task(
+        self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
     ) -> None:
         """Have the exchange end in a task; ``over`` is called when that has ended, however."""
 
@@ -142,11 +142,11 @@ class Upstream:
     """A named group of servers that speak one dialect."""
 
     name: str
-    speech: Speech
+    dialect_state: DialectState
     pool: Pool
     metadata: MetadataCache
-    retries: RetryBudget = field(default_factory=RetryBudget)
-    gate: Gate | None = None
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
+    concurrency_limit: ConcurrencyLimit | None = None
     """Where an exchange has a place for as long as it is at a server."""
     required: bool = True
     """Whether the gateway is ready only if this is."""
@@ -157,10 +157,10 @@ class Upstream:
 
         Raises GatewayError (503) where it is not known.
         """
-        if (dialect := self.speech.dialect) is None:
+        if (dialect := self.dialect_state.dialect) is None:
             raise GatewayError(
                 ErrorKind.NOT_READY,
-                f"it is not known how upstream '{self.name}' speaks: {self.speech.reason}",
+                f"it is not known how upstream '{self.name}' speaks: {self.dialect_state.reason}",
             )
         return dialect
 
@@ -172,18 +172,18 @@ class Route:
     upstream: Upstream
     policies: JsonPolicies
     limits: Limits
-    lender: Lender | None = None
+    offloader: Offloader | None = None
     """Who converts numbers elsewhere, if anybody does."""
-    turns: Turns = field(default_factory=Turns)
-    held: HeldBytes = field(default_factory=lambda: HeldBytes(_UNBOUNDED))
+    scheduler: ConversionScheduler = field(default_factory=ConversionScheduler)
+    held: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
     """What all routes' exchanges hold of bodies."""
-    retry: RetryPolicy = CAREFUL
-    gates: tuple[Gate, ...] = ()
+    retry: RetryPolicy = SAFE_RETRIES_ONLY
+    concurrency_limits: tuple[ConcurrencyLimit, ...] = ()
     """Where an exchange takes places, in order, for as long as it is at a server: its upstream's
     first, then those that upstreams share."""
     models: Mapping[str, DeclaredModel] = field(default_factory=dict)
     """What is declared of models, by the names that servers know."""
 
-    def lender_for(self, size: int | None) -> Lender | None:
+    def offloader_for(self, size: int | None) -> Offloader | None:
         """Give the lender for a body of so many bytes, None where it is too small to be divided."""
-        return None if size is not None and size < _WORTH_DIVIDING else self.lender
+        return None if size is not None and size < _WORTH_DIVIDING else self.offloader

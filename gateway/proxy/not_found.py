@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.protocol.operations import KINDS, read_endpoint
+from gateway.protocol.operations import OPERATION_KINDS, parse_operation_variants
 from gateway.routing.matcher import Match
 
 _SHOWN = 100
@@ -21,7 +21,7 @@ def unmatched(method: str, target: str, matches: Iterable[Match], with_key: bool
     path = target.partition("?")[0]
     shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
     key = " with this key" if with_key else ""
-    several = len(read_endpoint(method, target)) > 1
+    several = len(parse_operation_variants(method, target)) > 1
     odd = "; its path can be read in more than one way" if several else ""
     return f"no route for {method} {shown}{key}{odd}{_listed(matches)}"
 
@@ -43,6 +43,8 @@ def _served(match: Match) -> str:
     if match.headers:
         parts.append("with certain headers")
     if match.kinds:
-        words = [word for word, kinds in KINDS.items() if not kinds.isdisjoint(match.kinds)]
+        words = [
+            word for word, kinds in OPERATION_KINDS.items() if not kinds.isdisjoint(match.kinds)
+        ]
         parts.append(f"({', '.join(words)})")
     return " ".join(parts)

@@ -7,20 +7,20 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError, without_frames
+from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.model_name import ModelName
 from gateway.proxy.admission.concurrency_limit import enter, leave
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import check_lengths
 from gateway.proxy.interfaces import Route, Upstream
-from gateway.routing.retry import CAREFUL, RetryPolicy
-from gateway.upstream.pool.lease import Loan
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
+from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 
 _T = TypeVar("_T")
 
 
-class Attempts:
+class UpstreamCall:
     """Gives a request to an endpoint of a route, and the answer while its context is open.
 
     Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
@@ -42,15 +42,15 @@ class Attempts:
         but: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
     ) -> None:
-        self._gates = route.gates
+        self._gates = route.concurrency_limits
         self._request = request
         self._deadline = deadline
-        key = route.upstream.pool.key_of(request.headers)
-        self._again = Again(route.upstream, route.retry, list(but), model, key)
+        key = route.upstream.pool.hash_key_of(request.headers)
+        self._again = RetryState(route.upstream, route.retry, list(but), model, key)
 
     async def __aenter__(self) -> Self:
         """Send the request; the head of an answer is there then."""
-        check_lengths(self._request, self._again.upstream.speech.dialect)
+        check_lengths(self._request, self._again.upstream.dialect_state.dialect)
         await enter(self._gates, self._deadline)
         try:
             await self._attempt()
@@ -69,25 +69,25 @@ class Attempts:
         """Let the endpoint go."""
         self.response.close()
         if error is None:
-            self._loan.give_back(*self._loan.judge(self.response.status))
+            self._loan.release(*self._loan.classify_status(self.response.status))
         else:
-            self._loan.end(self._deadline.cause(error))
+            self._loan.finish(self._deadline.cause(error))
         leave(self._gates)
 
     async def _attempt(self) -> None:
         """Send the request until there is an answer for the client."""
         again = self._again
         self._loan, self.response = await self._reach()
-        while again.after_answer(self.response.status, self._loan.endpoint):
+        while again.should_retry_status(self.response.status, self._loan.endpoint):
             self.response.close()
-            self._loan.give_back(*self._loan.retried(self.response.status))
+            self._loan.release(*self._loan.classify_retried(self.response.status))
             self._loan, self.response = await self._reach()
 
-    async def _reach(self) -> tuple[Loan, UpstreamResponse]:
+    async def _reach(self) -> tuple[Lease, UpstreamResponse]:
         return await _reach(self._again, self._send, self._deadline)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
-        self._deadline.wait_for_server(endpoint.url)
+        self._deadline.expect_server(endpoint.url)
         request = self._request
         if isinstance(request.body, AsyncIterable):
             body = _ServerNext(request.body, endpoint.url, self._deadline, self._again)
@@ -96,7 +96,7 @@ class Attempts:
         return await endpoint.send(request)
 
 
-class Again:
+class RetryState:
     """Tells whether a request may be sent to another endpoint, which counts it as a retry.
 
     ``tried`` are those that it was sent to; ``model`` is the one that it names, ``key`` what its
@@ -120,14 +120,14 @@ class Again:
         self.tried = tried
         self._policy = policy
 
-    def after_failure(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
+    def should_retry_error(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
         """Tell it of one that has failed at an endpoint."""
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
         return self._policy.after(error.kind, self.repeatable) and self._allowed()
 
-    def after_answer(self, status: int, endpoint: UpstreamEndpoint) -> bool:
+    def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Tell it of one that an endpoint has answered with this status."""
         if status not in self._policy.statuses or not self.repeatable:
             return False
@@ -137,37 +137,37 @@ class Again:
     def _allowed(self) -> bool:
         """Tell whether there is another endpoint, and the budget allows to ask it."""
         pool = self.upstream.pool
-        if not pool.has_another(self.tried, self.model):
+        if not pool.has_alternative(self.tried, self.model):
             return False
-        return self.upstream.retries.retry(pool.turn, sum(pool.outstanding))
+        return self.upstream.retry_budget.retry(pool.leases_total, sum(pool.outstanding))
 
 
-async def reaching(
+async def use_reachable_endpoint(
     upstream: Upstream,
     use: Callable[[UpstreamEndpoint], Awaitable[_T]],
     deadline: Deadline,
     model: ModelName | None = None,
-) -> tuple[Loan, _T]:
+) -> tuple[Lease, _T]:
     """Use an endpoint that can be reached; give it, taken, and what came of it.
 
     It has ``model``, as far as is known.
     """
-    return await _reach(Again(upstream, CAREFUL, [], model), use, deadline)
+    return await _reach(RetryState(upstream, SAFE_RETRIES_ONLY, [], model), use, deadline)
 
 
 async def _reach(
-    again: Again, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
-) -> tuple[Loan, _T]:
+    again: RetryState, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
+) -> tuple[Lease, _T]:
     while True:
         loan = again.upstream.pool.endpoint(again.tried, again.model, again.key)
-        endpoint = loan.take()
+        endpoint = loan.acquire()
         try:
             return loan, await use(endpoint)
         except BaseException as error:
-            loan.end(deadline.cause(error))
-            if not again.after_failure(error, endpoint):
+            loan.finish(deadline.cause(error))
+            if not again.should_retry_error(error, endpoint):
                 raise
-            without_frames(error)
+            strip_tracebacks(error)
 
 
 class _ServerNext(AsyncIterable[bytes | memoryview]):
@@ -181,7 +181,7 @@ class _ServerNext(AsyncIterable[bytes | memoryview]):
         body: AsyncIterable[bytes | memoryview],
         url: str,
         deadline: Deadline,
-        again: Again,
+        again: RetryState,
     ) -> None:
         self._body = body
         self._url = url
@@ -193,6 +193,6 @@ class _ServerNext(AsyncIterable[bytes | memoryview]):
         # Even the wait for a first chunk cannot be begun anew: it is cancelled with the attempt.
         self._again.repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
-            self._deadline.wait_for_server(self._url)
+            self._deadline.expect_server(self._url)
             yield chunk
-        self._deadline.wait_for_server(self._url)
+        self._deadline.expect_server(self._url)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import KINDS, Endpoint, without_version
+from gateway.protocol.operations import OPERATION_KINDS, Operation, strip_version
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientRequest, Upstream
@@ -17,19 +17,19 @@ _OF_FORMS = "application/x-www-form-urlencoded"
 
 
 async def understand(
-    request: ClientRequest, asked: Endpoint, upstream: Upstream, deadline: Deadline
+    request: ClientRequest, asked: Operation, upstream: Upstream, deadline: Deadline
 ) -> None:
     """Wait until it is known how a server is spoken to, where that matters to the request.
 
     Raises GatewayError: 501 for a version where the server knows none, and as ``until_known``.
     """
-    if asked.kind in KINDS["infer"] or asked.version is not None:
+    if asked.kind in OPERATION_KINDS["infer"] or asked.version is not None:
         await until_known([upstream], deadline)
-    if asked.version is not None and not upstream.dialect.versions:
+    if asked.version is not None and not upstream.dialect.versioned_paths:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
             f"upstream '{upstream.name}' ({upstream.dialect.name}) has no versions of models; "
-            f"without one, this is {without_version(request.target)}",
+            f"without one, this is {strip_version(request.target)}",
         )
 
 
@@ -40,21 +40,21 @@ async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None
     in time (504), or answers what makes no sense (502).
     """
     for upstream in upstreams:
-        if upstream.speech.dialect is None:
+        if upstream.dialect_state.dialect is None:
             await _ask(upstream, deadline)
-            deadline.wait_for_client()
+            deadline.expect_client()
 
 
 async def _ask(upstream: Upstream, deadline: Deadline) -> None:
     """Wait until the dialect is known; a call that fails for it counts as one of an endpoint."""
     loan = upstream.pool.endpoint()
-    deadline.wait_for_server(loan.take().url)
+    deadline.expect_server(loan.acquire().url)
     try:
-        await upstream.speech.known()
+        await upstream.dialect_state.known()
     except BaseException as error:
-        loan.end(error)
+        loan.finish(error)
         raise
-    loan.give_back(Outcome.UNKNOWN)  # another endpoint may have told it
+    loan.release(Outcome.UNKNOWN)  # another endpoint may have told it
 
 
 def _says_type(request: ClientRequest) -> bool:
@@ -76,7 +76,7 @@ async def typed(request: ClientRequest, upstream: Upstream, deadline: Deadline) 
     if request.content_length == 0 or _says_type(request):
         return headers
     await until_known([upstream], deadline)
-    if upstream.dialect.wants_json_type:
+    if upstream.dialect.requires_json_type:
         binary = HEADER_LENGTH in headers
         headers["Content-Type"] = "application/octet-stream" if binary else "application/json"
     return headers

@@ -37,7 +37,7 @@ def _header(value: object) -> str:
     return name
 
 
-class Keys(Section):
+class ApiKeys(Section):
     """Say where the keys of a group are, in a file or a variable, and how clients show them."""
 
     file: File | None = Field(

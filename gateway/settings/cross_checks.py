@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from gateway.settings.routes import Kind, Match
+from gateway.settings.routes import Match, OperationName
 from gateway.settings.values.addresses import has_host_name
-from gateway.settings.values.fields import listed
+from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
-from gateway.settings.values.wording import KeyPath, among, describe
+from gateway.settings.values.wording import KeyPath, describe, suggest
 
-Fault = tuple[KeyPath, str]
+CrossError = tuple[KeyPath, str]
 """Where in the settings something is wrong, and what."""
 
 _LISTEN = "127.0.0.1:8080"
@@ -23,7 +23,7 @@ _LISTEN = "127.0.0.1:8080"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-def with_routes(value: Any) -> Any:
+def with_default_route(value: Any) -> Any:
     """Return the settings with the route that goes without saying: to the one upstream."""
     upstreams = _upstreams(value)
     if len(upstreams) != 1 or "routes" in value:
@@ -31,7 +31,7 @@ def with_routes(value: Any) -> Any:
     return {**value, "routes": [{"upstream": name} for name in upstreams]}
 
 
-def faults(value: Any) -> Iterator[Fault]:
+def cross_check(value: Any) -> Iterator[CrossError]:
     """Yield what is wrong with the settings as a whole; what lacks its type is passed over."""
     yield from _unasked_certificates(_value(value, "tls"))
     yield from _admin_among_clients(value)
@@ -57,19 +57,19 @@ def _upstreams(value: Any) -> Mapping[str, object]:
     return upstreams if isinstance(upstreams, Mapping) else {}
 
 
-def _unasked_certificates(tls: object) -> Iterator[Fault]:
+def _unasked_certificates(tls: object) -> Iterator[CrossError]:
     if _value(tls, "client_certificates") is not None and _value(tls, "client_ca") is None:
         path = ("tls", "client_certificates")
         yield path, "needs client_ca, the file of who issues the clients' certificates"
 
 
-def _mistaken_keys(value: Any) -> Iterator[Fault]:
+def _mistaken_keys(value: Any) -> Iterator[CrossError]:
     keys, routes = _value(value, "keys"), _value(value, "routes")
     groups = keys if isinstance(keys, Mapping) else {}
     asked_for = list(_auth_of(routes if isinstance(routes, list | tuple) else ()))
     for path, name in asked_for:
         if name not in groups:
-            known = among(name, groups) if groups else "; there are none"
+            known = suggest(name, groups) if groups else "; there are none"
             yield path, f"no keys are named {describe(name)}{known}"
     yield from _misnamed("keys", groups)
     for name in groups:
@@ -80,14 +80,14 @@ def _mistaken_keys(value: Any) -> Iterator[Fault]:
 def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the names of the keys that routes ask for, each with its place."""
     for i, route in enumerate(routes):
-        for j, name in enumerate(listed(_value(route, "auth"))):
+        for j, name in enumerate(as_tuple(_value(route, "auth"))):
             if isinstance(name, str):
                 yield ("routes", i, "auth", j), name
 
 
 def _hashed_keys(
     keys: object, routes: Sequence[object], upstreams: Mapping[str, object]
-) -> Iterator[Fault]:
+) -> Iterator[CrossError]:
     """Yield where endpoints are to be chosen by a header that holds keys: it is not passed on."""
     for name, upstream in upstreams.items():
         header = _value(_value(upstream, "balance"), "hash")
@@ -116,20 +116,20 @@ def _key_headers(keys: object, asked_for: Sequence[str]) -> dict[str, str]:
     return holding
 
 
-def _admin_among_clients(value: object) -> Iterator[Fault]:
+def _admin_among_clients(value: object) -> Iterator[CrossError]:
     admin, listen = _value(value, "admin"), _value(value, "listen") or _LISTEN
-    if admin is not None and admin in listed(listen):
+    if admin is not None and admin in as_tuple(listen):
         yield ("admin",), "needs an address of its own: clients connect there (listen)"
 
 
-def _misnamed(section: str, names: Iterable[object]) -> Iterator[Fault]:
+def _misnamed(section: str, names: Iterable[object]) -> Iterator[CrossError]:
     for name in names:
         if isinstance(name, str) and not _NAME.fullmatch(name):
             path = (section, name)
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
 
 
-def _misnamed_models(models: object) -> Iterator[Fault]:
+def _misnamed_models(models: object) -> Iterator[CrossError]:
     for name in models if isinstance(models, Mapping) else ():
         try:
             parse_path_part(name)
@@ -140,8 +140,8 @@ def _misnamed_models(models: object) -> Iterator[Fault]:
                 yield ("models", name), f"expected a model's exact name, got {describe(name)}"
 
 
-def _mistaken_tls(upstream: object) -> Iterator[Fault]:
-    tls, endpoints = _value(upstream, "tls"), listed(_value(upstream, "endpoints"))
+def _mistaken_tls(upstream: object) -> Iterator[CrossError]:
+    tls, endpoints = _value(upstream, "tls"), as_tuple(_value(upstream, "endpoints"))
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
     if endpoints and all(map(_is_without_tls, endpoints)):
@@ -151,10 +151,10 @@ def _mistaken_tls(upstream: object) -> Iterator[Fault]:
             yield ("tls", name), f"required, as there is a {other}"
 
 
-def _without_names(upstream: object) -> Iterator[Fault]:
+def _without_names(upstream: object) -> Iterator[CrossError]:
     if _value(upstream, "resolve") is None:
         return
-    endpoints = listed(_value(upstream, "endpoints"))
+    endpoints = as_tuple(_value(upstream, "endpoints"))
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
     if texts and not any(map(has_host_name, texts)):
         yield ("resolve",), "no endpoint has a host name that could be looked up"
@@ -164,12 +164,12 @@ def _is_without_tls(endpoint: object) -> bool:
     return isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "unix:"))
 
 
-def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[Fault]:
+def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:
     taken: int | None = None
     for i, route in enumerate(routes):
         for path, name in _upstreams_of(route):
             if name not in upstreams:
-                message = f"no upstream is named {describe(name)}{among(name, upstreams)}"
+                message = f"no upstream is named {describe(name)}{suggest(name, upstreams)}"
                 yield ("routes", i, *path), message
         if _mirrors_to_itself(route):
             yield ("routes", i, "mirror", "upstream"), "mirrors to itself: it is the route's own"
@@ -216,7 +216,7 @@ def _takes_all(route: object) -> bool:
 
 
 def _are_all_kinds(value: object) -> bool:
-    return all(kind in listed(value) for kind in get_args(Kind))
+    return all(kind in as_tuple(value) for kind in get_args(OperationName))
 
 
 def _value(section: object, name: str) -> object:

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
-from gateway.settings.sections import keys_at, sections_with
+from gateway.settings.sections import section_keys, sections_with_key
 from gateway.settings.values.wording import (
     KeyPath,
-    among,
+    closest_name,
     describe,
     did_you_mean,
-    nearest,
-    path_text,
+    format_path,
+    suggest,
 )
 
 _LITERAL = re.compile(r"'([^']*)'|\b([0-9]+)\b")
@@ -21,7 +21,7 @@ _KEY_AND_VALUE = re.compile(r"([A-Za-z_][\w-]*)( *= *|:)(?!//)\S.*")
 _EXAMPLES = {"upstreams": "triton: {endpoints: [http://127.0.0.1:8000]}"}
 
 
-def message_of(details: ErrorDetails) -> str:
+def error_message(details: ErrorDetails) -> str:
     """Return an error of pydantic's in an operator's words."""
     got, context, path = details["input"], details.get("ctx", {}), details["loc"]
     match details["type"]:
@@ -51,14 +51,14 @@ def message_of(details: ErrorDetails) -> str:
 
 
 def _known(path: KeyPath) -> str:
-    keys, name = keys_at(path[:-1]), str(path[-1])
+    keys, name = section_keys(path[:-1]), str(path[-1])
     known = () if keys is None else keys.names
     if name.startswith("-"):
         return "; the - of a list needs a space behind it"
-    homes = " and of ".join([each or "the top level" for each in sections_with(name)][:2])
-    if nearest(name, known) is None and homes:
+    homes = " and of ".join([each or "the top level" for each in sections_with_key(name)][:2])
+    if closest_name(name, known) is None and homes:
         return f"; it is a key of {homes}"
-    return among(name, known) + (f" {name} is a key of {homes}" if homes else "")
+    return suggest(name, known) + (f" {name} is a key of {homes}" if homes else "")
 
 
 def _boolean(got: object) -> str:
@@ -83,7 +83,7 @@ def _section(path: KeyPath, got: object) -> str:
         return f"; a key is followed by a colon and a space: {found[1]}: ..."
     if isinstance(got, str) and "://" in got and path[:1] == ("upstreams",) and len(path) == 2:
         return f"; did you mean {{endpoints: {describe(got)}}}?"
-    example = _EXAMPLES.get(path_text(path))
+    example = _EXAMPLES.get(format_path(path))
     return f"; for example {example}" if example else ""
 
 

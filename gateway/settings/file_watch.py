@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gateway.system.files import FileWatch, digest
 
 
-class ContentWatch:
+class ContentWatcher:
     """Tells when files hold something else than before.
 
     They may be replaced in any way: by another file of the name, by a link that leads elsewhere,
@@ -24,12 +24,12 @@ class ContentWatch:
         """
         if not self._watch.changed():
             return False
-        self._watch.use()
+        self._watch.mark_used()
         before = self._content
-        self.use()
+        self.mark_used()
         return self._content != before
 
-    def use(self) -> None:
+    def mark_used(self) -> None:
         """Note that the files are used as they are now, so that this is no change any more."""
         self._content = self._digests()
 

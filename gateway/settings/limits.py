@@ -20,12 +20,12 @@ from gateway.settings.values.fields import (
     size,
     time,
 )
-from gateway.settings.values.units import Between, parse_count
+from gateway.settings.values.units import Bounded, parse_count
 from gateway.settings.values.wording import describe, did_you_mean
 
 _MIB = 2**20
 _GIB = 2**30
-_REQUESTS = Between(parse_count, "1", "1000000")
+_REQUESTS = Bounded(parse_count, "1", "1000000")
 
 
 def _requests(value: object) -> int | Literal["unlimited"]:
@@ -39,7 +39,7 @@ def _requests(value: object) -> int | Literal["unlimited"]:
         raise ValueError(f"{wanted}, got {describe(value)}{hint}") from None
 
 
-class Places(Section):
+class Concurrency(Section):
     """Bound how many requests may be at servers at a time."""
 
     requests: Annotated[
@@ -54,7 +54,7 @@ class Places(Section):
     )
 
 
-class Limits(Places):
+class Limits(Concurrency):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
     request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")

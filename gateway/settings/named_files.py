@@ -13,7 +13,7 @@ _OF_CLIENTS = ("certificate", "key", "client_ca")
 _OF_SERVERS = ("ca", "certificate", "key")
 
 
-def missing(settings: object, environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
+def missing_files(settings: object, environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the files and variables that settings name, and that are not there.
 
     The settings are as they were read: what has another type than it should is passed over.

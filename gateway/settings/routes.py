@@ -29,7 +29,7 @@ from gateway.settings.values.patterns import (
 )
 from gateway.settings.values.wording import describe
 
-Kind = Literal[
+OperationName = Literal[
     "infer",
     "generate",
     "health",
@@ -62,12 +62,12 @@ class Match(Section):
     headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
         default={}, description="The values of HTTP headers, likewise, by name."
     )
-    kinds: OneOrMore[Kind] | None = Field(
+    kinds: OneOrMore[OperationName] | None = Field(
         default=None, min_length=1, description="What is asked for: one of these."
     )
 
 
-class Share(Section):
+class WeightedUpstream(Section):
     """Give an upstream a share of a route's requests."""
 
     name: str = Field(description="The name of an upstream.")
@@ -135,14 +135,14 @@ class RouteLimits(Section):
 def _shares(value: object) -> object:
     """Return the shares that are meant by the name of an upstream."""
     if isinstance(value, str):
-        return (Share(name=value, weight=1),)
+        return (WeightedUpstream(name=value, weight=1),)
     if not isinstance(value, list | tuple):
         wanted = "the name of an upstream, or a list of {name, weight}"
         raise ValueError(f"expected {wanted}, got {describe(value)}")
     return value
 
 
-def _some_weight(shares: tuple[Share, ...]) -> tuple[Share, ...]:
+def _some_weight(shares: tuple[WeightedUpstream, ...]) -> tuple[WeightedUpstream, ...]:
     names = [share.name for share in shares]
     for name in names:
         if names.count(name) > 1:
@@ -162,9 +162,9 @@ class Route(Section):
 
     match: Match = Field(default=Match(), description="Which requests take this route.")
     upstream: Annotated[
-        tuple[Share, ...],
+        tuple[WeightedUpstream, ...],
         Field(min_length=1),
-        BeforeValidator(_shares, json_schema_input_type=str | list[Share]),
+        BeforeValidator(_shares, json_schema_input_type=str | list[WeightedUpstream]),
         AfterValidator(_some_weight),
     ] = Field(description="The name of an upstream, or several with their weights.")
     sticky: _HeaderName | None = Field(
@@ -179,7 +179,7 @@ class Route(Section):
         description="The groups of keys of which a client must show one; none, where every client"
         " is let in.",
     )
-    deny: OneOrMore[Kind] = Field(default=(), description="What is refused on this route.")
+    deny: OneOrMore[OperationName] = Field(default=(), description="What is refused on this route.")
     retry: OneOrMore[_Repeated] = Field(
         default=(),
         description="What is sent again to another server, beyond what cannot have had an effect:"

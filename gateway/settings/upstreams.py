@@ -5,13 +5,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.limits import Places
-from gateway.settings.values.addresses import parse_endpoint, parse_host, parse_path
+from gateway.settings.limits import Concurrency
+from gateway.settings.values.addresses import parse_host, parse_operation, parse_path
 from gateway.settings.values.fields import File, OneOrMore, Percentage, Section, count, time
 from gateway.settings.values.patterns import parse_header_name
 from gateway.settings.values.wording import describe, did_you_mean
 
-_Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
+_Endpoint = Annotated[str, PlainValidator(parse_operation, json_schema_input_type=str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]
 _ProbeTime = Annotated[float, time("1ms", "1h")]
 
@@ -46,14 +46,14 @@ class UpstreamTls(Section):
     )
 
 
-_By = Literal["least_outstanding", "round_robin"]
+_By = Literal["choose_least_request", "choose_round_robin"]
 
 
-class Balance(Section):
+class LoadBalancing(Section):
     """Say which endpoint takes a request."""
 
     by: _By = Field(
-        default="least_outstanding",
+        default="choose_least_request",
         description="The one with the fewest requests under way, or each in turn.",
     )
     hash: Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)] | None = (
@@ -67,15 +67,15 @@ class Balance(Section):
 def _balance(value: object) -> object:
     """Return what is meant by the one word that is needed most."""
     if isinstance(value, str) and value in get_args(_By):
-        return Balance.model_validate({"by": value})
-    if isinstance(value, Mapping | Balance):
+        return LoadBalancing.model_validate({"by": value})
+    if isinstance(value, Mapping | LoadBalancing):
         return value
     wanted = "least_outstanding, round_robin or {hash: HEADER}"
     hint = did_you_mean(value, get_args(_By))
     raise ValueError(f"expected {wanted}, got {describe(value)}{hint}")
 
 
-class Retries(Section):
+class RetryBudget(Section):
     """Bound how many requests are sent again, so that retries do not multiply an outage."""
 
     share: Percentage = Field(
@@ -90,7 +90,7 @@ class Retries(Section):
     )
 
 
-class Ejection(Section):
+class OutlierDetection(Section):
     """Say when endpoints that fail are left out, and for how long."""
 
     failures: Annotated[int, count("0", "1000")] = Field(
@@ -111,7 +111,7 @@ class Ejection(Section):
     )
 
 
-class Health(Section):
+class HealthCheck(Section):
     """Say how endpoints are asked whether they are well."""
 
     path: Annotated[str, PlainValidator(parse_path, json_schema_input_type=str)] = Field(
@@ -147,19 +147,20 @@ class Upstream(Section):
         description="How the servers speak the protocol: as Triton does, KServe, OpenVINO Model"
         " Server, or a server without the binary form (json); auto is what they say themselves.",
     )
-    balance: Annotated[Balance, BeforeValidator(_balance, json_schema_input_type=_By | Balance)] = (
-        Field(default=Balance(), description="Which endpoint takes a request.")
+    balance: Annotated[
+        LoadBalancing, BeforeValidator(_balance, json_schema_input_type=_By | LoadBalancing)
+    ] = Field(default=LoadBalancing(), description="Which endpoint takes a request.")
+    retries: RetryBudget = Field(
+        default=RetryBudget(), description="How many requests to these servers are sent again."
     )
-    retries: Retries = Field(
-        default=Retries(), description="How many requests to these servers are sent again."
+    limits: Concurrency = Field(
+        default=Concurrency(), description="How many requests may be at these servers at a time."
     )
-    limits: Places = Field(
-        default=Places(), description="How many requests may be at these servers at a time."
+    ejection: OutlierDetection = Field(
+        default=OutlierDetection(),
+        description="When endpoints that fail are left out, and for how long.",
     )
-    ejection: Ejection = Field(
-        default=Ejection(), description="When endpoints that fail are left out, and for how long."
-    )
-    health: Health | None = Field(
+    health: HealthCheck | None = Field(
         default=None,
         description="How endpoints are asked whether they are well, if they are; {} is as above.",
     )

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-HANDSHAKES = 1.0
+HANDSHAKE_TIMEOUT = 1.0
 """Seconds for handshakes under way, at most: some never end. Without any, it takes no time."""
-LOOK = 0.002
+HANDSHAKE_POLL_INTERVAL = 0.002
 """Seconds until the next look whether handshakes are under way, and until the first, as the system
 may just be at one that has passed the filter."""
 
@@ -44,7 +44,7 @@ _DONE = 3
 _SYN_RECEIVED = 3
 
 
-def shut_out(listening: socket.socket) -> None:
+def drop_new_connections(listening: socket.socket) -> None:
     """Let nobody begin to connect over TCP any more; over a Unix socket there is no beginning.
 
     A client that comes from then on tries again after a second, and is refused, as the socket is
@@ -55,7 +55,7 @@ def shut_out(listening: socket.socket) -> None:
             listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
 
 
-def handshakes_under_way(listening: socket.socket) -> bool:
+def has_pending_handshakes(listening: socket.socket) -> bool:
     """Tell whether clients have begun to connect; also true where the system does not tell."""
     if listening.family == socket.AF_UNIX:
         return False
@@ -72,7 +72,7 @@ def handshakes_under_way(listening: socket.socket) -> bool:
     return bool(struct.unpack_from("=IH", answer)[1] != _DONE)
 
 
-def last_connections(listening: socket.socket) -> Iterator[socket.socket]:
+def drain_accept_queue(listening: socket.socket) -> Iterator[socket.socket]:
     """Let nobody connect any more, and give the connections that wait; the socket must not block.
 
     Over a Unix socket, who comes from then on is refused.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-LARGEST_WINDOW = 512 * 1024
+MAX_WINDOW = 512 * 1024
 """Bytes of a body that wait for their reader before the sender is held back."""
-LEAST_WINDOW = 16 * 1024
+MIN_WINDOW = 16 * 1024
 """The same, where very many bodies are in transit; a read brings no more then, either."""
 
-LEAST_STREAM = 4 * LEAST_WINDOW
+MIN_STREAM_BYTES = 4 * MIN_WINDOW
 """Bytes that each body in transit may take in any case: a window, a read beyond it, and as much on
 the connection that it leaves by."""
 
@@ -31,7 +31,7 @@ class BufferAccount:
         self.buffered = 0
         """Bytes that connections have read ahead, or could not send yet."""
         self.streams = 0
-        self.window = LARGEST_WINDOW
+        self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
 
@@ -48,14 +48,14 @@ class BufferAccount:
     @property
     def free(self) -> int:
         """Give the bytes that are left, once each stream has had its least; below 0 if none are."""
-        return self._limit - self.reserved - max(self.buffered, self.streams * LEAST_STREAM)
+        return self._limit - self.reserved - max(self.buffered, self.streams * MIN_STREAM_BYTES)
 
     @property
     def read_size(self) -> int:
         """Give the bytes that a read may bring."""
-        return self.window if self.free > 0 else LEAST_WINDOW
+        return self.window if self.free > 0 else MIN_WINDOW
 
-    def allow(self, limit: int) -> None:
+    def set_limit(self, limit: int) -> None:
         """Have another limit from now on."""
         self._limit = limit
         self._share()
@@ -76,4 +76,4 @@ class BufferAccount:
 
     def _share(self) -> None:
         share = self._limit // (_PARTS * max(1, self.streams))
-        self.window = max(LEAST_WINDOW, min(LARGEST_WINDOW, share))
+        self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))

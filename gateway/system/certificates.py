@@ -9,7 +9,7 @@ class CertificateFileError(Exception):
     """A file that cannot be used; the message names the setting and the file."""
 
 
-def show(context: ssl.SSLContext, certificate: str, key: str) -> None:
+def load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Have a context show a certificate, of which ``key`` is the key.
 
     Raises CertificateFileError, and OSError where a file vanishes meanwhile.
@@ -28,7 +28,7 @@ def show(context: ssl.SSLContext, certificate: str, key: str) -> None:
         raise CertificateFileError(_unusable(certificate, key, error)) from None
 
 
-def trust(context: ssl.SSLContext, authorities: str, setting: str) -> None:
+def load_authorities(context: ssl.SSLContext, authorities: str, setting: str) -> None:
     """Have a context trust those whose certificates a file holds, which a setting names.
 
     Raises as ``show`` does.

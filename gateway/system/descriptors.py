@@ -6,7 +6,7 @@ import resource
 from contextlib import suppress
 
 
-def allow_all_descriptors() -> None:
+def raise_descriptor_limit() -> None:
     """Raise the soft limit of open files to the hard one, where that is allowed.
 
     It is low, as a rule, for the sake of programs that wait with select(2), which this is none of.

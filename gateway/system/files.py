@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable
 from hashlib import sha256
 
-LOOK = 2.0
+POLL_INTERVAL = 2.0
 """Seconds between two looks at a file; what is new counts when it looks the same twice."""
 
 _LARGEST = 16 * 2**20
@@ -31,7 +31,7 @@ class FileWatch:
         before, self._seen = self._seen, self._identities()
         return self._seen != self._used and self._seen == before
 
-    def use(self) -> None:
+    def mark_used(self) -> None:
         """Note that the files are used as they were at the last look."""
         self._used = self._seen
 

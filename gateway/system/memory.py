@@ -18,7 +18,7 @@ _YOUNG = 10_000
 """Objects made, less those gone, until Python looks for cycles among them; 700 by default."""
 
 
-def keep_what_is_freed() -> None:
+def tune_malloc() -> None:
     """Have the C library keep the memory of chunks that come and go by the thousand.
 
     Given back to the system each time, it is mapped and cleared anew for the next chunk, which
@@ -30,7 +30,7 @@ def keep_what_is_freed() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
 
 
-def settle() -> None:
+def tune_garbage_collector() -> None:
     """Have Python's collector leave out what is loaded by now, and look at the rest less often.
 
     Else a full collection would hold the event loop for tens of milliseconds.
@@ -40,16 +40,16 @@ def settle() -> None:
     gc.set_threshold(_YOUNG)
 
 
-def can_give_back() -> bool:
+def has_malloc_trim() -> bool:
     """Tell whether the C library can give back what is free: not every one can."""
     return hasattr(ctypes.CDLL(None), "malloc_trim")
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """Give back to the system what is free, wherever it is: malloc_trim(3)."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Give the bytes of memory in use: proc(5), statm."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ControlResponse:
     """An answer, whole."""
 
     status: int
@@ -19,15 +19,15 @@ class Document:
     body: bytes
 
 
-async def ask(
+async def send_control_request(
     endpoint: UpstreamEndpoint, method: str, path: str, largest: int, body: bytes | None = None
-) -> Document:
+) -> ControlResponse:
     """Ask a server; ``largest`` is the most that its answer's body may have, in bytes.
 
     Raises GatewayError: 502 or 503 where there is no answer, or a larger one, and 508 where the
     endpoint leads back to a gateway that asks or passes this on.
     """
-    headers = CIMultiDict(endpoint.own_request)
+    headers = CIMultiDict(endpoint.own_request_headers)
     if body is not None:
         headers["Content-Type"] = "application/json"
     chunks = None if body is None else (body,)
@@ -39,8 +39,8 @@ async def ask(
         while chunk := await response.read():
             held += chunk
             if len(held) > largest:
-                raise bad_answer(f"{endpoint.url}{path} is larger than {largest} bytes")
+                raise bad_response(f"{endpoint.url}{path} is larger than {largest} bytes")
     finally:
         response.close()
     content_type = response.headers.get("Content-Type", "application/json")
-    return Document(response.status, content_type, bytes(held))
+    return ControlResponse(response.status, content_type, bytes(held))

@@ -59,7 +59,7 @@ class UpstreamResponse(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestStart:
+class RequestTemplate:
     """What many requests share: method, raw target, and the headers that do not differ.
 
     Compared by identity: what is made of it is remembered.
@@ -70,7 +70,7 @@ class RequestStart:
     headers: HeaderLines
 
 
-class AnswerHead(Protocol):
+class UpstreamResponseHead(Protocol):
     """The head of a server's answer; compared by identity."""
 
     def __hash__(self) -> int:
@@ -89,20 +89,20 @@ class AnswerHead(Protocol):
         """Give the headers."""
 
 
-class Receiver(Protocol):
+class ResponseReceiver(Protocol):
     """Who is called when there is something of the answer to a request that was sent at once."""
 
-    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Take an answer that came as a whole; heads that read the same are the same object."""
 
-    def begun(self, response: UpstreamResponse) -> None:
+    def on_headers(self, response: UpstreamResponse) -> None:
         """Take an answer of which there is more to come."""
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         """Take it that there will be no answer: a GatewayError (502) that names the endpoint."""
 
 
-class Sent(ABC):
+class PendingRequest(ABC):
     """A request under way."""
 
     @abstractmethod
@@ -113,12 +113,12 @@ class Sent(ABC):
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
-    ``own_request`` are the headers by which the gateway's own requests, which no client has made,
+    ``own_request_headers`` are the headers by which the gateway's own requests, which no client has made,
     say who asks.
     """
 
     url: str
-    own_request: HeaderLines = ()
+    own_request_headers: HeaderLines = ()
 
     @abstractmethod
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -129,9 +129,9 @@ class UpstreamEndpoint(ABC):
         reached, 502 where it closes or answers what is not HTTP.
         """
 
-    def send_at_once(
-        self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
-    ) -> Sent | None:
+    def try_send_nowait(
+        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+    ) -> PendingRequest | None:
         """Send a request that is at hand as a whole, if that takes no waiting; else give None.
 
         ``headers`` are those in which this request differs from others with the same start. The

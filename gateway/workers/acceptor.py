@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 
-from gateway.workers.closing import Closing
-from gateway.workers.ipc import CLIENT, OPERATOR
-from gateway.workers.seat import Arrival
-from gateway.workers.worker_pool import Crew
+from gateway.workers.closing import ListenerDrain
+from gateway.workers.ipc import ADMIN, CLIENT
+from gateway.workers.seat import PendingConnection
+from gateway.workers.worker_pool import WorkerPool
 
 _FULL_PAUSE, _FAULT_PAUSE = 0.01, 1.0
 """Seconds until the next try, where nobody took a connection or where it could not be accepted."""
@@ -34,23 +34,26 @@ _NEVER = float("inf")
 _log = logging.getLogger("tensorgate.workers")
 
 
-class Door:
+class Acceptor:
     """Hands what comes on listening sockets, which it owns, to the worker with the fewest.
 
     With each socket comes the word for who connects there, CLIENT or OPERATOR.
     """
 
     def __init__(
-        self, sockets: Mapping[socket.socket, bytes], crew: Crew, selector: selectors.BaseSelector
+        self,
+        sockets: Mapping[socket.socket, bytes],
+        crew: WorkerPool,
+        selector: selectors.BaseSelector,
     ) -> None:
         self.all_taken = False
         """No client comes any more; workers are told so behind the last."""
         self._crew = crew
         self._selector = selector
         self._accepting = False
-        self._unplaced: deque[Arrival] = deque()
+        self._unplaced: deque[PendingConnection] = deque()
         self._retry_at = _NEVER
-        self._closing = Closing()
+        self._closing = ListenerDrain()
         self._take_care_of(sockets)
 
     def _take_care_of(self, sockets: Mapping[socket.socket, bytes]) -> None:
@@ -71,7 +74,7 @@ class Door:
     def accept_if_possible(self) -> None:
         """Leave connections in the system's queue while they could not be handed out."""
         crew = self._crew
-        word = OPERATOR if crew.stopping else CLIENT
+        word = ADMIN if crew.stopping else CLIENT
         possible = (
             (crew.begun or crew.stopping)
             and self._retry_at == _NEVER
@@ -105,7 +108,7 @@ class Door:
         """
         self._pause()
         sockets = {**others, **self._sockets}
-        self._take_care_of({sock: word for sock, word in sockets.items() if word == OPERATOR})
+        self._take_care_of({sock: word for sock, word in sockets.items() if word == ADMIN})
         clients = {sock: word for sock, word in sockets.items() if word == CLIENT}
         for sock in clients:
             sock.setblocking(False)
@@ -122,7 +125,7 @@ class Door:
         self.all_taken = self._crew.stopping
         return True
 
-    def place_new(self, arrivals: Iterable[Arrival] = ()) -> None:
+    def place_new(self, arrivals: Iterable[PendingConnection] = ()) -> None:
         """Place connections that were not accepted just now, unless others wait before them."""
         self._unplaced.extend(arrivals)
         if self._crew.stopping or self._retry_at == _NEVER:
@@ -142,7 +145,7 @@ class Door:
         if not self._tell_workers():
             self._retry_at = time.monotonic() + _FULL_PAUSE
 
-    def _can_be_taken(self, arrival: Arrival) -> bool:
+    def _can_be_taken(self, arrival: PendingConnection) -> bool:
         return any(worker.takes(arrival.word) for worker in self._crew.workers)
 
     def _tell_workers(self) -> bool:
@@ -179,10 +182,10 @@ class Door:
             _log.error("cannot accept a connection: %s", error.strerror or error)
             self._retry_at = time.monotonic() + _FAULT_PAUSE
             return
-        self._unplaced.append(Arrival(connection, self._sockets[sock]))
+        self._unplaced.append(PendingConnection(connection, self._sockets[sock]))
         self.place()
 
-    def _give(self, arrival: Arrival) -> bool:
+    def _give(self, arrival: PendingConnection) -> bool:
         seats = sorted(self._crew.seats, key=attrgetter("open"))
         workers = [seat.worker for seat in seats if seat.worker is not None]
         workers.sort(key=attrgetter("stopped"))  # one that drains may end soon

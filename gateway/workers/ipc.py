@@ -13,14 +13,14 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from gateway.workers.letters import Letter
+from gateway.workers.letters import ReceivedUpdate
 
-CLIENT, OPERATOR, LETTER = b"+", b"*", b"="
+CLIENT, ADMIN, CONFIG_UPDATE = b"+", b"*", b"="
 """What comes from the parent: a connection of a client or of an operator, or a letter."""
-SOON, STOP, END = b"~", b".", b"!"
+STOPPING, DRAIN, EXIT = b"~", b".", b"!"
 """How the parent stops a worker: the gateway stops, but clients still come; no more clients come;
 no more operators come either."""
-UP, TAKEN, LEAVING, DRAINED = b".", b"+", b"-", b"!"
+READY, RECEIVED, LEAVING, DRAINED = b".", b"+", b"-", b"!"
 """What a worker says: it serves; it has a connection; it is to end before its parent does; no call
 of a client is under way any more. At its end, it says a number."""
 
@@ -28,14 +28,14 @@ _log = logging.getLogger("tensorgate.workers")
 
 Take = Callable[[socket.socket, bool], None]
 """What takes a connection, and whether it is an operator's."""
-Read = Callable[[Letter], None]
+Read = Callable[[ReceivedUpdate], None]
 
 
 def _ignore() -> None:
     """Do nothing."""
 
 
-class Post:
+class WorkerChannel:
     """A worker's end of the socket that it shares with its parent.
 
     ``closed`` holds one number, shared with the parent: the connections that have come to an end.
@@ -50,15 +50,15 @@ class Post:
         self._stopped = asyncio.Event()
         self._over = asyncio.Event()
 
-    def is_up(self) -> None:
+    def send_ready(self) -> None:
         """Tell the parent that connections can come."""
-        self._say(UP)
+        self._say(READY)
 
-    def has_closed(self) -> None:
+    def count_closed(self) -> None:
         """Tell the parent that a connection is over."""
         self._closed[0] += 1
 
-    def has_dropped(self, exchanges: int) -> None:
+    def send_dropped(self, exchanges: int) -> None:
         """Tell the parent how many exchanges took too long to be finished."""
         self._say(str(exchanges).encode())
 
@@ -66,7 +66,7 @@ class Post:
         """Ask for no more connections; it is the parent that says when the last has come."""
         self._say(LEAVING)
 
-    async def deliver(self, take: Take, read: Read, stopping: Callable[[], None] = _ignore) -> None:
+    async def receive(self, take: Take, read: Read, stopping: Callable[[], None] = _ignore) -> None:
         """Give each connection that comes to ``take``, each letter to ``read``.
 
         It returns when no more clients come; operators come until ``drained`` returns.
@@ -100,29 +100,29 @@ class Post:
             return True
         except ConnectionError:
             return False
-        if data == SOON:
+        if data == STOPPING:
             stopping()
-        elif data == STOP:
+        elif data == DRAIN:
             self._ending = True
             self._stopped.set()
-        elif data == LETTER:
+        elif data == CONFIG_UPDATE:
             self._read(numbers, read)
-        elif data in (CLIENT, OPERATOR):
-            self._take(numbers, take, data == OPERATOR)
-        return bool(data) and data != END
+        elif data in (CLIENT, ADMIN):
+            self._take(numbers, take, data == ADMIN)
+        return bool(data) and data != EXIT
 
     def _take(self, numbers: Sequence[int], take: Take, is_operator: bool) -> None:
-        self._say(TAKEN)
+        self._say(RECEIVED)
         if numbers:
             take(socket.socket(fileno=numbers[0]), is_operator)
         else:
-            self.has_closed()
+            self.count_closed()
             _log.error("a connection was lost: too many open files")
 
     def _read(self, numbers: Sequence[int], read: Read) -> None:
         # One that drains goes on with the settings that it has.
         if len(numbers) == 2 and not self._ending:
-            read(Letter(*numbers))
+            read(ReceivedUpdate(*numbers))
             return
         if not self._ending:
             _log.error("a letter of the parent was lost: too many open files")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 
-def reap_orphans(workers: Collection[int]) -> None:
+def reap_adopted_children(workers: Collection[int]) -> None:
     """Let those go that have ended, but for workers, whose statuses are told elsewhere.
 
     What ended behind such a worker is seen once that is let go.

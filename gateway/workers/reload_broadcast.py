@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from gateway.system.files import LOOK
-from gateway.workers.ipc import LETTER
-from gateway.workers.letters import DONE, LONGEST_ANSWER
-from gateway.workers.seat import Worker
+from gateway.system.files import POLL_INTERVAL
+from gateway.workers.ipc import CONFIG_UPDATE
+from gateway.workers.letters import DONE, MAX_REPLY_SIZE
+from gateway.workers.seat import WorkerProcess
 
 _AGAIN = 0.01
 """Seconds until a worker that has yet to take what it got before is sent the letter again."""
@@ -23,7 +23,7 @@ _PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ConfigUpdate:
     """Say what changes: workers read the letter, and when they have, the parent does the rest.
 
     It listens on these sockets from then on, and closes those that are not among them; with each
@@ -36,13 +36,13 @@ class Orders:
     patience: float
 
 
-class Superior(Protocol):
+class ConfigSource(Protocol):
     """Who gives the parent orders; one after the other is carried out."""
 
-    def look(self, wished: bool) -> Orders | None:
+    def look(self, wished: bool) -> ConfigUpdate | None:
         """Give new orders, if there are any; SIGHUP wishes that there are. Raises nothing."""
 
-    def carried_out(self, faults: Mapping[int, str]) -> None:
+    def on_applied(self, faults: Mapping[int, str]) -> None:
         """Hear that orders are carried out, but for the workers with these ids, and why not."""
 
 
@@ -50,7 +50,10 @@ class _Delivery:
     """Has each worker read the letter of orders, and hears their answers."""
 
     def __init__(
-        self, orders: Orders, workers: Iterable[Worker], selector: selectors.BaseSelector
+        self,
+        orders: ConfigUpdate,
+        workers: Iterable[WorkerProcess],
+        selector: selectors.BaseSelector,
     ) -> None:
         self.orders = orders
         self.faults: dict[int, str] = {}
@@ -96,7 +99,7 @@ class _Delivery:
         if self._memory is not None:
             os.close(self._memory)
 
-    def _send(self, worker: Worker) -> bool:
+    def _send(self, worker: WorkerProcess) -> bool:
         """Send a worker the letter; false where that is to be tried again."""
         if worker.channel.fileno() < 0:
             return True  # it has ended
@@ -107,7 +110,7 @@ class _Delivery:
         except OSError:
             return False  # too many open files, of which some may be closed soon
         try:
-            socket.send_fds(worker.channel, [LETTER], [self._memory, reply])
+            socket.send_fds(worker.channel, [CONFIG_UPDATE], [self._memory, reply])
         except OSError as error:
             os.close(answer)
             # If it neither leaves nor has ended, it has yet to take what it got before.
@@ -122,7 +125,7 @@ class _Delivery:
         pid = self._answers.get(pipe)
         if pid is None:
             return  # what else came in this turn has ended it all
-        answer = os.read(pipe, LONGEST_ANSWER)
+        answer = os.read(pipe, MAX_REPLY_SIZE)
         self._forget(pipe)
         if answer not in (DONE, b""):  # one that ends does not answer, of which others tell
             self.faults[pid] = answer.decode(errors="replace")
@@ -133,14 +136,14 @@ class _Delivery:
         os.close(pipe)
 
 
-class OrderDesk:
+class ReloadBroadcaster:
     """Looks for orders, and has them carried out, one after the other, without ever waiting."""
 
-    def __init__(self, superior: Superior, selector: selectors.BaseSelector) -> None:
+    def __init__(self, superior: ConfigSource, selector: selectors.BaseSelector) -> None:
         self._superior = superior
         self._selector = selector
         self._wished = False
-        self._look_at = time.monotonic() + LOOK
+        self._look_at = time.monotonic() + POLL_INTERVAL
         self._delivery: _Delivery | None = None
 
     def wish(self) -> None:
@@ -154,7 +157,9 @@ class OrderDesk:
             return self._delivery.due
         return 0.0 if self._wished else self._look_at
 
-    def go_on(self, workers: Iterable[Worker], execute: Callable[[Orders], None]) -> None:
+    def go_on(
+        self, workers: Iterable[WorkerProcess], execute: Callable[[ConfigUpdate], None]
+    ) -> None:
         """Do what is due; what all workers have read is for the parent to execute."""
         if self._delivery is not None:
             self._delivery.go_on()
@@ -165,7 +170,7 @@ class OrderDesk:
             delivery.close()
             self._delivery = None
             execute(delivery.orders)
-            self._superior.carried_out(delivery.faults)
+            self._superior.on_applied(delivery.faults)
 
     def close(self) -> None:
         """Carry nothing out any more."""
@@ -184,10 +189,10 @@ class OrderDesk:
         for sock in self.sockets:
             sock.close()
 
-    def _look(self, workers: Iterable[Worker]) -> None:
+    def _look(self, workers: Iterable[WorkerProcess]) -> None:
         wished, self._wished = self._wished, False
         orders = self._superior.look(wished)
-        self._look_at = time.monotonic() + LOOK
+        self._look_at = time.monotonic() + POLL_INTERVAL
         if orders is not None:
             self._delivery = _Delivery(orders, workers, self._selector)
 

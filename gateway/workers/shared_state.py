@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 SLOTS = 1024
 """Places for news; they take 16 KiB."""
-KEPT = 60.0
+RETENTION = 60.0
 """Seconds after which what was said is over, and its slot free for others: all have read it."""
 
 _WORD = 8
@@ -26,7 +26,7 @@ _LAST_MS = (1 << _EJECTIONS_AT) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SharedEjection:
     """What is said of an endpoint."""
 
     ejections: int
@@ -35,7 +35,7 @@ class News:
     """When the last of them ends, cut to milliseconds; or when it was said that it answers."""
 
 
-class Board:
+class SharedEjections:
     """Holds the last news of each endpoint for all processes that are forked after it was made.
 
     Times are in seconds on the clock of ``time.monotonic``, which all processes share. An endpoint
@@ -46,7 +46,7 @@ class Board:
         self._slots = slots
         self._words = memoryview(mmap.mmap(-1, 2 * _WORD * slots)).cast("Q")
 
-    def post(self, name: str, ejections: int, until: float, now: float) -> None:
+    def publish(self, name: str, ejections: int, until: float, now: float) -> None:
         """Say that an endpoint is ejected; or that it answers, with no ejections."""
         words = self._words
         owner, tag, at = self._place(name)
@@ -57,13 +57,13 @@ class Board:
             words[at] = owner
         words[at + 1] = _said(tag, ejections, until if ejections else now)
 
-    def news(self, name: str) -> News | None:
+    def read(self, name: str) -> SharedEjection | None:
         """Give what was said last of an endpoint, if that is known."""
         owner, tag, at = self._place(name)
         said = self._words[at + 1]
         if self._words[at] != owner or said >> _TAG_AT != tag:
             return None
-        return News(said >> _EJECTIONS_AT & _MOST_EJECTIONS, _until(said))
+        return SharedEjection(said >> _EJECTIONS_AT & _MOST_EJECTIONS, _until(said))
 
     def _place(self, name: str) -> tuple[int, int, int]:
         """Give the two hashes of a name, neither of which is 0, and where its slot begins."""
@@ -84,4 +84,4 @@ def _until(said: int) -> float:
 
 
 def _is_over(said: int, now: float) -> bool:
-    return _until(said) + KEPT < now
+    return _until(said) + RETENTION < now

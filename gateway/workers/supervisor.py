@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gateway.workers.acceptor import Door
-from gateway.workers.fork import Work
-from gateway.workers.reload_broadcast import OrderDesk, Orders, Superior
-from gateway.workers.seat import Worker
-from gateway.workers.signals import STOPS, Signals
-from gateway.workers.worker_pool import Crew
+from gateway.workers.acceptor import Acceptor
+from gateway.workers.fork import WorkerMain
+from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, ReloadBroadcaster
+from gateway.workers.seat import WorkerProcess
+from gateway.workers.signals import STOP_SIGNALS, Signals
+from gateway.workers.worker_pool import WorkerPool
 
 _LAST_MOMENT = 5.0
 """Seconds that a worker has beyond its time to drain."""
@@ -29,7 +29,7 @@ class NoWorkerError(Exception):
     """Not one worker came up."""
 
 
-class Events(Protocol):
+class SupervisorEvents(Protocol):
     """What the parent tells of."""
 
     def begun(self, workers: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ class Events(Protocol):
         """Tell that no client is accepted any more."""
 
 
-class Parent:
+class Supervisor:
     """Has so many workers serve what comes on listening sockets, which it owns.
 
     With each comes the word for who connects there, CLIENT or OPERATOR. ``patience`` is the time in
@@ -51,18 +51,18 @@ class Parent:
         self,
         sockets: Mapping[socket.socket, bytes],
         workers: int,
-        work: Work,
+        work: WorkerMain,
         patience: float,
-        events: Events,
-        superior: Superior | None = None,
+        events: SupervisorEvents,
+        superior: ConfigSource | None = None,
     ) -> None:
         self._patience = patience
         self._events = events
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._crew = Crew(workers, work, self, self._selector)
-        self._door = Door(sockets, self._crew, self._selector)
-        self._desk = None if superior is None else OrderDesk(superior, self._selector)
+        self._crew = WorkerPool(workers, work, self, self._selector)
+        self._door = Acceptor(sockets, self._crew, self._selector)
+        self._desk = None if superior is None else ReloadBroadcaster(superior, self._selector)
         self._signals = Signals()
         self._kill_at = _NEVER
 
@@ -91,7 +91,7 @@ class Parent:
         if self._desk is not None:
             self._desk.leave()
 
-    def see_off(self, worker: Worker) -> None:
+    def see_off(self, worker: WorkerProcess) -> None:
         """Let a worker go that was told to leave."""
         # What it was told by may be a signal to all processes: then it still takes what waits.
         self._hear_signals()
@@ -99,11 +99,11 @@ class Parent:
             worker.taking = False
             self._door.place()
 
-    def has_drained(self, worker: Worker) -> None:
+    def has_drained(self, worker: WorkerProcess) -> None:
         """Let a worker end that has drained; of all that stop, the last serves operators on."""
         self._door.place()
 
-    def take_back(self, worker: Worker) -> None:
+    def take_back(self, worker: WorkerProcess) -> None:
         """Give others the connections that a worker which has ended did not get."""
         self._door.place_new(worker.on_the_way)
 
@@ -161,7 +161,7 @@ class Parent:
             self._desk.wish()
         if signal.SIGCHLD in heard:
             self._crew.reap()
-        if heard & set(STOPS) and not self._crew.stopping:
+        if heard & set(STOP_SIGNALS) and not self._crew.stopping:
             self._stop()
 
     def _stop(self) -> None:
@@ -174,7 +174,7 @@ class Parent:
             self._desk.close()
         self._door.close(others)
 
-    def _execute(self, orders: Orders) -> None:
+    def _execute(self, orders: ConfigUpdate) -> None:
         """Accept from other sockets from now on, and have workers drain in another time."""
         self._patience = orders.patience
         self._door.change(orders.sockets)

@@ -11,40 +11,44 @@ import time
 from functools import partial
 from typing import Protocol
 
-from gateway.workers.fork import Work, fork
-from gateway.workers.reaper import reap_orphans
-from gateway.workers.seat import Seat, Worker, how_it_ended
-from gateway.workers.signals import STOPS
+from gateway.workers.fork import WorkerMain, fork
+from gateway.workers.reaper import reap_adopted_children
+from gateway.workers.seat import WorkerProcess, WorkerSlot, exit_text
+from gateway.workers.signals import STOP_SIGNALS
 
 _NEVER = float("inf")
 
 _log = logging.getLogger("tensorgate.workers")
 
 
-class Employer(Protocol):
+class WorkerObserver(Protocol):
     """Who has the workers."""
 
     def leave(self) -> None:
         """Close, in a child, what is the parent's, and give signals up."""
 
-    def see_off(self, worker: Worker) -> None:
+    def see_off(self, worker: WorkerProcess) -> None:
         """Hear that a worker was told to leave."""
 
-    def has_drained(self, worker: Worker) -> None:
+    def has_drained(self, worker: WorkerProcess) -> None:
         """Hear that a worker serves no client any more."""
 
-    def take_back(self, worker: Worker) -> None:
+    def take_back(self, worker: WorkerProcess) -> None:
         """Hear that a worker has ended, with connections on the way to it perhaps."""
 
 
-class Crew:
+class WorkerPool:
     """Has so many workers work, each in a seat of its own, until they are told to stop."""
 
     def __init__(
-        self, workers: int, work: Work, employer: Employer, selector: selectors.BaseSelector
+        self,
+        workers: int,
+        work: WorkerMain,
+        employer: WorkerObserver,
+        selector: selectors.BaseSelector,
     ) -> None:
         closed = memoryview(mmap.mmap(-1, 8 * workers)).cast("Q")
-        self.seats = [Seat(closed[i : i + 1]) for i in range(workers)]
+        self.seats = [WorkerSlot(closed[i : i + 1]) for i in range(workers)]
         self.begun = False
         """All first workers have come up, or failed: from now on, those that end are replaced."""
         self.stopping = False
@@ -56,7 +60,7 @@ class Crew:
         self._selector = selector
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerProcess]:
         """Give those that there are."""
         return [seat.worker for seat in self.seats if seat.worker is not None]
 
@@ -79,7 +83,7 @@ class Crew:
 
     def reap(self) -> None:
         """Let those go that dead workers have left behind."""
-        reap_orphans([worker.pid for worker in self.workers])
+        reap_adopted_children([worker.pid for worker in self.workers])
 
     def leave(self) -> None:
         """Close, in a child, what is the parent's."""
@@ -88,20 +92,20 @@ class Crew:
             for arrival in worker.on_the_way:
                 arrival.connection.close()
 
-    def _start(self, seat: Seat) -> None:
+    def _start(self, seat: WorkerSlot) -> None:
         now = time.monotonic()
         try:
             seat.closed[0] = 0
             is_first = seat is self.seats[0]
             pid, channel = fork(self._work, seat.closed, is_first, self._employer.leave)
-            seat.worker = Worker(pid, channel, now)
+            seat.worker = WorkerProcess(pid, channel, now)
         except OSError as error:
             pause = seat.vacate(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, pause)
             return
         self._selector.register(channel, selectors.EVENT_READ, partial(self._listen_to, seat))
 
-    def _listen_to(self, seat: Seat) -> None:
+    def _listen_to(self, seat: WorkerSlot) -> None:
         assert seat.worker is not None
         try:
             words = seat.worker.channel.recv(1024)
@@ -121,7 +125,7 @@ class Crew:
         else:
             self._bury(seat, seat.worker)
 
-    def _bury(self, seat: Seat, worker: Worker) -> None:
+    def _bury(self, seat: WorkerSlot, worker: WorkerProcess) -> None:
         self._selector.unregister(worker.channel)
         worker.channel.close()
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
@@ -131,8 +135,8 @@ class Crew:
         self._employer.take_back(worker)
         if not self.stopping:
             then = f"in {pause:g} s" if pause else "at once"
-            ended = how_it_ended(code)
+            ended = exit_text(code)
             _log.error("worker %d %s; another one starts %s", worker.pid, ended, then)
-        elif code and -code not in STOPS:
+        elif code and -code not in STOP_SIGNALS:
             # As for those: they can come before a worker handles them, and after it has finished.
-            _log.error("worker %d %s", worker.pid, how_it_ended(code))
+            _log.error("worker %d %s", worker.pid, exit_text(code))

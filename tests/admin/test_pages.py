@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import LIMITS, nothing_left, until
-from tests.support.gateway_process import WATCHFUL, serving, settings_in
-from tests.support.http_messages import answer, request
+from tests.support.gateway import LIMITS, no_leaks, until
+from tests.support.gateway_process import FAST_FILE_WATCH, gateway_process, write_settings
+from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import FaultyServer, always, hang
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -68,13 +68,16 @@ async def test_it_lives_whatever_its_servers_do() -> None:
 
 
 async def test_it_is_ready_if_its_servers_are() -> None:
-    async with FaultyServer(always(answer())) as server, _admin(server.url) as (_, client):
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        _admin(server.url) as (_, client),
+    ):
         assert (await client.call("GET", "/ready")).status == 200
 
 
 async def test_it_is_not_ready_while_it_drains() -> None:
     settings = _settings(NOWHERE, limits={**LIMITS, "drain_time": 5})
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         settings = _settings(server.url, limits={**LIMITS, "drain_time": 5})
         gateway = Gateway(settings)
         await gateway.__aenter__()
@@ -97,7 +100,10 @@ async def test_it_is_not_ready_while_it_drains() -> None:
 
 async def test_the_status() -> None:
     limits = {**LIMITS, "requests": 7}
-    async with FaultyServer(hang) as server, _admin(server.url, limits=limits) as (gateway, client):
+    async with (
+        ScriptedServer(never_respond) as server,
+        _admin(server.url, limits=limits) as (gateway, client),
+    ):
         async with connect(gateway.addresses[0]) as busy:
             await busy.send(request("GET", "/v2/x"))
             await until(lambda: gateway.listener.requests == 1)
@@ -116,17 +122,17 @@ async def test_the_status() -> None:
 async def test_the_status_tells_how_servers_are_spoken_to() -> None:
     auto = {"u": {"endpoints": [NOWHERE], "dialect": "auto"}}
     async with _admin(NOWHERE, upstreams=auto) as (gateway, client):
-        speech = gateway.runtime.upstreams["u"].speech
-        await until(lambda: "cannot connect" in speech.reason)
+        dialect_state = gateway.runtime.upstreams["u"].dialect_state
+        await until(lambda: "cannot connect" in dialect_state.reason)
         told = (await client.call("GET", "/status")).json["upstreams"]["u"]["dialect"]
         assert told["name"] is None
         assert told["reason"].startswith(f"cannot connect to {NOWHERE}")
-    itself = answer(b'{"name": "kserve", "version": "0.15.0", "extensions": []}')
-    async with FaultyServer(always(itself)) as server:
+    itself = http_response(b'{"name": "kserve", "version": "0.15.0", "extensions": []}')
+    async with ScriptedServer(always_respond(itself)) as server:
         auto["u"]["endpoints"] = [server.url]
         async with _admin(server.url, upstreams=auto) as (gateway, client):
-            speech = gateway.runtime.upstreams["u"].speech
-            await until(lambda: speech.dialect)
+            dialect_state = gateway.runtime.upstreams["u"].dialect_state
+            await until(lambda: dialect_state.dialect)
             status = (await client.call("GET", "/status")).json
     assert status["upstreams"]["u"]["dialect"] == {
         "name": "kserve",
@@ -135,7 +141,7 @@ async def test_the_status_tells_how_servers_are_spoken_to() -> None:
 
 
 async def test_the_metrics() -> None:
-    async with FaultyServer(hang) as server, _admin(server.url) as (gateway, client):
+    async with ScriptedServer(never_respond) as server, _admin(server.url) as (gateway, client):
         async with connect(gateway.addresses[0]) as busy:
             await busy.send(request("GET", "/v2/x"))
             await until(lambda: gateway.listener.requests == 1)
@@ -150,7 +156,7 @@ async def test_the_metrics() -> None:
 
 
 async def test_it_comes_and_goes_with_a_reload() -> None:
-    async with nothing_left():
+    async with no_leaks():
         settings = _settings(NOWHERE)
         async with Gateway(settings) as gateway:
             first = settings.admin
@@ -171,11 +177,11 @@ async def test_it_tells_of_settings_that_cannot_be_used(tmp_path: Path, workers:
     admin = free_address()
     file = tmp_path / "gateway.yaml"
     more = f"admin: {admin}\nworkers: {workers}\n"
-    config = settings_in(file, NOWHERE, more=more)
-    async with serving(config, WATCHFUL) as (process, _):
-        await process.until_it_says(r"listening on http://\S+ \(admin\)")
+    config = write_settings(file, NOWHERE, more=more)
+    async with gateway_process(config, FAST_FILE_WATCH) as (process, _):
+        await process.wait_for_output(r"listening on http://\S+ \(admin\)")
         file.write_text(file.read_text() + "nonsense: true\n")
-        await process.until_it_says("settings not reloaded")
+        await process.wait_for_output("settings not reloaded")
 
         async def failures() -> float:
             async with connect(f"http://{admin}") as client:

@@ -8,15 +8,15 @@ import pytest
 
 from gateway.app import ejection_sync
 from gateway.app.gateway import Gateway
-from gateway.routing.health import Health
+from gateway.routing.health import EjectionState
 from gateway.settings.schema import Settings
-from gateway.settings.upstreams import Health as HealthSettings
+from gateway.settings.upstreams import HealthCheck as HealthSettings
 from gateway.upstream.pool import reachability
-from gateway.workers.shared_state import Board
-from tests.support.gateway import nothing_left, until
-from tests.support.http_messages import answer
+from gateway.workers.shared_state import SharedEjections
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ejection_sync, "_LOOK", 0.01)
 
 
-class _Server(FaultyServer):
+class _Server(ScriptedServer):
     """Closes without an answer until it is well."""
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class _Server(FaultyServer):
             await connection.request()
             if not self.well:
                 return
-            await connection.send(answer())
+            await connection.send(http_response())
 
 
-def _settings(*servers: FaultyServer, time: str, connect_time: str = "1s") -> Settings:
+def _settings(*servers: ScriptedServer, time: str, connect_time: str = "1s") -> Settings:
     endpoints = [server.url for server in servers]
     return Settings.model_validate(
         {
@@ -68,10 +68,10 @@ async def _ask(client: RawClient, times: int) -> list[int]:
 
 
 async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
-    board = Board()
-    async with nothing_left(), AsyncExitStack() as stack:
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
-        good = [await stack.enter_async_context(FaultyServer()) for _ in range(2)]
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
         one = await stack.enter_async_context(Gateway(settings, board=board))
         other = await stack.enter_async_context(Gateway(settings, board=board))
@@ -91,10 +91,10 @@ async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
 
 
 async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
-    board = Board()
-    async with nothing_left(), AsyncExitStack() as stack:
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
-        good = [await stack.enter_async_context(FaultyServer()) for _ in range(2)]
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
         async with Gateway(settings, board=board) as one:
             await _ask(await _client(stack, one), 15)
@@ -108,9 +108,9 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.05)
-    board = Board()
-    async with nothing_left(), AsyncExitStack() as stack:
-        async with FaultyServer() as server:
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
+        async with ScriptedServer() as server:
             port = server.port
             settings = _settings(server, time="60s")
             # Once it is probed healthy, that stays so for the whole test.
@@ -128,14 +128,14 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
         await until(lambda: pools[1].unreachable)
         missing = await other.runtime.routes.readiness.missing()
         assert missing == "upstream u (another worker cannot connect to upstream u)"
-        async with FaultyServer(port=port):
+        async with ScriptedServer(port=port):
             await until(lambda: not any(pool.unreachable for pool in pools))
 
 
 async def test_without_a_board_each_finds_out_alone() -> None:
-    async with nothing_left(), AsyncExitStack() as stack:
+    async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
-        good = [await stack.enter_async_context(FaultyServer()) for _ in range(2)]
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
         for _ in range(2):
             gateway = await stack.enter_async_context(Gateway(settings))
@@ -152,8 +152,8 @@ async def test_a_fault_of_our_own_is_logged_and_makes_nobody_deaf(
         looks += 1
         raise KeyError
 
-    heard = ejection_sync.Hearsay(Board())
-    async with nothing_left():
+    heard = ejection_sync.EjectionSync(SharedEjections())
+    async with no_leaks():
         heard.start(pools)  # type: ignore[arg-type]
         await until(lambda: looks > 1)
         await heard.close()

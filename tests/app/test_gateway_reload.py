@@ -20,12 +20,17 @@ from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import HOST, free_address
 from tests.support.certificates import ca_file, certificate_files, server_certificate
-from tests.support.gateway import LIMITS, nothing_left, until
-from tests.support.http_messages import answer, chunk, message, request
-from tests.support.inference_messages import binary_answer, infer_json, infer_raw, metadata
+from tests.support.gateway import LIMITS, no_leaks, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import UNKNOWN_NAME, NameService
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -45,7 +50,7 @@ def _settings(*urls: str, **more: Any) -> Settings:
 
 @asynccontextmanager
 async def _gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, str]]:
-    async with nothing_left(), Gateway(settings) as gateway:
+    async with no_leaks(), Gateway(settings) as gateway:
         yield gateway, gateway.addresses[0]
 
 
@@ -61,7 +66,7 @@ class _Streaming:
         await connection.send(chunk(b"one "))
         await self.go_on.wait()
         await connection.send(chunk(b"two"), chunk(b""))
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
 
 class _Held:
@@ -74,11 +79,11 @@ class _Held:
         while True:
             await connection.request()
             await self.go_on.wait()
-            await connection.send(answer(b"held"))
+            await connection.send(http_response(b"held"))
 
 
-def _names(name: str) -> FaultyServer:
-    return FaultyServer(always(answer(name.encode())))
+def _names(name: str) -> ScriptedServer:
+    return ScriptedServer(always_respond(http_response(name.encode())))
 
 
 async def test_the_next_request_on_a_connection_goes_where_the_new_settings_say() -> None:
@@ -103,12 +108,14 @@ async def test_an_upstream_that_has_not_changed_stays_with_all_it_has() -> None:
         while True:
             target = (await connection.request()).head.target
             if target.endswith("/infer"):
-                await connection.send(binary_answer(bytes(8)))
+                await connection.send(binary_response(bytes(8)))
             else:
                 config = target.endswith("config")
-                await connection.send(answer(b'{"max_batch_size": 0}' if config else metadata(-1)))
+                await connection.send(
+                    http_response(b'{"max_batch_size": 0}' if config else metadata(-1))
+                )
 
-    async with FaultyServer(models) as server, _gateway(_settings(server.url)) as (gateway, url):
+    async with ScriptedServer(models) as server, _gateway(_settings(server.url)) as (gateway, url):
         async with connect(url) as client:
             assert (await client.ask(infer_raw(bytes(8)))).status == 200
             upstream = gateway.runtime.upstreams["u"]
@@ -146,12 +153,12 @@ async def test_it_is_ready_through_a_reload(replaced: bool) -> None:
     held = _Held()
     ready = request("GET", "/v2/health/ready")
 
-    def settings(server: FaultyServer, health: dict[str, Any] | None) -> Settings:
+    def settings(server: ScriptedServer, health: dict[str, Any] | None) -> Settings:
         upstream = {"endpoints": [server.url], "dialect": "triton", "health": health}
         return _settings(upstreams={"u": upstream})
 
     async with (
-        FaultyServer(held) as new,
+        ScriptedServer(held) as new,
         _names("old") as old,
         _gateway(settings(old, {}) if replaced else settings(new, None)) as (gateway, url),
         connect(url) as client,
@@ -163,7 +170,7 @@ async def test_it_is_ready_through_a_reload(replaced: bool) -> None:
         await client.send(ready)
         await until(lambda: len(new.requests) == (1 if replaced else 2))
         held.go_on.set()
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
 
 
 @pytest.mark.parametrize("names_fail", [True, False], ids=["names fail", "names take long"])
@@ -171,7 +178,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
     names_fail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
-    monkeypatch.setattr("gateway.app.build.pools.addresses_of", names)
+    monkeypatch.setattr("gateway.app.build.pools.resolve_host", names)
     monkeypatch.setattr("gateway.upstream.pool.supervisor._FIRST_LOOK_UP", 0.05)
     async with _names("one") as one, AsyncExitStack() as stack:  # nothing listens at the other
 
@@ -209,7 +216,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
 async def test_an_answer_that_has_begun_is_finished_by_the_old_server() -> None:
     script = _Streaming()
     async with (
-        FaultyServer(script) as old,
+        ScriptedServer(script) as old,
         _names("new") as new,
         _gateway(_settings(old.url)) as (
             gateway,
@@ -236,7 +243,7 @@ async def test_an_answer_that_has_begun_is_finished_by_the_old_server() -> None:
 async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) -> None:
     held = _Held()
     async with (
-        FaultyServer(held) as old,
+        ScriptedServer(held) as old,
         _names("new") as new,
         _gateway(_settings(old.url)) as (
             gateway,
@@ -251,11 +258,11 @@ async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) 
                 held.go_on.clear()
             await client.send(request("GET", "/v2/x"))
             await until(lambda: len(old.requests) == 1 + warm)
-            assert bool(runtime.straight.under_way) is warm
+            assert bool(runtime.straight.in_flight) is warm
             await gateway.reload(_settings(new.url))
             assert runtime.in_use
             held.go_on.set()
-            assert (await client.reply()).body == b"held"
+            assert (await client.read_response()).body == b"held"
             await until(lambda: not runtime.in_use)
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
@@ -273,7 +280,7 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
         limits = {**places, "metadata_time": other}
         return _settings(upstreams={"u": server}, limits=limits, **more)
 
-    async with FaultyServer(held) as server, AsyncExitStack() as stack:
+    async with ScriptedServer(held) as server, AsyncExitStack() as stack:
         server_url = server.url
         gateway, url = await stack.enter_async_context(_gateway(settings(2, 1)))
         clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
@@ -282,9 +289,12 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
         await until(lambda: len(server.requests) == 2)
 
         def places() -> tuple[int, int]:
-            gates = (gateway.runtime.shared.gate, gateway.runtime.upstreams["u"].gate)
-            (gate,) = filter(None, gates)
-            return gate.inside, gate.waiting
+            concurrency_limits = (
+                gateway.runtime.shared.concurrency_limit,
+                gateway.runtime.upstreams["u"].concurrency_limit,
+            )
+            (concurrency_limit,) = filter(None, concurrency_limits)
+            return concurrency_limit.active, concurrency_limit.waiting
 
         for other in (2, 3):
             await gateway.reload(settings(2, other))
@@ -301,7 +311,7 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
         await clients[3].send(request("GET", "/v2/x"))
         await until(lambda: places() == (3, 1))
         held.go_on.set()
-        assert [(await client.reply()).body for client in clients] == [b"held"] * 4
+        assert [(await client.read_response()).body for client in clients] == [b"held"] * 4
         await until(lambda: places() == (0, 0))
 
 
@@ -309,7 +319,7 @@ async def test_times_of_an_exchange_are_those_it_began_with() -> None:
     held = _Held()
     limits = {"total_time": 1}
     async with (
-        FaultyServer(held) as old,
+        ScriptedServer(held) as old,
         _gateway(_settings(old.url, limits=limits)) as (
             gateway,
             url,
@@ -320,16 +330,20 @@ async def test_times_of_an_exchange_are_those_it_began_with() -> None:
         await client.call("GET", "/v2/x")
         held.go_on.clear()
         await client.send(request("GET", "/v2/x"))
-        await until(lambda: gateway.runtime.straight.under_way)
+        await until(lambda: gateway.runtime.straight.in_flight)
         assert await gateway.reload(_settings(old.url)) == "limits changed"
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 504
         assert "not done in 1 s" in reply.error
         held.go_on.set()
 
 
 async def test_what_is_under_way_at_the_end_ends_on_old_and_new() -> None:
-    async with nothing_left(), FaultyServer(hang) as one, FaultyServer(hang) as two:
+    async with (
+        no_leaks(),
+        ScriptedServer(never_respond) as one,
+        ScriptedServer(never_respond) as two,
+    ):
         settings = [_settings(each.url, limits={"drain_time": 0.05}) for each in (one, two)]
         async with Gateway(settings[0]) as gateway:
             url = gateway.addresses[0]
@@ -426,7 +440,7 @@ async def test_who_waits_at_an_address_that_changes_hands_is_served() -> None:
     async with _gateway(_settings(listen=first, admin=second)) as (gateway, _):
         kept, admin = gateway._listening
         waiting = admin.sockets[0].dup()
-        gateway._admin.let_go(admin.sockets)  # so that nobody accepts meanwhile
+        gateway._admin.close_sockets(admin.sockets)  # so that nobody accepts meanwhile
         gateway._listening = (kept, replace(admin, sockets=(waiting,)))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
@@ -572,7 +586,7 @@ async def test_the_helper_comes_and_goes() -> None:
         for helper in ("always", "never", "always"):
             await gateway.reload(_settings(helper=helper))
             rule = gateway.runtime.routes.rules[0]
-            assert rule.routes[0].lender is gateway._helper
+            assert rule.routes[0].offloader is gateway._helper
             assert (gateway._helper is not None) is (helper == "always")
         before = gateway._helper
         await gateway.reload(_settings(helper="always"))
@@ -583,7 +597,7 @@ async def test_a_gateway_that_is_given_its_connections_does_not_listen() -> None
     closed: list[None] = []
     async with (
         _names("x") as server,
-        nothing_left(),
+        no_leaks(),
         Gateway(_settings(server.url), lambda: closed.append(None)) as gateway,
     ):
         await gateway.reload(_settings(server.url, listen=free_address(), workers=3))
@@ -602,23 +616,23 @@ async def test_what_servers_said_that_they_are_is_kept() -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(answer(itself if received.head.target == "/v2" else b"{}"))
+            await connection.send(http_response(itself if received.head.target == "/v2" else b"{}"))
 
     def asked() -> int:
         return sum(received.head.target == "/v2" for received in server.requests)
 
-    async with FaultyServer(script) as server, _gateway(_auto(server.url)) as (gateway, url):
-        first = gateway.runtime.upstreams["u"].speech
+    async with ScriptedServer(script) as server, _gateway(_auto(server.url)) as (gateway, url):
+        first = gateway.runtime.upstreams["u"].dialect_state
         await until(lambda: first.dialect)
         await gateway.reload(_auto(server.url).model_copy(update={"request_id": False}))
-        assert gateway.runtime.upstreams["u"].speech is first
+        assert gateway.runtime.upstreams["u"].dialect_state is first
         async with connect(url) as client:
             assert (await client.ask(infer_json())).status == 200
         assert asked() == 1
         await gateway.reload(_auto(server.url, required=False))
-        speech = gateway.runtime.upstreams["u"].speech
-        assert speech is not first
-        assert speech.dialect == first.dialect
+        dialect_state = gateway.runtime.upstreams["u"].dialect_state
+        assert dialect_state is not first
+        assert dialect_state.dialect == first.dialect
         await until(lambda: asked() == 2)
         # What the settings say is not asked for.
         await gateway.reload(_auto(server.url, dialect="kserve"))

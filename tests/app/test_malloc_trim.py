@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from gateway.system.memory import can_give_back
+from gateway.system.memory import has_malloc_trim
 
 MIB = 2**20
 
@@ -11,15 +11,15 @@ MIB = 2**20
 PROGRAM = """
 import asyncio, time
 from gateway.app import spare_memory
-from gateway.system.memory import keep_what_is_freed, resident
+from gateway.system.memory import tune_malloc, resident
 
 spare_memory._LOOK = 0.05
-keep_what_is_freed()
+tune_malloc()
 
 async def main():
     before = resident()
     bodies, rest = [], []
-    async with spare_memory.SpareMemory():
+    async with spare_memory.MallocTrim():
         await asyncio.sleep(0)
         for _ in range(500):
             bodies.append([bytes(40_000) for _ in range(10)])
@@ -35,7 +35,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(not can_give_back(), reason="the C library gives nothing back")
+@pytest.mark.skipif(not has_malloc_trim(), reason="the C library gives nothing back")
 def test_what_is_free_goes_back_though_some_above_it_stays() -> None:
     program = PROGRAM.format(spare=64 * MIB)
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -12,14 +12,14 @@ import pytest
 from gateway.app import reloader as reload
 from gateway.app.gateway import Gateway
 from gateway.app.reload.revision import Revision
-from gateway.app.reload.source import Source
+from gateway.app.reload.source import SettingsSource
 from gateway.app.reloader import Reloader
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
-from tests.support.gateway import nothing_left, until
-from tests.support.http_messages import answer
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
-from tests.support.servers.scripted_server import FaultyServer, always
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -41,11 +41,11 @@ def _written(file: Path, url: str, more: str = "") -> None:
 
 @asynccontextmanager
 async def _from(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]]:
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     levels: list[str] = []
     revision = Revision(0.0, str(file))
     async with (
-        nothing_left(),
+        no_leaks(),
         Gateway(source.read(), revision=revision) as gateway,
         Reloader(gateway, source, lambda s: levels.append(s.log.level)) as reloader,
     ):
@@ -55,14 +55,17 @@ async def _from(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at files often."""
-    monkeypatch.setattr(reload, "LOOK", 0.01)
+    monkeypatch.setattr(reload, "POLL_INTERVAL", 0.01)
 
 
 @pytest.mark.usefixtures("often")
 async def test_a_file_that_changes_is_used(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
     _written(file, NOWHERE)
-    async with FaultyServer(always(answer(b"new"))) as server, _from(file) as (gateway, _, levels):
+    async with (
+        ScriptedServer(always_respond(http_response(b"new"))) as server,
+        _from(file) as (gateway, _, levels),
+    ):
         async with connect(gateway.addresses[0]) as client:
             _written(file, server.url, "log: {level: error}\n")
             await until(lambda: gateway.revision.number == 2)
@@ -77,7 +80,7 @@ async def test_a_file_that_changes_is_used(file: Path, caplog: pytest.LogCapture
 async def test_a_bad_file_is_told_once_and_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with FaultyServer(always(answer(b"x"))) as server:
+    async with ScriptedServer(always_respond(http_response(b"x"))) as server:
         _written(file, server.url)
         async with _from(file) as (gateway, reloader, levels):
             broken = "upstreams: {u: {endpoints: []}}\nlisten: 1\n"
@@ -92,7 +95,7 @@ async def test_a_bad_file_is_told_once_and_changes_nothing(
             assert gateway.revision.number == 1
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/v2/x")).body == b"x"
-            reloader.wish()  # who asks is told
+            reloader.request_reload()  # who asks is told
             await until(lambda: len(caplog.messages) == 2)
             assert levels == []
             _written(file, server.url)
@@ -130,10 +133,10 @@ async def test_what_is_wished_during_a_reload_leads_to_one_more(
             return await reload_(settings)
 
         monkeypatch.setattr(gateway, "reload", slow)
-        reloader.wish()
+        reloader.request_reload()
         await begun.wait()
         for _ in range(3):
-            reloader.wish()
+            reloader.request_reload()
         await asyncio.sleep(0)
         assert len(calls) == 1
         go_on.set()
@@ -154,10 +157,10 @@ async def test_a_fault_of_its_own_ends_nothing(
                 raise RuntimeError("no luck")
 
             patch.setattr(gateway, "reload", fail)
-            reloader.wish()
+            reloader.request_reload()
             await until(lambda: gateway.revision.failures == 1)
             assert "no luck" in caplog.text
-        reloader.wish()
+        reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
 
 
@@ -168,7 +171,7 @@ async def test_a_file_need_not_be_watched(file: Path) -> None:
         _written(file, NOWHERE, "limits: {drain_time: 1}\n")
         await asyncio.sleep(0.1)
         assert gateway.revision.number == 1
-        reloader.wish()
+        reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
         assert gateway.settings.limits.drain_time == 1
         _written(file, NOWHERE)  # it is watched from now on
@@ -181,7 +184,7 @@ async def test_the_number_of_workers_waits_for_the_next_start(
     _written(file, NOWHERE)
     async with _from(file) as (gateway, reloader, _):
         _written(file, NOWHERE, "workers: 3\nlimits: {drain_time: 1}\n")
-        reloader.wish()
+        reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
         assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]
         assert gateway.settings.limits.drain_time == 1

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.app.reload.resources import Material
-from gateway.app.reload.source import Source
-from gateway.app.worker_reloader import Follower, Leader
+from gateway.app.reload.resources import Resources
+from gateway.app.reload.source import SettingsSource
+from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.settings.schema import Settings
-from gateway.workers.letters import Letter
-from gateway.workers.reload_broadcast import Orders
+from gateway.workers.letters import ReceivedUpdate
+from gateway.workers.reload_broadcast import ConfigUpdate
 from tests.support.certificates import authority, certificate_files
 from tests.support.gateway import until
 from tests.support.raw_client import RawClient, connect
@@ -27,9 +27,9 @@ class _Family:
     def __init__(self, file: Path, end: str = "") -> None:
         self.file = file
         self.write("http://127.0.0.1:1", end=end)
-        source = Source(file, {})
+        source = SettingsSource(file, {})
         self.levels: list[str] = []
-        self.leader = Leader(source.read(), source, self.note)
+        self.leader = SupervisorReloader(source.read(), source, self.note)
         self.sockets = self.leader.sockets
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class _Family:
     def url(self) -> str:
         return self.leader.addresses[0]
 
-    def look(self) -> Orders:
+    def look(self) -> ConfigUpdate:
         orders = self.leader.look(wished=True)
         assert orders is not None
         return orders
@@ -60,13 +60,13 @@ def family(tmp_path: Path) -> Iterator[_Family]:
         yield family
 
 
-async def _answer(follower: Follower, orders: Orders) -> bytes:
+async def _answer(follower: WorkerReloader, orders: ConfigUpdate) -> bytes:
     """Have a letter read, and give the answer."""
     memory = os.memfd_create("letter")
     os.write(memory, orders.letter)
     answer, reply = os.pipe()
     os.set_blocking(answer, False)
-    follower.take(Letter(memory, reply))
+    follower.take(ReceivedUpdate(memory, reply))
     told = b""
 
     def is_told() -> bool:
@@ -87,7 +87,7 @@ async def test_workers_follow(family: _Family, caplog: pytest.LogCaptureFixture)
     levels: list[str] = []
     async with (
         family.leader.gateway(lambda: None) as gateway,
-        Follower(gateway, lambda settings: levels.append(settings.log.level)) as follower,
+        WorkerReloader(gateway, lambda settings: levels.append(settings.log.level)) as follower,
     ):
         assert (gateway.revision.number, gateway.revision.file) == (1, str(family.file))
         family.write("http://127.0.0.1:2")
@@ -95,12 +95,12 @@ async def test_workers_follow(family: _Family, caplog: pytest.LogCaptureFixture)
         assert orders.sockets == family.sockets
         assert family.levels == []
         assert await _answer(follower, orders) == b"+"
-        family.leader.carried_out({})
+        family.leader.on_applied({})
         assert caplog.messages == [f"settings reloaded from {family.file}: upstreams ~u"]
         assert gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:2",)
         assert (gateway.revision.number, gateway.revision.reloads) == (2, 1)
         assert levels == family.levels == ["info"]
-        family.leader.carried_out({})
+        family.leader.on_applied({})
         assert len(caplog.messages) == 1
 
 
@@ -109,11 +109,11 @@ async def test_workers_know_of_a_file_that_cannot_be_used(
 ) -> None:
     async with (
         family.leader.gateway(lambda: None) as gateway,
-        Follower(gateway, family.note) as follower,
+        WorkerReloader(gateway, family.note) as follower,
     ):
         family.write("ftp://x")
         assert await _answer(follower, family.look()) == b"+"
-        family.leader.carried_out({})
+        family.leader.on_applied({})
         (message,) = caplog.messages
         assert message.startswith(f"settings not reloaded: {family.file}:3: upstreams.u.endpoints")
         revision = gateway.revision
@@ -131,14 +131,14 @@ async def test_a_worker_that_cannot_goes_on_and_is_told_again(
     ca = f", tls: {{ca: {certificates}}}"
     async with (
         family.leader.gateway(lambda: None) as gateway,
-        Follower(gateway, family.note) as follower,
+        WorkerReloader(gateway, family.note) as follower,
     ):
         family.write("https://127.0.0.1:2", ca)
         orders = family.look()
         certificates.rename(tmp_path / "elsewhere")  # between the parent's look and the worker's
         told = (await _answer(follower, orders)).decode()
         assert told.startswith(f"upstreams.u.tls.ca: cannot read {certificates}: No such file")
-        family.leader.carried_out({7: told, 8: told, 9: "no luck"})
+        family.leader.on_applied({7: told, 8: told, 9: "no luck"})
         assert caplog.messages == [
             f"workers 7, 8: still on the settings from before: {told}",
             "worker 9: still on the settings from before: no luck",
@@ -159,7 +159,7 @@ async def test_a_fault_of_its_own_ends_neither(
 
     async with (
         family.leader.gateway(lambda: None) as gateway,
-        Follower(gateway, family.note) as follower,
+        WorkerReloader(gateway, family.note) as follower,
     ):
         orders = family.look()
         with monkeypatch.context() as patch:
@@ -252,10 +252,10 @@ async def test_a_new_worker_begins_with_the_newest_certificate(
 def test_a_fault_of_renewal_does_not_end_the_parent(
     family: _Family, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: Material) -> None:
+    def fail(_: Resources) -> None:
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(Material, "renew", fail)
+    monkeypatch.setattr(Resources, "renew", fail)
     assert family.leader.look(wished=False) is None
     assert family.leader.look(wished=True) is not None
     assert caplog.text.count("RuntimeError: no luck") == 2

@@ -310,7 +310,7 @@ def convert_answer(
     body: bytes,
     header_size: int,
     nonfinite: str,
-    bytes_as: str,
+    bytes_encoding: str,
     binary: frozenset[str],
     as_base64: frozenset[str] = frozenset(),
 ) -> tuple[Fields, bytes]:
@@ -328,7 +328,7 @@ def convert_answer(
         if "binary_data_size" not in parameters:
             if "data" in output and output["name"] in binary:
                 tail += _packed(output)
-            elif "data" in output and (bytes_as == "base64" or output["name"] in as_base64):
+            elif "data" in output and (bytes_encoding == "base64" or output["name"] in as_base64):
                 _encode(output)
             continue
         size = parameters["binary_data_size"]
@@ -340,7 +340,7 @@ def convert_answer(
         values = unpack(output["datatype"], data)
         check(len(values) == math.prod(output["shape"]), "count", 502)
         marked = output["datatype"] == "BYTES" and output["name"] in as_base64
-        shown_as = "base64" if marked else bytes_as
+        shown_as = "base64" if marked else bytes_encoding
         output["data"] = [_shown(x, nonfinite, shown_as) for x in values]
         del parameters["binary_data_size"]
         if marked:
@@ -381,9 +381,9 @@ def unpack(datatype: str, data: bytes) -> list[Any]:
     return cast("list[Any]", values.tolist())
 
 
-def _shown(value: Any, nonfinite: str, bytes_as: str) -> Any:
+def _shown(value: Any, nonfinite: str, bytes_encoding: str) -> Any:
     if isinstance(value, bytes):
-        if bytes_as == "base64":
+        if bytes_encoding == "base64":
             return base64.b64encode(value).decode()
         try:
             return value.decode()
@@ -403,14 +403,14 @@ def request_as_json(
     header: Fields,
     tensors: list[bytes],
     nonfinite: str,
-    bytes_as: str,
-    written_as: dict[int, str],
+    bytes_encoding: str,
+    input_encodings: dict[int, str],
     as_base64: frozenset[str],
 ) -> Fields:
     """Write a request in binary form for a server that takes JSON only.
 
-    BYTES are as `written_as` says by the index of the input, text where they have a content type,
-    and else `bytes_as`; outputs `as_base64` are asked for so. Raises RefusedError.
+    BYTES are as `input_encodings` says by the index of the input, text where they have a content type,
+    and else `bytes_encoding`; outputs `as_base64` are asked for so. Raises RefusedError.
     """
     header.get("parameters", {}).pop("binary_data_output", None)
     for entry in header.get("outputs", []):
@@ -422,7 +422,9 @@ def request_as_json(
         parameters = entry.get("parameters", {})
         if parameters.pop("binary_data_size", None) is None:
             continue
-        shown_as = written_as.get(index, "utf8" if "content_type" in parameters else bytes_as)
+        shown_as = input_encodings.get(
+            index, "utf8" if "content_type" in parameters else bytes_encoding
+        )
         if shown_as == "base64" and entry["datatype"] == "BYTES":
             parameters["content_type"] = "base64"
         values = unpack(entry["datatype"], rest.pop(0))

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
-from gateway.codec.json.array_scanner import Run
+from gateway.codec.json.array_scanner import ElementRun
 from tests.codec.reference import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def windows_of(size: int) -> Iterator[None]:
 
 def alone(item: T) -> T:
     """Take a run out of its window; what follows it there hangs on how the text arrived."""
-    return replace(item, window=item.text, size=None) if isinstance(item, Run) else item
+    return replace(item, window=item.text, size=None) if isinstance(item, ElementRun) else item
 
 
 # ---------------------------------------------------------------------------------- JSON text

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from gateway.codec import decompress
 from gateway.codec.decompress import (
-    FREE,
     FREE_MEMBERS,
-    LEAST_MEMBER,
-    MEMBERS_AT_ONCE,
+    FREE_OUTPUT_BYTES,
+    MAX_MEMBERS_PER_STEP,
+    MIN_MEMBER_BYTES,
     PIECE,
-    Inflater,
+    Decompressor,
 )
 from gateway.errors import ErrorKind, GatewayError
 
@@ -45,7 +45,7 @@ def with_name(data: bytes) -> bytes:
 
 def pieces(coding: str, *chunks: bytes, most: int = MOST) -> Iterator[bytes]:
     """Decode a body that comes in chunks."""
-    inflater = Inflater(coding, most)
+    inflater = Decompressor(coding, most)
     for number, chunk in enumerate((*chunks, b"")):
         inflater.feed(chunk, last=number == len(chunks))
         while (piece := inflater.work()) is not None:
@@ -95,7 +95,9 @@ def test_what_is_taken(coding: str, body: bytes, plain: bytes) -> None:
         assert outcome(coding, body[:at], body[at:]) == plain
 
 
-@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1, FREE])
+@pytest.mark.parametrize(
+    "size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1, FREE_OUTPUT_BYTES]
+)
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_large_bodies_come_in_pieces(size: int, coding: str) -> None:
     pack = gzip.compress if coding == "gzip" else zlib.compress
@@ -204,62 +206,62 @@ def _oracle(coding: str, body: bytes) -> bytes:
 
 
 def test_what_is_small_may_grow_as_it_likes() -> None:
-    body = gzip.compress(bytes(FREE))
-    assert len(body) * 900 < FREE
-    assert outcome("gzip", body, most=1) == bytes(FREE)
+    body = gzip.compress(bytes(FREE_OUTPUT_BYTES))
+    assert len(body) * 900 < FREE_OUTPUT_BYTES
+    assert outcome("gzip", body, most=1) == bytes(FREE_OUTPUT_BYTES)
 
 
 def test_what_grows_too_much_is_refused() -> None:
-    body = gzip.compress(bytes(FREE + 1))
+    body = gzip.compress(bytes(FREE_OUTPUT_BYTES + 1))
     found = outcome("gzip", body)
     assert found == (
         ErrorKind.TOO_LARGE,
         "the request's gzip body grows to more than 100 times its size (limits.inflation)",
     )
     assert outcome("gzip", *byte_by_byte(body)) == found
-    assert outcome("gzip", body, most=1032) == bytes(FREE + 1)
+    assert outcome("gzip", body, most=1032) == bytes(FREE_OUTPUT_BYTES + 1)
 
 
-@pytest.mark.parametrize("zeros", [0, 2 * FREE])
+@pytest.mark.parametrize("zeros", [0, 2 * FREE_OUTPUT_BYTES])
 def test_it_counts_what_has_come_so_far(zeros: int) -> None:
     body = zlib.compress(bytes(zeros) + NOISE * 20)
     # All of it would be small enough.
-    assert 2 * FREE + 20 * len(NOISE) < MOST * len(body)
+    assert 2 * FREE_OUTPUT_BYTES + 20 * len(NOISE) < MOST * len(body)
     found = outcome("deflate", body)
     assert isinstance(found, tuple) is bool(zeros)
     assert outcome("deflate", *(body[at : at + 999] for at in range(0, len(body), 999))) == found
 
 
 def test_members_are_counted_together() -> None:
-    member = gzip.compress(bytes(FREE))
+    member = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     assert outcome("gzip", member, member)[0] is ErrorKind.TOO_LARGE
 
 
-BOMB = gzip.compress(bytes(64 * FREE))
+BOMB = gzip.compress(bytes(64 * FREE_OUTPUT_BYTES))
 
 
 def test_a_bomb_ends_early() -> None:
-    assert len(BOMB) * 1000 < 64 * FREE
-    inflater = Inflater("gzip", MOST)
+    assert len(BOMB) * 1000 < 64 * FREE_OUTPUT_BYTES
+    inflater = Decompressor("gzip", MOST)
     inflater.feed(BOMB, last=True)
     with pytest.raises(GatewayError) as caught:
         sum(map(len, iter(inflater.work, None)))
     assert caught.value.kind is ErrorKind.TOO_LARGE
-    assert FREE < inflater.produced <= FREE + PIECE
+    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + PIECE
 
 
 def test_no_more_than_a_piece_is_held_of_a_bomb() -> None:
-    inflater = Inflater("gzip", 10_000)
+    inflater = Decompressor("gzip", 10_000)
     inflater.feed(BOMB, last=True)
     while (piece := inflater.work()) is not None:
         assert len(piece) <= PIECE
         assert inflater.held <= len(BOMB) + STATE
-    assert inflater.produced == 64 * FREE
+    assert inflater.produced == 64 * FREE_OUTPUT_BYTES
 
 
 def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
     body = gzip.compress(NOISE)
-    inflater = Inflater("gzip", MOST)
+    inflater = Decompressor("gzip", MOST)
     assert inflater.held == 0
     inflater.feed(body[:WINDOW])
     assert inflater.held == WINDOW
@@ -275,7 +277,7 @@ def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
 
 def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
     body = gzip.compress(NOISE * 3)
-    inflater = Inflater("gzip", MOST)
+    inflater = Decompressor("gzip", MOST)
     inflater.feed(body, last=True)
     seen = 0
     while inflater.work() is not None:
@@ -289,25 +291,27 @@ def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
 
 def _calls(coding: str, body: bytes) -> int:
     """Count the calls that decode a whole body; raises GatewayError."""
-    inflater = Inflater(coding, 2000)
+    inflater = Decompressor(coding, 2000)
     inflater.feed(body, last=True)
     return sum(1 for _ in iter(inflater.work, None))
 
 
 def test_few_tiny_members_are_decoded_at_a_time() -> None:
     """Of which there may be a thousand in a window, each of them with nothing in it."""
-    inflater = Inflater("gzip", MOST)
+    inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * FREE_MEMBERS, last=True)
     seen = 0
     while inflater.work() is not None:
-        assert inflater.consumed - seen <= MEMBERS_AT_ONCE * len(EMPTY)
+        assert inflater.consumed - seen <= MAX_MEMBERS_PER_STEP * len(EMPTY)
         seen = inflater.consumed
     assert seen == FREE_MEMBERS * len(EMPTY)
 
 
 def test_tiny_members_cost_no_more_calls_than_a_large_one() -> None:
     """Each call of the inflater costs a turn of the event loop."""
-    parts = [NOISE[at : at + LEAST_MEMBER] for at in range(0, len(NOISE), LEAST_MEMBER)] * 20
+    parts = [
+        NOISE[at : at + MIN_MEMBER_BYTES] for at in range(0, len(NOISE), MIN_MEMBER_BYTES)
+    ] * 20
     apart = b"".join(map(gzip.compress, parts))
     together = gzip.compress(b"".join(parts))
     assert _calls("gzip", apart) <= 2 * _calls("gzip", together)
@@ -326,11 +330,11 @@ def test_too_many_tiny_members_are_refused(text: bytes) -> None:
 
 
 def test_millions_of_empty_members_are_refused_before_they_cost_anything() -> None:
-    inflater = Inflater("gzip", MOST)
+    inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * 2_000_000, last=True)
     pieces = iter(inflater.work, None)
     with pytest.raises(GatewayError, match="too many tiny members"):
-        list(islice(pieces, 1 + FREE_MEMBERS // MEMBERS_AT_ONCE))
+        list(islice(pieces, 1 + FREE_MEMBERS // MAX_MEMBERS_PER_STEP))
     assert inflater.consumed < 2 * FREE_MEMBERS * len(EMPTY)
 
 
@@ -338,8 +342,8 @@ MEMBERS = {
     "as many empty ones as may be": [b""] * FREE_MEMBERS,
     "blocks of bgzip": [NOISE[:65280]] * 400,
     "blocks of bgzip with nothing but zeros in them": [bytes(65280)] * 1000,
-    "small ones": [NOISE[:LEAST_MEMBER]] * 3000,
-    "small ones and as many empty ones": [NOISE[: 2 * LEAST_MEMBER], b""] * 3000,
+    "small ones": [NOISE[:MIN_MEMBER_BYTES]] * 3000,
+    "small ones and as many empty ones": [NOISE[: 2 * MIN_MEMBER_BYTES], b""] * 3000,
 }
 
 
@@ -378,7 +382,7 @@ def test_what_decodes_to_nothing_costs_a_call_for_each_window(coding: str, body:
 @pytest.mark.parametrize("kind", ["name", "comment"])
 def test_a_header_that_does_not_end_is_not_held(kind: str) -> None:
     flag = b"\x08" if kind == "name" else b"\x10"
-    inflater = Inflater("gzip", MOST)
+    inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY[:3] + flag + EMPTY[4:10])
     for _ in range(100):
         inflater.feed(b"x" * WINDOW)

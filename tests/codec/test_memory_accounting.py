@@ -14,14 +14,14 @@ import orjson
 import pytest
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestCodec
-from gateway.codec.v1.response import PredictAnswerCodec
-from gateway.codec.v2.binary_response import BinaryAnswer
-from gateway.codec.v2.json_reader import JsonTensors
-from gateway.codec.v2.request import InferRequestCodec
-from gateway.codec.v2.response import JsonAnswer, MixedAnswer
-from gateway.protocol.request_header import AnswerForm
-from gateway.protocol.v1 import Form, Predicted
+from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v1.response import PredictResponseConverter
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.json_reader import JsonMessageReader
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
 
@@ -130,7 +130,7 @@ def grown(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[i
         for piece in pieces:
             codec.feed(piece)
             work_off(codec)
-        if ends and isinstance(codec, JsonTensors | PredictRequestCodec):
+        if ends and isinstance(codec, JsonMessageReader | PredictRequestConverter):
             codec.feed(b"", last=True)
             work_off(codec)
         gc.collect()
@@ -140,7 +140,7 @@ def grown(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[i
 
 
 def work_off(codec: Codec) -> None:
-    if isinstance(codec, JsonTensors | PredictRequestCodec | MixedAnswer):
+    if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
         while codec.work():
             pass
 
@@ -157,11 +157,11 @@ def check(make: Callable[[], Codec], body: bytes) -> None:
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_an_infer_request_says_what_it_holds(kind: str) -> None:
-    check(lambda: InferRequestCodec(CAP, 64), REQUESTS[kind])
+    check(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
 
 
 def test_a_header_that_does_not_end_is_held() -> None:
-    codec = InferRequestCodec(CAP, 64)
+    codec = InferRequestConverter(CAP, 64)
     codec.feed(b'{"id":"' + b"a" * 1_000_000)
     assert 1_000_000 < codec.held < 1_200_000
 
@@ -173,25 +173,25 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("form", [AnswerForm(True, {}), AnswerForm(False, {})])
+@pytest.mark.parametrize("form", [OutputEncoding(True, {}), OutputEncoding(False, {})])
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_json_answer_says_what_it_holds(kind: str, form: AnswerForm) -> None:
+def test_a_json_answer_says_what_it_holds(kind: str, form: OutputEncoding) -> None:
     policies = JsonPolicies(as_base64=frozenset("x"))
-    check(lambda: BinaryAnswer(form, CAP, CAP, policies), ANSWERS[kind])
+    check(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
 
 
 @pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
 def test_a_mixed_answer_says_what_it_holds(kind: str) -> None:
-    form = AnswerForm(True, {})
+    form = OutputEncoding(True, {})
     header = ANSWERS[kind]
     behind = entry("b", "INT8", [300_000], None, parameters={"binary_data_size": 300_000})
     header = header.replace(b'"outputs":[', b'"outputs":[' + behind + b",", 1)
     if kind == "junk":
         header = header.replace(b",]", b"]", 1)
-    for form in (AnswerForm(True, {}), AnswerForm(False, {})):
+    for form in (OutputEncoding(True, {}), OutputEncoding(False, {})):
         policies = JsonPolicies()
         check(
-            lambda: MixedAnswer(len(header), form, policies, CAP, CAP),  # noqa: B023
+            lambda: MixedResponseConverter(len(header), form, policies, CAP, CAP),  # noqa: B023
             header + bytes(300_000),
         )
 
@@ -214,9 +214,12 @@ BINARY = {
 @pytest.mark.parametrize("kind", BINARY)
 def test_a_binary_answer_says_what_it_holds(kind: str) -> None:
     body, size = BINARY[kind]
-    check(lambda: JsonAnswer(size, JsonPolicies()), body)
-    for form in Form:
-        check(lambda: PredictAnswerCodec(size, Predicted(form), JsonPolicies(), CAP), body)  # noqa: B023
+    check(lambda: JsonResponseConverter(size, JsonPolicies()), body)
+    for form in V1Format:
+        check(
+            lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),
+            body,
+        )  # noqa: B023
 
 
 TEXT_ROWS = entry("t", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
@@ -226,8 +229,8 @@ def test_rows_of_text_say_what_they_hold() -> None:
     other = entry("u", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
     header = message(b"outputs", [TEXT_ROWS, other])
     body = header + b"\3\0\0\0abc" * 120_000
-    predicted = Predicted(Form.ROWS)
-    check(lambda: PredictAnswerCodec(len(header), predicted, JsonPolicies(), CAP), body)
+    predicted = V1ResponseLayout(V1Format.ROWS)
+    check(lambda: PredictResponseConverter(len(header), predicted, JsonPolicies(), CAP), body)
 
 
 ONE: Declared = {"x": ("FP32", [-1, -1])}
@@ -258,7 +261,7 @@ V1_REQUESTS = v1_requests()
 @pytest.mark.parametrize("kind", V1_REQUESTS)
 def test_a_predict_request_says_what_it_holds(kind: str) -> None:
     declared, body = V1_REQUESTS[kind]
-    check(lambda: PredictRequestCodec(model(declared), CAP, 64), body)
+    check(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
 
 
 def calls_of(read: Callable[[], int]) -> int:
@@ -279,18 +282,20 @@ def calls_of(read: Callable[[], int]) -> int:
 
 def test_what_is_held_is_read_without_a_look_at_each_tensor() -> None:
     def infer(count: int) -> int:
-        codec = InferRequestCodec(CAP, 64)
+        codec = InferRequestConverter(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
         work_off(codec)
         return calls_of(lambda: codec.held)
 
     def predict(count: int) -> int:
-        codec = PredictRequestCodec(model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64)
+        codec = PredictRequestConverter(
+            model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
+        )
         return calls_of(lambda: codec.held)
 
     def rows(count: int) -> int:
         body, size = binary_answer(count, 40)
-        codec = PredictAnswerCodec(size, Predicted(Form.ROWS), JsonPolicies(), CAP)
+        codec = PredictResponseConverter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP)
         codec.feed(body)
         return calls_of(lambda: codec.held)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.elements.encode import LentText, Text
-from gateway.codec.elements.offloaded_work import do
+from gateway.codec.elements.encode import OffloadedText, TextChunk
+from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.json import array_scanner
-from gateway.codec.offload import NEVER_DONE, Lender, Loan, Work
+from gateway.codec.offload import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.request import InferRequestCodec
-from gateway.codec.v2.response import JsonAnswer
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -27,20 +27,20 @@ DEPTH_CAP = 12
 WINDOWS = (24, 64, array_scanner.WINDOW)
 
 
-class _Loan(Loan):
-    def __init__(self, work: Work, data: bytes) -> None:
+class _Loan(OffloadFuture):
+    def __init__(self, work: ConversionJob, data: bytes) -> None:
         self._work = work
         self._data = data
 
     def end(self, fails: bool) -> None:
         self.done = True
-        self.result = None if fails else do(self._work, self._data)
+        self.result = None if fails else run_job(self._work, self._data)
 
     async def wait(self) -> None:
         raise AssertionError("nobody waits here")
 
 
-class _Lender(Lender):
+class _Lender(Offloader):
     """Takes some of the work, does it when it likes, and fails at some of it."""
 
     def __init__(self, seed: int, takes: float = 0.7, fails: float = 0.1) -> None:
@@ -50,26 +50,26 @@ class _Lender(Lender):
         self._open: list[_Loan] = []
         self.count = 0
 
-    def lend(self, work: Work, *data: bytes | memoryview) -> Loan | None:
-        assert work.can_be_lent
+    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+        assert work.can_be_offloaded
         if self._rng.random() >= self._takes:
             return None
         self.count += 1
-        loan = _Loan(work, b"".join(data))
-        self._open.append(loan)
+        future = _Loan(work, b"".join(data))
+        self._open.append(future)
         while self._open and self._rng.random() < 0.5:
             self.go_on()
-        return loan
+        return future
 
     def go_on(self) -> None:
         """Do one piece of the work, any of it."""
-        loan = self._open.pop(self._rng.randrange(len(self._open)))
-        loan.end(self._rng.random() < self._fails)
+        future = self._open.pop(self._rng.randrange(len(self._open)))
+        future.end(self._rng.random() < self._fails)
 
 
-def converted(pieces: list[bytes], lender: _Lender | None) -> Any:
+def converted(pieces: list[bytes], offloader: _Lender | None) -> Any:
     """Convert a request; give all that is to be known of the result, or the error."""
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, lender)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -77,10 +77,10 @@ def converted(pieces: list[bytes], lender: _Lender | None) -> Any:
         while True:
             while codec.work():
                 pass
-            if codec.loan is None:
+            if codec.future is None:
                 break
-            assert lender is not None
-            lender.go_on()
+            assert offloader is not None
+            offloader.go_on()
         request = codec.finish()
     except GatewayError as error:
         return error.kind, error.message
@@ -88,20 +88,22 @@ def converted(pieces: list[bytes], lender: _Lender | None) -> Any:
     return request.header, tensors, request.content_length
 
 
-def written(pieces: list[bytes], size: int, policies: JsonPolicies, lender: _Lender | None) -> Any:
+def written(
+    pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _Lender | None
+) -> Any:
     """Write an answer as JSON; give the text, or the error."""
-    codec = JsonAnswer(size, policies)
-    parts: deque[Text | LentText] = deque()
+    codec = JsonResponseConverter(size, policies)
+    parts: deque[TextChunk | OffloadedText] = deque()
     text = b""
     try:
         for piece in pieces:
-            parts.extend(codec.parts(piece, lender))
+            parts.extend(codec.parts(piece, offloader))
         codec.finish()
         for part in parts:
-            while isinstance(part, LentText) and not part.loan.done:
-                assert lender is not None
-                lender.go_on()
-            text += part.text() if isinstance(part, LentText) else part
+            while isinstance(part, OffloadedText) and not part.future.done:
+                assert offloader is not None
+                offloader.go_on()
+            text += part.text() if isinstance(part, OffloadedText) else part
     except GatewayError as error:
         return error.kind, error.message
     return text
@@ -150,59 +152,61 @@ def test_the_first_fault_counts_even_if_it_is_found_last() -> None:
     body = b'{"inputs":[' + entry + b"]}"
     with strategies.windows_of(64):
         for seed in range(50):
-            lender = _Lender(seed)
-            _, message = converted([body], lender)
+            offloader = _Lender(seed)
+            _, message = converted([body], offloader)
             assert "element 100" in message
-            assert lender.count
+            assert offloader.count
 
 
 def test_what_is_lent_out_is_taken_back_as_soon_as_it_can_be() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
-    lender = _Lender(0, takes=1, fails=0)
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, lender)
+    offloader = _Lender(0, takes=1, fails=0)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
     with strategies.windows_of(64):
         codec.feed(body)
         for _ in range(100):
             codec.feed(b"1234567,1234567,1234567,1234567,1234567,1234567,1234567,1234567,")
             codec.work()
-            while codec.loan is not None:
-                if not codec.loan.done:
-                    lender.go_on()
+            while codec.future is not None:
+                if not codec.future.done:
+                    offloader.go_on()
                 codec.work()
-    assert lender.count > 90
+    assert offloader.count > 90
 
 
 def test_nothing_is_lent_of_elements_that_differ_in_size() -> None:
-    can_be_lent = {name for name, each in DATATYPES.items() if Work(True, each).can_be_lent}
-    assert set(DATATYPES) - can_be_lent == {"BYTES", "BOOL"}
+    can_be_offloaded = {
+        name for name, each in DATATYPES.items() if ConversionJob(True, each).can_be_offloaded
+    }
+    assert set(DATATYPES) - can_be_offloaded == {"BYTES", "BOOL"}
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64", "INT8", "UINT64"])
 def test_work(datatype: str) -> None:
-    data = do(Work(False, DATATYPES[datatype]), b"[[1,2],[3]]")
+    data = run_job(ConversionJob(False, DATATYPES[datatype]), b"[[1,2],[3]]")
     assert data is not None
     assert len(data) == 3 * (DATATYPES[datatype].size or 0)
-    text = do(Work(True, DATATYPES[datatype]), data)
+    text = run_job(ConversionJob(True, DATATYPES[datatype]), data)
     assert text is not None
     assert [float(number) for number in bytes(text).split(b",")] == [1, 2, 3]
 
 
 def test_work_with_words_for_numbers() -> None:
-    data = do(Work(False, DATATYPES["FP32"]), memoryview(b"[[NaN,1],[-Infinity]]"))
+    data = run_job(ConversionJob(False, DATATYPES["FP32"]), memoryview(b"[[NaN,1],[-Infinity]]"))
     assert data is not None
     np.testing.assert_array_equal(np.frombuffer(data, "<f4"), [np.nan, 1, -np.inf])
 
 
 def test_work_that_is_left_undone() -> None:
-    assert do(Work(False, DATATYPES["INT8"]), b"[1000]") is None
-    assert do(Work(False, DATATYPES["FP32"]), b"[1") is None
-    assert do(Work(True, DATATYPES["FP32"]), np.float32(np.nan).tobytes()) is None
+    assert run_job(ConversionJob(False, DATATYPES["INT8"]), b"[1000]") is None
+    assert run_job(ConversionJob(False, DATATYPES["FP32"]), b"[1") is None
+    assert run_job(ConversionJob(True, DATATYPES["FP32"]), np.float32(np.nan).tobytes()) is None
 
 
 async def test_what_is_never_done_is_done_at_once() -> None:
-    await NEVER_DONE.wait()
-    assert NEVER_DONE.done
-    assert NEVER_DONE.result is None
+    await FAILED_FUTURE.wait()
+    assert FAILED_FUTURE.done
+    assert FAILED_FUTURE.result is None
 
 
 def test_text_that_could_not_be_written_elsewhere_is_written_here() -> None:

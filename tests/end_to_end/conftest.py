@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gateway.app.reload import resources
-from tests.support.checks.fast_path import went_straight as went_straight
+from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-from tests.support.gateway import no_errors_logged, nothing_left
+from tests.support.gateway import no_errors_logged, no_leaks
 
 
 @pytest.fixture(autouse=True)
 async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     """No test here may leave a task or a socket behind, or make anything log an error."""
     with no_errors_logged(caplog):
-        async with nothing_left():
+        async with no_leaks():
             yield
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tests.fuzz.strict_http1 import Reading, RefusedError, Request, next_request, read_all
-from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.http_messages import answer
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.http_messages import http_response
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 _AT_ONCE = 32
 """Streams that are sent at the same time."""
@@ -53,7 +53,7 @@ class Stream:
 class Outcome:
     """What a client got."""
 
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[ReceivedResponse] = field(default_factory=list)
     closed: bool = False
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Recorder:
                 while data and (request := next_request(data)) is not None:
                     data = data[request.size :]
                     self.seen.append(_seen(request))
-                    await connection.send(answer(_told(request)))
+                    await connection.send(http_response(_told(request)))
             except RefusedError as error:
                 self.faults.append(f"the gateway sends {data[:200]!r}: {error}")
                 return
@@ -101,7 +101,7 @@ def _told(request: Request) -> bytes:
 async def recording() -> AsyncIterator[tuple[Recorder, RunningGateway]]:
     """Run a gateway before a server that records."""
     recorder = Recorder()
-    async with FaultyServer(recorder.script) as server, gateway_before(server.url) as gateway:
+    async with ScriptedServer(recorder.script) as server, running_gateway(server.url) as gateway:
         yield recorder, gateway
 
 
@@ -152,9 +152,9 @@ async def _send(client: RawClient, pieces: Sequence[bytes]) -> None:
 
 async def _next_reply(client: RawClient, outcome: Outcome) -> None:
     try:
-        reply = await client.reply()
+        reply = await client.read_response()
         while reply.status == 100:
-            reply = await client.reply()
+            reply = await client.read_response()
     except asyncio.IncompleteReadError as error:
         if error.partial:
             raise AssertionError(f"a reply was cut short: {error.partial!r}") from None

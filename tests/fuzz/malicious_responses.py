@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.codec.reference import pack_bytes
-from tests.support.http_messages import answer, chunk, message
-from tests.support.inference_messages import FLOATS, LENGTH
+from tests.support.http_messages import chunk, http_response, message
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH
 
 ENDINGS = (*["close"] * 24, *["keep"] * 24, *["reset"] * 8, "hang")
 """What the server does behind its answer."""
@@ -84,10 +84,10 @@ def written(
     """Write an answer; ``length`` is what it says of its JSON; chunked where there are sizes."""
     headers = {"Content-Type": "application/octet-stream"}
     if length is not None:
-        headers[LENGTH] = length
+        headers[HEADER_LENGTH] = length
     body = document + tensors
     if not sizes:
-        return answer(body, headers)
+        return http_response(body, headers)
     parts: list[bytes] = []
     while body:
         size = sizes[len(parts) % len(sizes)] if len(parts) < _MOST_CHUNKS else len(body)
@@ -125,8 +125,13 @@ _ODD_HEAD = [
     *(b"Content-Length: 5", b"Content-Length: -5", b"Content-Length: 99999999999999999999999"),
     *(b"Content-Length: 0", b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip"),
     *(b"Content-Encoding: gzip", b"Connection: close", b"X: a\x00b", b" folded", b"no colon"),
-    *(b"X" * 70_000, b"Content-Type: text/html", b"Connection: " + LENGTH.encode(), b"X: \xff"),
-    *(LENGTH.encode() + b": 5", b"Upgrade: h2c", b"Set-Cookie: a=b", b"Content-Length:"),
+    *(
+        b"X" * 70_000,
+        b"Content-Type: text/html",
+        b"Connection: " + HEADER_LENGTH.encode(),
+        b"X: \xff",
+    ),
+    *(HEADER_LENGTH.encode() + b": 5", b"Upgrade: h2c", b"Set-Cookie: a=b", b"Content-Length:"),
 ]
 _INTERIM = [
     *(b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"),

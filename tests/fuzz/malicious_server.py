@@ -13,11 +13,11 @@ from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.codec.reference_v1 import predictions
 from tests.fuzz.malicious_responses import Served
 from tests.fuzz.strict_http1 import RefusedError
-from tests.fuzz.strict_response import LENGTH, Response, outputs_of, read_response
+from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
 from tests.support import inference_messages as tensors
-from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.http_messages import answer, request
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.http_messages import http_response, request
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 _AT_ONCE = 12
 """Clients that ask at the same time."""
@@ -50,8 +50,8 @@ def ask(kind: str, model: str) -> bytes:
     """Write the request of a client of some kind, the only one on its connection."""
     target = f"/v2/models/{model}/infer"
     last = {"Connection": "close"}
-    size = {tensors.LENGTH: str(len(_HEADER)), **last}
-    raw = {tensors.LENGTH: "0", **last}
+    size = {tensors.HEADER_LENGTH: str(len(_HEADER)), **last}
+    raw = {tensors.HEADER_LENGTH: "0", **last}
     return {
         "JSON": lambda: request("POST", target, json.dumps({"inputs": [_INPUT]}).encode(), last),
         "mixed": lambda: request("POST", target, json.dumps(_MIXED).encode(), last),
@@ -85,7 +85,9 @@ class MaliciousServer:
             target = (await connection.request()).head.target
             if not target.endswith("/infer"):
                 config = target.endswith("/config")
-                await connection.send(answer(b'{"max_batch_size":0}' if config else _METADATA))
+                await connection.send(
+                    http_response(b'{"max_batch_size":0}' if config else _METADATA)
+                )
                 continue
             served = self.served
             try:
@@ -114,8 +116,8 @@ async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, Runnin
     script = MaliciousServer()
     limits: dict[str, Any] = {"idle_time": _IDLE_TIME, "total_time": _PATIENCE / 2}
     async with (
-        FaultyServer(script.script) as server,
-        gateway_before(server.url, upstream={"dialect": dialect}, **limits) as gateway,
+        ScriptedServer(script.script) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
     ):
         yield script, gateway, server.url
         await gateway.until_idle()
@@ -187,7 +189,7 @@ def _what_is_wrong(dialect: str, case: Case, got: Got, url: str) -> str:
 
 def _has_a_form(dialect: str, case: Case) -> bool:
     """Tell whether what a server answers has a form for the client, if it is in order."""
-    if dialect == "json" and LENGTH in case.served.data.lower():
+    if dialect == "json" and HEADER_LENGTH in case.served.data.lower():
         return False
     return case.kind != "V1"
 

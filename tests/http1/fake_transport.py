@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 
-class TransportDouble(asyncio.Transport):
+class FakeTransport(asyncio.Transport):
     """Notes what is asked of it; the test is the other end."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]
 
 
-def ways(data: bytes) -> Iterator[list[bytes]]:
+def all_splits(data: bytes) -> Iterator[list[bytes]]:
     """Give the data whole, byte by byte, and in two at every place."""
     yield [data]
     yield bytewise(data)

@@ -1,18 +1,18 @@
 import numpy as np
 
-from gateway.http1.read_buffer import Intake
+from gateway.http1.read_buffer import ReadBuffer
 
 LARGE = 100 * 1024
 
 
-def fill(intake: Intake, data: bytes) -> bytes | memoryview:
+def fill(intake: ReadBuffer, data: bytes) -> bytes | memoryview:
     space = intake.space()
     space[: len(data)] = data
     return intake.filled(len(data))
 
 
 def test_what_was_read_stays_as_it_is() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     rng = np.random.default_rng(0)
     pieces = [rng.bytes(int(size)) for size in rng.integers(1, LARGE, 50)]
     taken = [fill(intake, piece) for piece in pieces]
@@ -20,28 +20,28 @@ def test_what_was_read_stays_as_it_is() -> None:
 
 
 def test_there_is_always_space() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     for _ in range(50):
         assert len(intake.space()) >= LARGE
         fill(intake, bytes(LARGE))
 
 
 def test_little_is_copied() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     space = intake.space()
     assert isinstance(fill(intake, b"little"), bytes)
     assert intake.space() is space
 
 
 def test_much_is_not() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     data = fill(intake, bytes(LARGE))
     assert isinstance(data, memoryview)
     assert len(data) == LARGE
 
 
 def test_little_that_waits_keeps_little_however_much_passes_between() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     waiting = []
     for _ in range(500):
         fill(intake, bytes(6 * LARGE))  # which nobody keeps
@@ -54,7 +54,7 @@ def test_little_that_waits_keeps_little_however_much_passes_between() -> None:
 
 
 def test_nothing_large_is_copied_once_nobody_keeps_much() -> None:
-    intake = Intake()
+    intake = ReadBuffer()
     waiting = [(fill(intake, bytes(6 * LARGE)), fill(intake, bytes(LARGE))) for _ in range(50)]
     assert isinstance(fill(intake, bytes(LARGE)), bytes)
     assert isinstance(fill(intake, bytes(6 * LARGE)), memoryview)

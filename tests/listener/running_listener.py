@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.listener.dispatcher import Exchange
+from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import tcp_sockets
-from gateway.listener.tls import ServerTls, TlsFiles
+from gateway.listener.tls import ReloadingTlsContext, TlsFiles
 from gateway.observe.access_log import AccessLog
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
-from tests.support.gateway import nothing_left
+from tests.support.gateway import no_leaks
 
 
 class Listening:
@@ -32,7 +32,7 @@ class Listening:
 class _Spoken:
     """What is spoken on the listener's address."""
 
-    tls: ServerTls | None = None
+    tls: ReloadingTlsContext | None = None
 
 
 @pytest.fixture(autouse=True, params=["http", "https"])
@@ -40,16 +40,16 @@ def spoken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """Run each test over TLS too: all that holds on a plain connection holds there."""
     if request.param == "https":
         files = TlsFiles(*certificate_files(tmp_path, server_certificate()))
-        monkeypatch.setattr(_Spoken, "tls", ServerTls(files))
+        monkeypatch.setattr(_Spoken, "tls", ReloadingTlsContext(files))
     return str(request.param)
 
 
 @asynccontextmanager
 async def listening(
-    exchange: Exchange, access_log: AccessLog | None = None
+    exchange: RequestHandler, access_log: AccessLog | None = None
 ) -> AsyncIterator[Listening]:
     """Have a listener make such exchanges; in the end it drains, and nothing of it is left."""
-    async with nothing_left():
+    async with no_leaks():
         listener = HttpListener(exchange, access_log, tls=_Spoken.tls)
         (sock,) = tcp_sockets(HOST, 0)
         scheme = "http" if _Spoken.tls is None else "https"
@@ -59,7 +59,7 @@ async def listening(
         await listener.drain(0.05, 0.05)
 
 
-async def send(answer: ClientAnswer, body: bytes, **headers: str) -> None:
+async def send(answer: ClientResponse, body: bytes, **headers: str) -> None:
     """Answer with a body that is there as a whole."""
     await answer.start(200, "", CIMultiDict({"Content-Length": str(len(body)), **headers}))
     await answer.write(body)
@@ -74,7 +74,7 @@ async def whole_body(client: ClientRequest) -> bytes:
     return body
 
 
-async def echo(client: ClientRequest, answer: ClientAnswer) -> None:
+async def echo(client: ClientRequest, answer: ClientResponse) -> None:
     """Answer with what the exchange is told of a request, and with its body."""
     body = await whole_body(client)
     told = f"{client.method} {client.target} {client.content_length} {client.headers.get('X')} "

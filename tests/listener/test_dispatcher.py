@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.observe.access_log import AccessLog
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import echo, listening, send
 from tests.listener.running_listener import spoken as spoken
 from tests.support.gateway import until
@@ -51,7 +51,7 @@ async def test_compressed_bodies_are_left_as_they_are() -> None:
 
 
 async def test_an_answer_in_parts() -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         assert not answer.started
         headers = CIMultiDict([("X", "1"), ("X", "2"), ("Server", "mine")])
         await answer.start(299, "So So", headers)
@@ -75,7 +75,7 @@ async def test_an_answer_in_parts() -> None:
     ("status", "line"), [(200, "HTTP/1.1 200 OK"), (404, "HTTP/1.1 404 Not Found"), (799, None)]
 )
 async def test_a_reason_is_found_where_there_is_none(status: int, line: str | None) -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(status, "", CIMultiDict({"Content-Length": "0"}))
         await answer.finish()
 
@@ -86,7 +86,7 @@ async def test_a_reason_is_found_where_there_is_none(status: int, line: str | No
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
-    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
         if client.target == "/chunked":
             await answer.start(200, "", CIMultiDict())
             await answer.write(b"body")
@@ -107,7 +107,7 @@ async def test_an_answer_to_head_has_no_body() -> None:
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_an_error_is_answered(kind: ErrorKind) -> None:
-    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
         raise GatewayError(kind, "why")
 
     async with listening(exchange) as here, connect(here.url) as client:
@@ -119,7 +119,7 @@ async def test_an_error_is_answered(kind: ErrorKind) -> None:
 async def test_a_fault_of_our_own_is_logged_and_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
         raise ZeroDivisionError
 
     async with listening(exchange) as here, connect(here.url) as client:
@@ -133,7 +133,7 @@ async def test_a_fault_of_our_own_is_logged_and_answered(
 async def test_a_fault_of_our_own_within_an_answer_cuts_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict())
         await answer.write(b"begun")
         raise ZeroDivisionError
@@ -146,7 +146,7 @@ async def test_a_fault_of_our_own_within_an_answer_cuts_it(
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict())
         await answer.write(b"begun")
         await read.wait()
@@ -162,7 +162,7 @@ async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
 
 
 async def test_aborting_twice_is_aborting() -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict())
         for _again in range(3):
             answer.abort()
@@ -178,7 +178,7 @@ async def test_aborting_twice_is_aborting() -> None:
 async def test_a_client_that_leaves_ends_its_exchange() -> None:
     ended: list[str] = []
 
-    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -188,15 +188,15 @@ async def test_a_client_that_leaves_ends_its_exchange() -> None:
     async with listening(exchange) as here:
         async with connect(here.url) as client:
             await client.send(request("GET", "/"))
-            await until(lambda: here.listener._busy)
-        await until(lambda: not here.listener._busy)
+            await until(lambda: here.listener._active_calls)
+        await until(lambda: not here.listener._active_calls)
     assert ended == ["cancelled"]
 
 
 async def test_each_exchange_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def exchange(client: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
         if client.target == "/bad":
             raise bad_request("no")
         if client.target == "/gone":
@@ -208,8 +208,8 @@ async def test_each_exchange_is_logged(caplog: pytest.LogCaptureFixture) -> None
             await client.call("GET", "/good?x=%20")
             await client.call("POST", "/bad", b"x")
             await client.send(request("GET", "/gone"))
-            await until(lambda: here.listener._busy)
-        await until(lambda: not here.listener._busy)
+            await until(lambda: here.listener._active_calls)
+        await until(lambda: not here.listener._active_calls)
     lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
     assert [line.split(" B ")[0] for line in lines] == [
         "GET /good?x=%20 200 5",

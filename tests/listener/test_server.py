@@ -12,21 +12,21 @@ from multidict import CIMultiDict
 from gateway.errors import bad_request
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import tcp_sockets, unix_socket
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import echo, listening, send
 from tests.listener.running_listener import spoken as spoken
 from tests.support.addresses import HOST
 from tests.support.certificates import client_context
-from tests.support.gateway import nothing_left, until
+from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.stalled_handshakes import hold_handshakes
+from tests.support.servers.stalled_handshakes import stall_handshakes
 
 
 async def test_a_unix_socket(tmp_path: Path) -> None:
     listener = HttpListener(echo, None)
     path = str(tmp_path / "s")
-    async with nothing_left():
+    async with no_leaks():
         await listener.listen(unix_socket(path))
         async with connect(f"unix:{path}") as client:
             assert (await client.call("GET", "/")).body == b"GET / 0 None "
@@ -34,14 +34,14 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 async def test_an_aborted_answer_at_a_unix_socket(tmp_path: Path) -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict())
         await answer.write(b"begun")
         answer.abort()
 
     listener = HttpListener(exchange, None)
     path = str(tmp_path / "s")
-    async with nothing_left():
+    async with no_leaks():
         await listener.listen(unix_socket(path))
         async with connect(f"unix:{path}") as client:
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -51,7 +51,7 @@ async def test_an_aborted_answer_at_a_unix_socket(tmp_path: Path) -> None:
 
 async def test_several_sockets() -> None:
     listener = HttpListener(echo, None)
-    async with nothing_left():
+    async with no_leaks():
         urls = []
         for _ in range(2):
             (sock,) = tcp_sockets(HOST, 0)
@@ -69,7 +69,7 @@ class _Slow:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
 
-    async def __call__(self, _: ClientRequest, answer: ClientAnswer) -> None:
+    async def __call__(self, _: ClientRequest, answer: ClientResponse) -> None:
         await self.go_on.wait()
         await send(answer, b"done")
 
@@ -106,7 +106,7 @@ async def test_the_grace_is_no_longer_than_the_patience(patience: float, grace: 
 async def test_draining_closes_idle_connections_while_others_are_busy() -> None:
     async with listening(_Slow()) as here, connect(here.url) as busy, connect(here.url) as idle:
         await busy.send(request("GET", "/"))
-        await until(lambda: here.listener._busy)
+        await until(lambda: here.listener._active_calls)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         assert await idle.rest() == b""
         assert not draining.done()
@@ -170,11 +170,11 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end() -> None:
 async def test_a_handshake_under_way_at_the_end_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.listener.server.HANDSHAKES", 10)
+    monkeypatch.setattr("gateway.listener.server.HANDSHAKE_TIMEOUT", 10)
     async with listening(echo) as here, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connect(here.url))
         await until(lambda: here.listener.connections)
-        hold_handshakes(here.sock)
+        stall_handshakes(here.sock)
         half = stack.enter_context(socket.create_connection(here.sock.getsockname()))
         draining = asyncio.create_task(here.listener.drain(60, 60))
         await until(lambda: here.listener.draining)
@@ -198,9 +198,9 @@ async def test_a_handshake_under_way_at_the_end_is_waited_for(
 async def test_a_handshake_that_never_ends_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.listener.server.HANDSHAKES", 0.05)
+    monkeypatch.setattr("gateway.listener.server.HANDSHAKE_TIMEOUT", 0.05)
     async with listening(echo) as here:
-        hold_handshakes(here.sock)
+        stall_handshakes(here.sock)
         with socket.create_connection(here.sock.getsockname()):  # and never says anything
             async with asyncio.timeout(5):
                 assert await here.listener.drain(60, 60) == 0
@@ -213,13 +213,13 @@ async def test_a_client_that_does_not_close_does_not_hold_up_the_end() -> None:
         await client.send(request("GET", "/"))
         async with asyncio.timeout(5):
             assert await draining == 0
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
 
 
 async def test_the_last_answer_arrives_whole_though_its_client_goes_on() -> None:
     size = 200_000  # which the system holds for a client that does not read
 
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         asked.append(answer)
         await go_ahead.wait()
         await send(answer, bytes(size))
@@ -240,7 +240,7 @@ async def test_the_last_answer_arrives_whole_though_its_client_goes_on() -> None
             with client.makefile("rb") as answered:
                 return answered.read()
 
-    asked: list[ClientAnswer] = []
+    asked: list[ClientResponse] = []
     go_ahead, go_on = asyncio.Event(), threading.Event()
     async with listening(exchange) as here:
         url = here.url.rpartition("/")[2].split(":")
@@ -262,12 +262,12 @@ async def test_draining_lets_exchanges_finish() -> None:
     slow = _Slow()
     async with listening(slow) as here, connect(here.url) as client:
         await client.send(request("GET", "/"))
-        await until(lambda: here.listener._busy)
+        await until(lambda: here.listener._active_calls)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await asyncio.sleep(0.02)
         assert not draining.done()
         slow.go_on.set()
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.body == b"done"
         assert reply.head.get("Connection") == "close"
         assert await draining == 0
@@ -278,7 +278,7 @@ async def test_draining_drops_what_takes_too_long() -> None:
     async with listening(_Slow()) as here, connect(here.url) as one, connect(here.url) as two:
         for client in (one, two):
             await client.send(request("GET", "/"))
-        await until(lambda: len(here.listener._busy) == 2)
+        await until(lambda: len(here.listener._active_calls) == 2)
         async with asyncio.timeout(5):
             assert await here.listener.drain(0.02, 0.02) == 2
         for client in (one, two):
@@ -287,7 +287,7 @@ async def test_draining_drops_what_takes_too_long() -> None:
 
 
 async def test_draining_drops_an_answer_that_takes_too_long() -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict())
         await answer.write(b"begun")
         await asyncio.sleep(60)
@@ -302,7 +302,7 @@ async def test_draining_drops_an_answer_that_takes_too_long() -> None:
 
 
 async def test_a_client_whose_answer_had_begun_is_told_with_the_next_one() -> None:
-    async def exchange(_: ClientRequest, answer: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
         await answer.start(200, "", CIMultiDict({"Content-Length": "4"}))
         await go_on.wait()
         await answer.write(b"done")
@@ -323,12 +323,12 @@ async def test_a_client_whose_answer_had_begun_is_told_with_the_next_one() -> No
 
 
 async def test_draining_does_not_wait_for_bodies_nobody_reads() -> None:
-    async def exchange(_: ClientRequest, __: ClientAnswer) -> None:
+    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
         raise bad_request("no")
 
     async with listening(exchange) as here, connect(here.url) as client:
         await client.send(request("POST", "/", headers={"Content-Length": "9"}))
-        assert (await client.reply()).status == 400
+        assert (await client.read_response()).status == 400
         async with asyncio.timeout(5):
             assert await here.listener.drain(0.02, 0.02) == 0
         assert await client.rest() == b""

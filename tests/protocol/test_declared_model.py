@@ -4,8 +4,8 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.declared_model import DeclaredModel, completed, differences
-from gateway.protocol.request_header import InputTensor, Source
+from gateway.protocol.declared_model import DeclaredModel, complete_metadata, find_differences
+from gateway.protocol.request_header import DataSource, InputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 
@@ -14,7 +14,7 @@ def spec(name: str, datatype: str, *shape: int) -> TensorSpec:
 
 
 def came(name: str, datatype: str, *shape: int) -> InputTensor:
-    return InputTensor(name, DATATYPES[datatype], shape, Source.DATA)
+    return InputTensor(name, DATATYPES[datatype], shape, DataSource.DATA)
 
 
 def declared(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> DeclaredModel:
@@ -55,7 +55,7 @@ REFUSED = [
 @pytest.mark.parametrize(("model", "tensor"), TAKEN)
 def test_what_is_declared_is_taken(model: DeclaredModel, tensor: InputTensor) -> None:
     model.check([tensor])
-    assert model.takes([tensor])
+    assert model.accepts([tensor])
 
 
 @pytest.mark.parametrize(("model", "tensor", "message"), REFUSED)
@@ -64,7 +64,7 @@ def test_what_is_not_is_refused(model: DeclaredModel, tensor: InputTensor, messa
         model.check([came("x", *_good(model)), tensor])
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert caught.value.message.endswith(message)
-    assert not model.takes([tensor])
+    assert not model.accepts([tensor])
 
 
 def _good(model: DeclaredModel) -> tuple[str, *tuple[int, ...]]:
@@ -94,8 +94,8 @@ def test_what_a_server_says_goes_before_what_is_declared(
     inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], wanted: ModelMetadata
 ) -> None:
     known = ModelMetadata("m", inputs, True, outputs)
-    assert completed(known, OURS) == wanted
-    assert completed(known, None) is known
+    assert complete_metadata(known, OURS) == wanted
+    assert complete_metadata(known, None) is known
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_a_declared_batch_counts_where_the_server_says_nothing_of_one(
     batching: bool | None, shape: tuple[int, ...], wanted: bool | None
 ) -> None:
     known = ModelMetadata("m", (spec("x", "INT8", *shape),), batching)
-    assert completed(known, BATCHED).batching is wanted
-    assert completed(known, BATCHED).inputs == known.inputs
+    assert complete_metadata(known, BATCHED).batching is wanted
+    assert complete_metadata(known, BATCHED).inputs == known.inputs
     other = ModelMetadata("m", (spec("y", "INT8", *shape),), None)
-    assert completed(other, BATCHED).batching is None
+    assert complete_metadata(other, BATCHED).batching is None
 
 
 KNOWN = ModelMetadata("m", (spec("x", "FP32", -1),), False, (spec("out", "FP32", -1),))
@@ -151,9 +151,9 @@ KNOWN = ModelMetadata("m", (spec("x", "FP32", -1),), False, (spec("out", "FP32",
     ],
 )
 def test_differences(known: ModelMetadata, max_batch_size: int | None, told: list[str]) -> None:
-    assert list(differences(OURS, known, max_batch_size)) == told
+    assert list(find_differences(OURS, known, max_batch_size)) == told
 
 
 def test_outputs_that_are_not_declared_are_no_difference() -> None:
     more = ModelMetadata("m", KNOWN.inputs, False, (*KNOWN.outputs, spec("more", "FP32", 1)))
-    assert not list(differences(OURS, more, 0))
+    assert not list(find_differences(OURS, more, 0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.dialect_detection import recognised
+from gateway.protocol.dialect_detection import parse_server_metadata
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
 
 TRITONS = [
@@ -48,7 +48,7 @@ def _without(*names: str) -> list[str]:
         ({"name": OF_OPENVINO, "version": "2022.3"}, OPENVINO),
         (
             {"name": OF_OPENVINO, "version": "2022.2.0"},
-            replace(OPENVINO, binary=False, lists_outputs=False),
+            replace(OPENVINO, binary=False, binary_only_if_listed=False),
         ),
         ({"name": "mlserver", "version": "1.7.1", "extensions": []}, JSON),
         # What is listed counts more than a name: another gateway before it may have added it.
@@ -72,14 +72,14 @@ def _without(*names: str) -> list[str]:
     ids=str,
 )
 def test_a_server_is_recognised(document: dict[str, Any], dialect: Dialect) -> None:
-    found = recognised(200, json.dumps(document).encode())
+    found = parse_server_metadata(200, json.dumps(document).encode())
     assert found.dialect == dialect
     assert found.certain
 
 
 @pytest.mark.parametrize("version", ["0.9", "0.13.1", "0.21.0"])
 def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
-    assert recognised(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
+    assert parse_server_metadata(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
 def test_what_shows_no_binary_form_is_spoken_to_in_json(
     status: int, document: bytes, said: str
 ) -> None:
-    found = recognised(status, document)
+    found = parse_server_metadata(status, document)
     assert found.dialect is JSON
     assert said in found.reason
     assert found.reason.endswith("nothing shows that it takes the binary form")
@@ -117,9 +117,9 @@ def test_what_shows_no_binary_form_is_spoken_to_in_json(
 
 
 def test_the_reason_names_what_told_it() -> None:
-    found = recognised(200, json.dumps({"name": "triton", "version": "2.51.0"}).encode())
+    found = parse_server_metadata(200, json.dumps({"name": "triton", "version": "2.51.0"}).encode())
     assert "names itself 'triton', version '2.51.0'" in found.reason
-    found = recognised(200, json.dumps(_kserve("0.13.1")).encode())
+    found = parse_server_metadata(200, json.dumps(_kserve("0.13.1")).encode())
     assert found.reason == (
         "names itself 'kserve', version '0.13.1': it takes the binary form since 0.14"
     )
@@ -127,7 +127,7 @@ def test_the_reason_names_what_told_it() -> None:
 
 def test_what_a_server_says_is_shown_in_one_short_line() -> None:
     named = {"name": "a\nERROR all is lost\x1b[2J" + "é" * 10_000, "version": "1" * 10_000}
-    reason = recognised(200, json.dumps(named).encode()).reason
+    reason = parse_server_metadata(200, json.dumps(named).encode()).reason
     assert reason.isprintable()
     assert reason.isascii()
     assert len(reason) < 500

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.request_features import may_hide_classification, read_facts
+from gateway.protocol.request_features import may_hide_classification, read_features
 from gateway.protocol.request_header import Fields, read_inputs
 
 
@@ -63,30 +63,30 @@ FAULTS = [
 @pytest.mark.parametrize("fields", PLAIN)
 def test_what_is_plain(fields: Fields) -> None:
     inputs = read_inputs(fields)
-    facts = read_facts(fields, inputs)
-    assert facts.plain
-    assert facts.inputs is inputs
+    features = read_features(fields, inputs)
+    assert features.is_plain
+    assert features.inputs is inputs
 
 
 @pytest.mark.parametrize(("fields", "fault"), FAULTS)
 def test_a_parameter_of_a_wrong_type(fields: Fields, fault: str) -> None:
-    facts = read_facts(fields, read_inputs(fields))
-    assert not facts.plain
-    assert fault in facts.fault
+    features = read_features(fields, read_inputs(fields))
+    assert not features.is_plain
+    assert fault in features.error
 
 
 def test_classes_are_wanted_of_some_outputs() -> None:
     fields = request(None, None, {"classification": 3}, {}, {"classification": 2**63})
-    facts = read_facts(fields, read_inputs(fields))
-    assert facts.classified == ("y0", "y2")
-    assert not facts.fault
-    assert not facts.plain
+    features = read_features(fields, read_inputs(fields))
+    assert features.classified_outputs == ("y0", "y2")
+    assert not features.error
+    assert not features.is_plain
 
 
 def test_an_output_listed_twice_counts_twice() -> None:
     fields = request(None, None, {}, {"classification": 1})
     fields["outputs"][1]["name"] = "y0"
-    assert read_facts(fields, read_inputs(fields)).classified == ("y0",)
+    assert read_features(fields, read_inputs(fields)).classified_outputs == ("y0",)
 
 
 @pytest.mark.parametrize(

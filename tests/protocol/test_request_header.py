@@ -8,15 +8,15 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.request_header import (
-    AnswerForm,
+    DataSource,
     InputTensor,
-    Source,
-    parse_header,
-    read_answer_form,
+    OutputEncoding,
+    list_outputs,
+    parse_request_header,
     read_inputs,
+    read_output_encoding,
     request_binary_outputs,
     set_binary_size,
-    with_outputs,
 )
 from tests.protocol.headers import Fields, nested, tensor
 
@@ -27,31 +27,34 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 
 
 def test_a_header_is_parsed() -> None:
-    assert parse_header(b' {"inputs": [], "x": {"y": 1.5}} ', 9) == {"inputs": [], "x": {"y": 1.5}}
+    assert parse_request_header(b' {"inputs": [], "x": {"y": 1.5}} ', 9) == {
+        "inputs": [],
+        "x": {"y": 1.5},
+    }
 
 
 @pytest.mark.parametrize("depth", [2, 3, 9])
 def test_nesting_up_to_the_cap_is_parsed(depth: int) -> None:
-    assert set(parse_header(nested(depth), depth)) == {"x"}
+    assert set(parse_request_header(nested(depth), depth)) == {"x"}
 
 
 @pytest.mark.parametrize("depth", [3, 10, 199])
 def test_nesting_beyond_the_cap_is_refused(depth: int) -> None:
     with pytest.raises(GatewayError, match=rf"^the request's JSON is nested deeper than {depth}$"):
-        parse_header(nested(depth + 1), depth)
+        parse_request_header(nested(depth + 1), depth)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, nested(100_000)])
 def test_nesting_100_000_deep_is_refused(text: bytes) -> None:
     with pytest.raises(GatewayError) as caught:
-        parse_header(text, 64)
+        parse_request_header(text, 64)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert len(caught.value.message) < 200
 
 
 def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
     text = json.dumps({"x": "[{" * 500, "y": [[]] * 500})
-    assert parse_header(text.encode(), 3)["y"] == [[]] * 500
+    assert parse_request_header(text.encode(), 3)["y"] == [[]] * 500
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
 )
 def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        parse_header(text, 64)
+        parse_request_header(text, 64)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert message in caught.value.message
 
@@ -82,23 +85,23 @@ def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        (tensor(data=0), InputTensor("x", FP32, (2,), Source.DATA)),
-        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), Source.DATA)),
+        (tensor(data=0), InputTensor("x", FP32, (2,), DataSource.DATA)),
+        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), DataSource.DATA)),
         (
             tensor(parameters={"binary_data_size": 8}),
-            InputTensor("x", FP32, (2,), Source.BINARY, 8),
+            InputTensor("x", FP32, (2,), DataSource.BINARY, 8),
         ),
         (
             tensor(parameters={"binary_data_size": 0}, shape=[3, 0]),
-            InputTensor("x", FP32, (3, 0), Source.BINARY, 0),
+            InputTensor("x", FP32, (3, 0), DataSource.BINARY, 0),
         ),
         (
             tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
-            InputTensor("x", BYTES, (2,), Source.BINARY, 2**63 - 1),
+            InputTensor("x", BYTES, (2,), DataSource.BINARY, 2**63 - 1),
         ),
         (
             tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8}),
-            InputTensor("x", FP32, (2,), Source.SHARED_MEMORY),
+            InputTensor("x", FP32, (2,), DataSource.SHARED_MEMORY),
         ),
     ],
 )
@@ -256,7 +259,7 @@ FORMS = [
 def test_the_form_of_each_output(
     fields: Fields, first: bool, second: bool, all_binary: bool, all_json: bool
 ) -> None:
-    form = read_answer_form(fields)
+    form = read_output_encoding(fields)
     assert (form.wants_binary("out0"), form.wants_binary("out1")) == (first, second)
     assert (form.all_binary, form.all_json) == (all_binary, all_json)
 
@@ -280,12 +283,12 @@ BASE64 = {"content_type": "base64"}
     ],
 )
 def test_the_outputs_that_are_wanted_as_base64(fields: Fields, as_base64: set[str]) -> None:
-    assert read_answer_form(fields).as_base64 == as_base64
+    assert read_output_encoding(fields).as_base64 == as_base64
 
 
 def test_an_output_that_was_not_listed_has_the_default_form() -> None:
-    assert AnswerForm(True, {"a": False}).wants_binary("b")
-    assert not AnswerForm(False, {"a": True}).wants_binary("b")
+    assert OutputEncoding(True, {"a": False}).wants_binary("b")
+    assert not OutputEncoding(False, {"a": True}).wants_binary("b")
 
 
 REFUSED_FORMS = [
@@ -314,7 +317,7 @@ REFUSED_FORMS = [
 @pytest.mark.parametrize(("fields", "message"), REFUSED_FORMS)
 def test_a_faulty_form_is_refused(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        read_answer_form(fields)
+        read_output_encoding(fields)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert caught.value.message == message
 
@@ -390,7 +393,7 @@ def test_what_says_base64_goes_with_the_data() -> None:
 @pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
 def test_outputs_are_listed_where_there_are_none(outputs: Fields) -> None:
     fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
-    listed = orjson.loads(with_outputs(orjson.dumps(fields), ["A", "B"]))
+    listed = orjson.loads(list_outputs(orjson.dumps(fields), ["A", "B"]))
     assert listed == {
         **fields,
         "outputs": [

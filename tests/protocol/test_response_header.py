@@ -6,8 +6,13 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.request_header import AnswerForm
-from gateway.protocol.response_header import OutputTensor, is_in_form, parse_answer, read_outputs
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import (
+    OutputTensor,
+    has_encoding,
+    parse_response_header,
+    read_outputs,
+)
 from tests.protocol.headers import Fields, nested, tensor
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
@@ -70,18 +75,18 @@ def test_whether_an_output_is_in_the_form_that_is_wanted(
     entry: Any, as_binary: bool, as_json: bool
 ) -> None:
     for binary, expected in ((True, as_binary), (False, as_json)):
-        for form in (AnswerForm(binary, {}), AnswerForm(not binary, {"x": binary})):
-            assert is_in_form({"outputs": [entry]}, form) is expected
-            assert is_in_form({"outputs": [tensor(name="y"), entry]}, form) is expected
+        for form in (OutputEncoding(binary, {}), OutputEncoding(not binary, {"x": binary})):
+            assert has_encoding({"outputs": [entry]}, form) is expected
+            assert has_encoding({"outputs": [tensor(name="y"), entry]}, form) is expected
 
 
 @pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": {}}, {"outputs": "x"}])
 def test_outputs_that_are_none_are_in_no_form(fields: Fields) -> None:
-    assert not is_in_form(fields, AnswerForm(True, {}))
+    assert not has_encoding(fields, OutputEncoding(True, {}))
 
 
 def test_an_answer_without_outputs_is_in_any_form() -> None:
-    assert is_in_form({"model_name": "m"}, AnswerForm(True, {}))
+    assert has_encoding({"model_name": "m"}, OutputEncoding(True, {}))
 
 
 ITS = "output 'x' of the server's answer has the"
@@ -136,7 +141,7 @@ REFUSED_OUTPUTS = [
 def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         read_outputs(fields)
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message == message
 
 
@@ -153,11 +158,14 @@ def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> N
 )
 def test_what_is_no_answer_is_the_servers_fault(text: bytes, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        parse_answer(text)
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+        parse_response_header(text)
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(message)
 
 
 def test_an_answer_is_parsed() -> None:
-    assert parse_answer(b'{"model_name":"m","outputs":[]}') == {"model_name": "m", "outputs": []}
-    assert set(parse_answer(nested(200))) == {"x"}
+    assert parse_response_header(b'{"model_name":"m","outputs":[]}') == {
+        "model_name": "m",
+        "outputs": [],
+    }
+    assert set(parse_response_header(nested(200))) == {"x"}

@@ -5,21 +5,21 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK, ClientBody, kept, response_chunks, write
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept, response_chunks, write
 from tests.support.doubles.streaming import (
     URL,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
+    ScriptedUpstreamResponse,
 )
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-def _request(*body: Step, headers: dict[str, str] | None = None) -> ScriptedRequest:
-    return ScriptedRequest(Log(), "POST", "/", headers, body)
+def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> ScriptedRequest:
+    return ScriptedRequest(EventLog(), "POST", "/", headers, body)
 
 
 async def _all(body: ClientBody) -> list[bytes]:
@@ -54,8 +54,8 @@ async def test_pieces_of_the_readers_size() -> None:
 
 async def test_by_default_a_chunk_at_most() -> None:
     with Deadline(9, 9) as turns:
-        body = ClientBody(_request(bytes(CHUNK + 1)), 2 * CHUNK, turns)
-        assert len(await body.read()) == CHUNK
+        body = ClientBody(_request(bytes(CHUNK_SIZE + 1)), 2 * CHUNK_SIZE, turns)
+        assert len(await body.read()) == CHUNK_SIZE
         assert len(await body.read()) == 1
 
 
@@ -64,7 +64,7 @@ async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
 
 
 async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
-    large = memoryview(bytes(3 * CHUNK))[:CHUNK]
+    large = memoryview(bytes(3 * CHUNK_SIZE))[:CHUNK_SIZE]
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:
         for _ in range(1000):
@@ -72,7 +72,7 @@ async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
         yield large
 
     held = [piece async for piece in kept(pieces())]
-    assert [len(piece) for piece in held] == [3000 + CHUNK]
+    assert [len(piece) for piece in held] == [3000 + CHUNK_SIZE]
     assert [type(piece) async for piece in kept(_one(large))] == [bytes]
 
 
@@ -93,7 +93,7 @@ async def test_fewer_bytes_than_wanted() -> None:
 
 
 async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
-    log = Log()
+    log = EventLog()
     with Deadline(9, 9) as turns:
         request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
         with pytest.raises(GatewayError, match=r"larger than 100 bytes") as caught:
@@ -122,22 +122,22 @@ async def test_a_broken_body_says_so() -> None:
 
 async def test_reading_is_the_clients_turn() -> None:
     with Deadline(9, 9) as turns:
-        turns.wait_for_server(URL)
+        turns.expect_server(URL)
         await ClientBody(_request(b"x"), 100, turns).read()
         assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_the_answers_chunks_are_the_servers_turn() -> None:
     with Deadline(9, 9) as turns:
-        chunks = response_chunks(ScriptedResponse(body=[b"one", b"two"]), URL, turns)
+        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, turns)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
         assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_writing_is_the_clients_turn() -> None:
     with Deadline(9, 9) as turns:
-        turns.wait_for_server(URL)
-        answer = ScriptedAnswer(Log())
+        turns.expect_server(URL)
+        answer = ScriptedClientResponse(EventLog())
         await answer.start(200, "OK", answer.headers)
         await write(answer, b"x", turns)
         assert answer.body == b"x"

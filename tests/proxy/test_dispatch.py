@@ -7,37 +7,45 @@ from dataclasses import replace
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
-from gateway.proxy.dispatch import answer_error, error_body, exchange
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.proxy.dispatch import error_body, handle_request, send_error
 from gateway.proxy.interfaces import Route
-from gateway.upstream.pool.model_discovery import Discovery
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
     LIMITS,
     URL,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    only,
+    ScriptedUpstreamResponse,
+    make_route,
     ready,
-    route_to,
+    single_route,
 )
-from tests.support.inference_messages import INFER, LENGTH, binary_header, json_request, metadata
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    json_request,
+    metadata,
+)
 
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_CONFIG = ScriptedResponse(404)
-OK = ScriptedResponse(200, {}, [b"{}"])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
 
 
 async def _exchange(
-    route: Route, method: str, target: str, *body: Step, headers: dict[str, str] | None = None
-) -> tuple[ScriptedAnswer, Log]:
-    log = Log()
-    answer = ScriptedAnswer(log)
-    await exchange(ScriptedRequest(log, method, target, headers, body), answer, only(route))
+    route: Route, method: str, target: str, *body: BodyStep, headers: dict[str, str] | None = None
+) -> tuple[ScriptedClientResponse, EventLog]:
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await handle_request(
+        ScriptedRequest(log, method, target, headers, body), answer, single_route(route)
+    )
     return answer, log
 
 
@@ -60,22 +68,22 @@ async def _exchange(
     ],
 )
 async def test_what_becomes_of_a_request(method: str, target: str, sent: str) -> None:
-    endpoint = ScriptedEndpoint(Log(), OK)
-    answer, _ = await _exchange(route_to(endpoint), method, target)
+    endpoint = ScriptedEndpoint(EventLog(), OK)
+    answer, _ = await _exchange(make_route(endpoint), method, target)
     assert answer.status == 200
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
 async def test_infer_requests_are_converted() -> None:
-    endpoint = ScriptedEndpoint(Log(), OK)
-    await _exchange(route_to(endpoint), "POST", INFER, json_request())
-    assert LENGTH in endpoint.requests[0].headers
+    endpoint = ScriptedEndpoint(EventLog(), OK)
+    await _exchange(make_route(endpoint), "POST", INFER, json_request())
+    assert HEADER_LENGTH in endpoint.requests[0].headers
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_errors_become_answers(kind: ErrorKind) -> None:
-    endpoint = ScriptedEndpoint(Log(), GatewayError(kind, "what “went” wrong"))
-    answer, log = await _exchange(route_to(endpoint), "GET", "/v2/x")
+    endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
+    answer, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
     assert answer.status == kind.value.status
     assert answer.body.decode() == '{"error":"what “went” wrong"}'
     accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
@@ -88,14 +96,14 @@ async def test_errors_become_answers(kind: ErrorKind) -> None:
 
 
 async def test_errors_of_the_client_become_answers() -> None:
-    answer, _ = await _exchange(route_to(ScriptedEndpoint(Log())), "POST", INFER, b"no")
+    answer, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
     assert answer.status == 400
 
 
 async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    broken = ScriptedResponse(200, {}, [b"begun", bad_answer(f"{URL} fell\nover")])
-    answer, log = await _exchange(route_to(ScriptedEndpoint(Log(), broken)), "GET", "/v2/x")
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
+    answer, log = await _exchange(make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x")
     assert answer.body == b"begun"
     assert log[-1] == "client is cut off"
     assert "client has got all" not in log
@@ -103,19 +111,19 @@ async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixtur
 
 
 async def test_a_refusal_of_the_server_is_passed_on() -> None:
-    refusal = ScriptedResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    route = route_to(ScriptedEndpoint(Log(), refusal))
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={LENGTH: "0"})
+    refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
+    route = make_route(ScriptedEndpoint(EventLog(), refusal))
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     assert (answer.status, answer.body) == (404, b"no such model")
     assert dict(answer.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
 
 async def test_the_client_that_leaves_is_nobodys_error() -> None:
-    log = Log()
-    answer = ScriptedAnswer(log, fault=ConnectionResetError())
+    log = EventLog()
+    answer = ScriptedClientResponse(log, fault=ConnectionResetError())
     request = ScriptedRequest(log, "GET", "/v2/x")
     with pytest.raises(ConnectionResetError):
-        await exchange(request, answer, only(route_to(ScriptedEndpoint(log, OK))))
+        await handle_request(request, answer, single_route(make_route(ScriptedEndpoint(log, OK))))
     assert "client is cut off" not in log
 
 
@@ -123,65 +131,69 @@ SHORT = replace(LIMITS, idle_time=0.02)
 
 
 async def test_waiting_for_the_client() -> None:
-    route = route_to(ScriptedEndpoint(Log()), limits=SHORT)
+    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
     answer, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
     assert answer.status == 408
     assert b"waiting for the client" in answer.body
 
 
 async def test_waiting_for_the_server() -> None:
-    route = route_to(ScriptedEndpoint(Log(), asyncio.Event()), limits=SHORT)
+    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
     answer, _ = await _exchange(route, "POST", INFER, json_request())
     assert answer.status == 504
     assert URL.encode() in answer.body
 
 
 async def test_waiting_for_the_servers_metadata() -> None:
-    route = route_to(ScriptedEndpoint(Log(), asyncio.Event()), limits=SHORT)
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={LENGTH: "0"})
+    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await route.upstream.metadata.close()
     assert answer.status == 504
     assert URL.encode() in answer.body
 
 
 async def test_waiting_for_the_client_to_send_what_the_server_reads() -> None:
-    route = route_to(ScriptedEndpoint(Log()), limits=SHORT)
+    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
     chunked = {"Transfer-Encoding": "chunked"}
     answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked)
     assert answer.status == 408
 
 
 async def test_waiting_for_the_client_to_read() -> None:
-    log = Log()
-    answer = ScriptedAnswer(log, ready=asyncio.Event())
+    log = EventLog()
+    answer = ScriptedClientResponse(log, ready=asyncio.Event())
     request = ScriptedRequest(log, "GET", "/v2/x")
-    await exchange(request, answer, only(route_to(ScriptedEndpoint(log, OK), limits=SHORT)))
+    await handle_request(
+        request, answer, single_route(make_route(ScriptedEndpoint(log, OK), limits=SHORT))
+    )
     assert log[-1] == "client is cut off"
 
 
 async def test_waiting_for_the_client_to_read_a_refusal() -> None:
-    log = Log()
-    answer = ScriptedAnswer(log, ready=asyncio.Event())
-    refusal = ScriptedEndpoint(log, ScriptedResponse(404, {}, [bytes(1000)]))
-    request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(4)])
-    await exchange(request, answer, only(route_to(refusal, limits=SHORT)))
+    log = EventLog()
+    answer = ScriptedClientResponse(log, ready=asyncio.Event())
+    refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
+    request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
+    await handle_request(request, answer, single_route(make_route(refusal, limits=SHORT)))
     assert log[-2:] == ["client gets 404", "client is cut off"]
 
 
 async def _raw(route: Route) -> int:
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={LENGTH: "0"})
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     return answer.status
 
 
 @pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("turn", [OK, ScriptedResponse(400), bad_answer("fell over")])
+@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
 async def test_load_and_unload_make_metadata_forgotten(
-    room: str, verb: str, turn: ScriptedResponse | GatewayError
+    room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
 ) -> None:
     """Whether or not the server says that it worked."""
-    endpoint = ScriptedEndpoint(Log(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK)
-    route = route_to(endpoint)
+    endpoint = ScriptedEndpoint(
+        EventLog(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK
+    )
+    route = make_route(endpoint)
     assert [await _raw(route), await _raw(route)] == [200, 200]
     await _exchange(route, "POST", f"{room}/models/m/{verb}")
     assert await _raw(route) == 200
@@ -190,15 +202,15 @@ async def test_load_and_unload_make_metadata_forgotten(
 
 
 async def test_load_of_another_model_forgets_nothing() -> None:
-    endpoint = ScriptedEndpoint(Log(), METADATA, NO_CONFIG, OK, OK, OK)
-    route = route_to(endpoint)
+    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
+    route = make_route(endpoint)
     assert await _raw(route) == 200
     await _exchange(route, "POST", "/v2/repository/models/m2/load")
     assert await _raw(route) == 200
     assert len(endpoint.requests) == 5
 
 
-BINARY = {LENGTH: str(len(binary_header(8)))}
+BINARY = {HEADER_LENGTH: str(len(binary_header(8)))}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +221,7 @@ BINARY = {LENGTH: str(len(binary_header(8)))}
         ("POST", "/v2/models/m/generate", b"{}", {}),
         ("POST", INFER, json_request(), {}),
         ("POST", INFER, binary_header(8) + bytes(8), BINARY),
-        ("POST", INFER, bytes(4), {LENGTH: "0"}),
+        ("POST", INFER, bytes(4), {HEADER_LENGTH: "0"}),
         ("POST", INFER, gzip.compress(json_request()), {"Content-Encoding": "gzip"}),
         ("POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
     ],
@@ -224,7 +236,7 @@ async def test_what_names_a_model_goes_where_it_is(
     ("method", "what", "body", "headers"),
     [
         ("POST", "/infer", json_request(), {}),
-        ("POST", "/infer", bytes(4), {LENGTH: "0"}),
+        ("POST", "/infer", bytes(4), {HEADER_LENGTH: "0"}),
         ("GET", "/ready", b"", {}),
         ("POST", "/generate", b"{}", {}),
     ],
@@ -240,9 +252,11 @@ async def _goes_to_the_second(
     models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
     """Check that requests reach that one alone of three endpoints, which have a model each."""
-    answers = [METADATA, NO_CONFIG] if headers.get(LENGTH) == "0" else []
-    endpoints = [ScriptedEndpoint(Log(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)]
-    route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
+    answers = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
+    endpoints = [
+        ScriptedEndpoint(EventLog(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)
+    ]
+    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     steps = (body,) if body else ()
@@ -253,15 +267,19 @@ async def _goes_to_the_second(
     assert not endpoints[2].requests
 
 
-@pytest.mark.parametrize("turn", [OK, ScriptedResponse(400), bad_answer("fell over")])
-async def test_load_and_unload_make_models_asked_for(turn: ScriptedResponse | GatewayError) -> None:
+@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+async def test_load_and_unload_make_models_asked_for(
+    turn: ScriptedUpstreamResponse | GatewayError,
+) -> None:
     asked: list[str] = []
 
-    class Noting(Discovery):
-        def ask_again(self) -> None:
+    class Noting(ModelDiscovery):
+        def refresh_models(self) -> None:
             asked.append("again")
 
-    route = route_to(ScriptedEndpoint(Log(), turn, OK), keeper=Keeper(discovery=Noting(60)))
+    route = make_route(
+        ScriptedEndpoint(EventLog(), turn, OK), keeper=PoolSupervisor(discovery=Noting(60))
+    )
     await _exchange(route, "POST", "/v2/repository/models/m/load")
     assert asked == ["again"]
     await _exchange(route, "GET", "/v2/models/m")
@@ -269,9 +287,9 @@ async def test_load_and_unload_make_models_asked_for(turn: ScriptedResponse | Ga
 
 
 async def test_answer_error() -> None:
-    log = Log()
-    answer = ScriptedAnswer(log)
-    await answer_error(answer, bad_request('say "what"'))
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await send_error(answer, bad_request('say "what"'))
     assert answer.body == b'{"error":"say \\"what\\""}'
     assert isinstance(answer.headers, CIMultiDict)
     assert log == ["client gets 400", f"client gets {len(answer.body)}", "client has got all"]

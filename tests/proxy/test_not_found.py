@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocol.operations import KINDS
+from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.not_found import unmatched
 from gateway.routing.matcher import Match, Pattern
 
@@ -14,7 +14,7 @@ def _match(
         Pattern.of(model) if model else None,
         Pattern.of(version) if version else None,
         tuple((name, Pattern.of(value)) for name, value in headers.items()),
-        frozenset(kind for word in kinds for kind in KINDS[word]) or None,
+        frozenset(kind for word in kinds for kind in OPERATION_KINDS[word]) or None,
     )
 
 

@@ -10,29 +10,29 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import KINDS, Endpoint, EndpointKind
-from gateway.proxy.dispatch import exchange
-from gateway.proxy.fast_path.call import Plan
-from gateway.proxy.fast_path.planner import Straight
+from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.fast_path.call import CallPlan
+from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Rewrite, Routes, Rule
+from gateway.proxy.router import Rewrite, Router, Rule
 from gateway.routing.matcher import Match, Pattern
-from gateway.routing.weights import Shares, number_of
-from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, head_of
+from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 from tests.support.gateway import until
-from tests.support.inference_messages import INFER, LENGTH, json_request, metadata
+from tests.support.inference_messages import HEADER_LENGTH, INFER, json_request, metadata
 
-OK = ScriptedResponse(200, {}, [b"{}"])
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
 
 
 def _headers(headers: dict[str, str] | None = None) -> CIMultiDictProxy[str]:
@@ -43,11 +43,11 @@ def _model(pattern: str) -> Match:
     return Match(model=Pattern.of(pattern))
 
 
-def _kinds(*words: str) -> frozenset[EndpointKind]:
-    return frozenset(kind for word in words for kind in KINDS[word])
+def _kinds(*words: str) -> frozenset[OperationKind]:
+    return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
 
 
-def _refusal(routes: Routes, method: str, target: str) -> GatewayError:
+def _refusal(routes: Router, method: str, target: str) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         routes.find(method, target, _headers())
     return caught.value
@@ -61,8 +61,8 @@ def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
 
 
 async def test_the_first_rule_that_matches_tells() -> None:
-    first, second, last = (route_to(ScriptedEndpoint(Log())) for _ in range(3))
-    routes = Routes(
+    first, second, last = (make_route(ScriptedEndpoint(EventLog())) for _ in range(3))
+    routes = Router(
         [
             Rule(_model("resnet*"), (first,)),
             Rule(_model("resnet50"), (second,)),
@@ -84,9 +84,9 @@ async def test_the_first_rule_that_matches_tells() -> None:
 
 
 async def test_what_matches_no_rule_is_told_what_is_served() -> None:
-    route = route_to(ScriptedEndpoint(Log()))
+    route = make_route(ScriptedEndpoint(EventLog()))
     matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
-    routes = Routes([Rule(match, (route,)) for match in matches])
+    routes = Router([Rule(match, (route,)) for match in matches])
     error = _refusal(routes, "GET", "/v2/models/m?token=secret")
     assert error.kind is ErrorKind.NOT_FOUND
     assert error.message == (
@@ -98,9 +98,9 @@ async def test_what_matches_no_rule_is_told_what_is_served() -> None:
 
 
 async def test_what_is_denied_is_not_looked_for_further() -> None:
-    route = route_to(ScriptedEndpoint(Log()))
+    route = make_route(ScriptedEndpoint(EventLog()))
     deny = _kinds("repository", "shared_memory")
-    routes = Routes([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
+    routes = Router([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
     for method, target, word in [
         ("POST", "/v2/repository/models/m/load", "repository"),
         ("POST", "/v2/repository/index", "repository"),
@@ -119,7 +119,7 @@ async def test_what_is_denied_is_not_looked_for_further() -> None:
     assert routes.find("POST", INFER, _headers()).target == INFER
 
 
-def _outcome(routes: Routes, method: str, target: str, key: str | None = None) -> str:
+def _outcome(routes: Router, method: str, target: str, key: str | None = None) -> str:
     headers = _headers({"Authorization": f"Bearer {key}"} if key else {})
     try:
         found = routes.find(method, target, headers)
@@ -128,11 +128,11 @@ def _outcome(routes: Routes, method: str, target: str, key: str | None = None) -
     return found.choice.take().upstream.name
 
 
-def _guarded() -> Routes:
+def _guarded() -> Router:
     """Deny, ask for a key, and be open last; or open first, for what says nothing of a model."""
     names = ("denying", "keyed", "metadata", "named", "open")
-    to = {name: (route_to(ReadyEndpoint(), name=name),) for name in names}
-    return Routes(
+    to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
+    return Router(
         [
             Rule(_model("d*"), to["denying"], deny=_kinds("infer")),
             Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
@@ -184,7 +184,7 @@ async def test_a_path_that_reads_in_several_ways(
 
 async def test_a_refusal_of_such_a_path_says_why() -> None:
     rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
-    error = _refusal(Routes(rules), "POST", "/v2/models/n/../m/infer")
+    error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
         "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
         " models that are served: m, n*"
@@ -195,12 +195,12 @@ async def test_a_refusal_of_such_a_path_says_why() -> None:
     ("target", "status"), [("/v2/models/vgg/infer", 404), ("/v2/models/m/infer", 403)]
 )
 async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
-    endpoint = ScriptedEndpoint(Log())
-    rule = Rule(_model("m"), (route_to(endpoint),), deny=_kinds("infer"))
-    log = Log()
-    answer = ScriptedAnswer(log)
+    endpoint = ScriptedEndpoint(EventLog())
+    rule = Rule(_model("m"), (make_route(endpoint),), deny=_kinds("infer"))
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", target, {}, [json_request()])
-    await exchange(request, answer, Routes([rule]))
+    await handle_request(request, answer, Router([rule]))
     assert answer.status == status
     assert answer.body.startswith(b'{"error":"')
     assert answer.headers["Content-Type"] == "application/json"
@@ -210,8 +210,8 @@ async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
 async def test_what_is_refused_goes_the_ordinary_way(target: str) -> None:
-    rule = Rule(_model("m"), (route_to(ReadyEndpoint()),), deny=_kinds("infer"))
-    straight = Straight(Routes([rule]))
+    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), deny=_kinds("infer"))
+    straight = FastPath(Router([rule]))
     assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
 
@@ -220,15 +220,15 @@ async def test_what_is_refused_goes_the_ordinary_way(target: str) -> None:
 
 def _pair(route: Route | None = None) -> tuple[Route, Route]:
     return (
-        route or route_to(ReadyEndpoint(url="http://a")),
-        route or route_to(ReadyEndpoint(url="http://b")),
+        route or make_route(ReadyEndpoint(url="http://a")),
+        route or make_route(ReadyEndpoint(url="http://b")),
     )
 
 
 async def test_each_request_is_a_choice_of_its_own() -> None:
     one, two = _pair()
     numbers = [0.1, 0.95, 0.5, 0.9, 0.0, 0.7]
-    routes = Routes([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
     found = routes.find("POST", INFER, _headers())
     taken = [found.choice.take() for _ in range(2)]
     other = routes.find("GET", "/v2/x", _headers())
@@ -239,10 +239,10 @@ async def test_each_request_is_a_choice_of_its_own() -> None:
 async def test_one_client_stays_with_one_upstream() -> None:
     one, two = _pair()
     rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
-    routes = Routes([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
-    shares = Shares.of((50, 50))
+    routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
+    shares = CumulativeWeights.of((50, 50))
     for user in map(str, range(100)):
-        expected = (one, two)[shares.at(number_of(user))]
+        expected = (one, two)[shares.at(hash_to_fraction(user))]
         for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
             choice = routes.find("POST", target, _headers({name: user})).choice
             assert [choice.take(), choice.take()] == [expected] * 2
@@ -251,20 +251,20 @@ async def test_one_client_stays_with_one_upstream() -> None:
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
 
-def _plan(straight: Straight, headers: dict[str, str] | None = None) -> Plan:
+def _plan(straight: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
     plan = straight.plan("GET", "/v2/x", _headers(headers), 0)
     assert plan is not None
     return plan
 
 
-def _begin(straight: Straight, plan: Plan) -> bool:
+def _begin(straight: FastPath, plan: CallPlan) -> bool:
     return straight.begin(plan, b"", ScriptedClient()) is not None
 
 
 async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
-    rule = Rule(Match(), (route_to(one), route_to(two)), (3, 1), sticky="x-user")
-    straight = Straight(Routes([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky="x-user")
+    straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
     plan = _plan(straight)
     asked = []
     for _ in range(4):
@@ -278,7 +278,7 @@ async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
         for _ in range(2):
             assert _begin(straight, plan)
         after = len(one.asked), len(two.asked)
-        stays = Shares.of((3, 1)).at(number_of(user))
+        stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
 
 
@@ -286,10 +286,10 @@ async def test_shares_are_kept_where_one_upstream_is_never_ready_at_once() -> No
     """What is chosen for a request that leaves the straight way holds on the ordinary one."""
     ready, unready = ReadyEndpoint(), ReadyEndpoint()
     unready.ready = False
-    one, two = route_to(ready), route_to(unready)
-    numbers = [number_of(str(i)) for i in range(10_000)]
-    routes = Routes([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
-    straight = Straight(routes)
+    one, two = make_route(ready), make_route(unready)
+    numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
+    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    straight = FastPath(routes)
     plan = _plan(straight)
     taken: Counter[str] = Counter()
     for _ in range(5000):
@@ -298,17 +298,21 @@ async def test_shares_are_kept_where_one_upstream_is_never_ready_at_once() -> No
         else:
             chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
             taken["one" if chosen is one else "two"] += 1
-    expected = Counter("two" if Shares.of((90, 10)).at(n) else "one" for n in numbers[:5000])
+    expected = Counter(
+        "two" if CumulativeWeights.of((90, 10)).at(n) else "one" for n in numbers[:5000]
+    )
     assert taken == expected
 
 
 # ------------------------------------------------------------------------------------- rewrite
 
 
-def _alias(*turns: ScriptedResponse, version: str | None = None) -> tuple[ScriptedEndpoint, Routes]:
-    endpoint = ScriptedEndpoint(Log(), *turns)
-    rule = Rule(Match(), (route_to(endpoint),), rewrite=Rewrite("resnet50", version))
-    return endpoint, Routes([rule])
+def _alias(
+    *turns: ScriptedUpstreamResponse, version: str | None = None
+) -> tuple[ScriptedEndpoint, Router]:
+    endpoint = ScriptedEndpoint(EventLog(), *turns)
+    rule = Rule(Match(), (make_route(endpoint),), rewrite=Rewrite("resnet50", version))
+    return endpoint, Router([rule])
 
 
 @pytest.mark.parametrize("version", [None, "3"])
@@ -352,17 +356,17 @@ async def test_the_server_is_asked_for_the_other_model(
 ) -> None:
     endpoint, routes = _alias(OK, version=version)
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
-    answer = ScriptedAnswer(Log())
-    await exchange(ScriptedRequest(Log(), method, target, {}, body), answer, routes)
+    answer = ScriptedClientResponse(EventLog())
+    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), answer, routes)
     assert answer.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 
 
 async def test_metadata_is_that_of_the_other_model() -> None:
-    turns = ScriptedResponse(200, {}, [metadata(-1)]), ScriptedResponse(404), OK
+    turns = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
     endpoint, routes = _alias(*turns, version="3")
-    request = ScriptedRequest(Log(), "POST", INFER, {LENGTH: "0"}, [bytes(4)])
-    await exchange(request, ScriptedAnswer(Log()), routes)
+    request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
+    await handle_request(request, ScriptedClientResponse(EventLog()), routes)
     assert [each.target for each in endpoint.requests] == [
         "/v2/models/resnet50/versions/3",
         "/v2/models/resnet50/versions/3/config",
@@ -373,8 +377,8 @@ async def test_metadata_is_that_of_the_other_model() -> None:
 @pytest.mark.parametrize(("target", "below"), [(INFER, "/infer"), ("/v2/models/m/stats", "/stats")])
 async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, below: str) -> None:
     endpoint = ReadyEndpoint()
-    rule = Rule(_model("m"), (route_to(endpoint),), rewrite=Rewrite("resnet50", "3"))
-    straight = Straight(Routes([rule]))
+    rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
+    straight = FastPath(Router([rule]))
     body = json_request()
     plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
     assert plan is not None
@@ -405,7 +409,7 @@ async def test_no_spelling_leads_to_any_but_the_other_model(target: str) -> None
 async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
     _, routes = _alias(version="3")
     found = routes.find("POST", "/v2/models/m/infer", _headers())
-    assert found.asked == Endpoint(EndpointKind.INFER, "resnet50", "3")
+    assert found.asked == Operation(OperationKind.INFER, "resnet50", "3")
 
 
 # ------------------------------------------------------------------------------ who is concerned
@@ -413,9 +417,9 @@ async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
 
 async def test_the_upstreams_that_a_request_is_for() -> None:
     one, two, three, four = (
-        route_to(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
+        make_route(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
     )
-    routes = Routes(
+    routes = Router(
         [
             Rule(_model("m"), (two, one, two), (1, 1, 1)),
             Rule(_model("n"), (three,), deny=_kinds("repository")),
@@ -457,12 +461,12 @@ async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: s
     a, b = (ReadyEndpoint(url=url) for url in ("http://a", "http://b"))
     told = []
     for name, choices in {
-        "one": (route_to(a),),
-        "alike": (route_to(a, b),),
-        "two": (route_to(a), route_to(b)),
+        "one": (make_route(a),),
+        "alike": (make_route(a, b),),
+        "two": (make_route(a), make_route(b)),
     }.items():
-        routes = Routes([Rule(Match(), choices, (1,) * len(choices))])
-        if routes.find(method, target, _headers()).is_forwarded:
+        routes = Router([Rule(Match(), choices, (1,) * len(choices))])
+        if routes.find(method, target, _headers()).is_passthrough:
             told.append(name)
     assert ", ".join(told) == forwarded
 
@@ -471,9 +475,9 @@ async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: s
 
 
 async def test_each_route_has_its_limits_on_the_straight_way() -> None:
-    small = route_to(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
-    routes = Routes([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
-    straight = Straight(routes)
+    small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
+    routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
+    straight = FastPath(routes)
     headers = _headers({"Content-Length": "1001"})
     assert straight.plan("POST", "/v2/models/small/generate", headers, 1001) is None
     assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
@@ -481,22 +485,22 @@ async def test_each_route_has_its_limits_on_the_straight_way() -> None:
 
 async def test_each_route_has_its_patience_on_the_straight_way() -> None:
     hasty, patient = ReadyEndpoint(), ReadyEndpoint()
-    routes = Routes(
+    routes = Router(
         [
-            Rule(_model("hasty"), (route_to(hasty, limits=replace(LIMITS, idle_time=0.01)),)),
-            Rule(Match(), (route_to(patient),)),
+            Rule(_model("hasty"), (make_route(hasty, limits=replace(LIMITS, idle_time=0.01)),)),
+            Rule(Match(), (make_route(patient),)),
         ]
     )
-    straight = Straight(routes)
+    straight = FastPath(routes)
     clients = [ScriptedClient(), ScriptedClient()]
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
         plan = straight.plan("GET", target, _headers(), 0)
         assert plan is not None
         assert straight.begin(plan, b"", client) is not None
-    await until(lambda: clients[1].told)
-    assert clients[1].told[0].status == 504
-    assert b"limits.idle_time" in clients[1].told[0].body
-    assert clients[0].told == []
-    patient.asked[0].receiver.whole(head_of(), b"")
-    assert clients[0].told[0].status == 200
+    await until(lambda: clients[1].responses)
+    assert clients[1].responses[0].status == 504
+    assert b"limits.idle_time" in clients[1].responses[0].body
+    assert clients[0].responses == []
+    patient.asked[0].receiver.on_complete(response_head(), b"")
+    assert clients[0].responses[0].status == 200
     straight.close()

@@ -5,18 +5,24 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
-from gateway.protocol.operations import parse_endpoint
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Upstream
 from gateway.proxy.server_dialect import typed, understand, until_known
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import Speech
+from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
-from tests.support.doubles.streaming import URL, Log, ScriptedEndpoint, ScriptedRequest, route_to
-from tests.support.inference_messages import INFER, LENGTH
+from tests.support.doubles.streaming import (
+    URL,
+    EventLog,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    make_route,
+)
+from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 
-class _Learning(Speech):
+class _Learning(DialectState):
     """It is known when the test says so."""
 
     def __init__(self, fault: GatewayError | None = None) -> None:
@@ -33,9 +39,11 @@ class _Learning(Speech):
         self.dialect = TRITON
 
 
-def _upstream(speech: Speech, *endpoints: ScriptedEndpoint) -> Upstream:
+def _upstream(dialect_state: DialectState, *endpoints: ScriptedEndpoint) -> Upstream:
     cache = MetadataCache(60, 10, 30, lambda: 0.0)
-    return Upstream("servers", speech, Pool(endpoints or [ScriptedEndpoint(Log())]), cache)
+    return Upstream(
+        "servers", dialect_state, Pool(endpoints or [ScriptedEndpoint(EventLog())]), cache
+    )
 
 
 CURLS = "application/x-www-form-urlencoded"
@@ -44,12 +52,12 @@ CURLS = "application/x-www-form-urlencoded"
 def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
     body = [b"{}"] if method == "POST" else []
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return ScriptedRequest(Log(), method, target, named, body)
+    return ScriptedRequest(EventLog(), method, target, named, body)
 
 
 async def _understand(method: str, target: str, upstream: Upstream) -> None:
     with Deadline(9, 9) as deadline:
-        asked = parse_endpoint(method, target)
+        asked = parse_operation(method, target)
         await understand(_request(method, target), asked, upstream, deadline)
 
 
@@ -71,14 +79,14 @@ def test_a_dialect_that_is_not_known_is_never_guessed() -> None:
     ],
 )
 async def test_who_needs_the_dialect_waits_for_it(method: str, target: str, waits: bool) -> None:
-    speech = _Learning()
-    task = asyncio.create_task(_understand(method, target, _upstream(speech)))
+    dialect_state = _Learning()
+    task = asyncio.create_task(_understand(method, target, _upstream(dialect_state)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert task.done() is not waits
-    speech.told.set()
+    dialect_state.told.set()
     await task
-    assert speech.asked == waits
+    assert dialect_state.asked == waits
 
 
 async def test_the_wait_ends_with_the_exchanges_time() -> None:
@@ -92,12 +100,12 @@ async def test_the_wait_ends_with_the_exchanges_time() -> None:
 
 
 async def test_afterwards_it_is_the_clients_turn() -> None:
-    speech = _Learning()
-    speech.told.set()
+    dialect_state = _Learning()
+    dialect_state.told.set()
 
     async def wait() -> None:
         with Deadline(9, 0.01) as deadline:
-            await until_known([_upstream(speech)], deadline)
+            await until_known([_upstream(dialect_state)], deadline)
             await asyncio.sleep(9)
 
     with pytest.raises(GatewayError, match="waiting for the client") as caught:
@@ -114,9 +122,9 @@ async def test_a_server_that_cannot_be_asked_fails_the_exchange() -> None:
 
 async def test_dialect_that_is_told_sets_back_no_failures_of_an_endpoint() -> None:
     """Of several endpoints, it may be another one that has told it."""
-    speech = _Learning()
-    speech.told.set()
-    upstream = _upstream(speech)
+    dialect_state = _Learning()
+    dialect_state.told.set()
+    upstream = _upstream(dialect_state)
     upstream.pool.members[0].calls.failures = 2
     await _understand("POST", INFER, upstream)
     state = upstream.pool.snapshot()[0]
@@ -140,7 +148,7 @@ async def test_where_there_is_no_server_that_is_said() -> None:
 )
 async def test_a_version_is_refused_where_there_are_none(target: str, path: str) -> None:
     method = "POST" if target.endswith("infer") else "GET"
-    upstream = route_to(ScriptedEndpoint(Log()), name="models", dialect=KSERVE).upstream
+    upstream = make_route(ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE).upstream
     with pytest.raises(GatewayError) as caught:
         await _understand(method, target, upstream)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
@@ -149,7 +157,7 @@ async def test_a_version_is_refused_where_there_are_none(target: str, path: str)
     await _understand(method, path, upstream)
     for dialect in (TRITON, OPENVINO, JSON):
         await _understand(
-            method, target, route_to(ScriptedEndpoint(Log()), dialect=dialect).upstream
+            method, target, make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
         )
 
 
@@ -159,7 +167,7 @@ async def test_a_version_is_refused_where_there_are_none(target: str, path: str)
         (KSERVE, _request("POST", "/x"), "application/json"),
         (JSON, _request("POST", "/x"), "application/json"),
         (JSON, _request("POST", "/x", Transfer_Encoding="chunked"), "application/json"),
-        (JSON, _request("POST", "/x", **{LENGTH: "2"}), "application/octet-stream"),
+        (JSON, _request("POST", "/x", **{HEADER_LENGTH: "2"}), "application/octet-stream"),
         (JSON, _request("POST", "/x", Content_Type="text/plain"), "text/plain"),
         (KSERVE, _request("POST", "/v1/models/m:predict", Content_Type=CURLS), "application/json"),
         (KSERVE, _request("POST", "/v2/logging", Content_Type=CURLS), "application/json"),
@@ -173,7 +181,7 @@ async def test_a_version_is_refused_where_there_are_none(target: str, path: str)
 async def test_servers_that_want_to_be_told_are_told_what_a_body_is(
     dialect: Dialect, request_: ScriptedRequest, expected: str | None
 ) -> None:
-    upstream = route_to(ScriptedEndpoint(Log()), dialect=dialect).upstream
+    upstream = make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
     before = CIMultiDict(request_.headers)
     with Deadline(9, 9) as deadline:
         headers = await typed(request_, upstream, deadline)

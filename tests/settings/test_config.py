@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.settings.api_keys import Keys
+from gateway.settings.api_keys import ApiKeys
 from gateway.settings.load import load
 from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
-from gateway.settings.upstreams import Health
+from gateway.settings.upstreams import HealthCheck
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.wording import KeyPath
-from gateway.settings.yaml.loader import read_source
+from gateway.settings.yaml.loader import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"
 REFERENCE = CONFIG / "reference.yaml"
@@ -79,7 +79,7 @@ def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
     assert settings.tls is not None
     upstream = settings.upstreams["triton"]
     assert upstream.tls is not None
-    assert upstream.health == Health()
+    assert upstream.health == HealthCheck()
     assert (upstream.resolve, upstream.discover) == (10.0, "models")
     assert settings.routes[0].auth == tuple(settings.keys) == ("team-a", "robots")
 
@@ -89,7 +89,7 @@ def test_the_reference_shows_every_setting() -> None:
     of_both = {"robots": "team-a"}
     shown = {
         tuple(of_both.get(str(part), part) for part in path)
-        for path in read_source(with_all(), {}).places
+        for path in parse_yaml(with_all(), {}).positions
     }
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
@@ -146,8 +146,8 @@ def test_the_canary_follows_the_environment() -> None:
 
 def test_keys_follow_the_environment() -> None:
     settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
-    assert settings.keys["people"] == Keys(file="/k")
-    assert settings.keys["robots"] == Keys(environment="ROBOT_KEYS", header="X-Api-Key")
+    assert settings.keys["people"] == ApiKeys(file="/k")
+    assert settings.keys["robots"] == ApiKeys(environment="ROBOT_KEYS", header="X-Api-Key")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)

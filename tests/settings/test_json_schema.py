@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.yaml.loader import read_source
+from gateway.settings.yaml.loader import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -19,7 +19,7 @@ EXAMPLES = sorted(CONFIG.glob("*.yaml"))
 
 
 def _errors(file: Path) -> list[str]:
-    value = read_source(file.read_text(), {}).value
+    value = parse_yaml(file.read_text(), {}).value
     return [f"{error.json_path}: {error.message}" for error in SCHEMA.iter_errors(value)]
 
 

@@ -6,15 +6,22 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.operations import KINDS
+from gateway.protocol.operations import OPERATION_KINDS
 from gateway.routing.matcher import Pattern
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load, load_with_places
+from gateway.settings.load import MAX_FILE_BYTES, load, load_with_positions
 from gateway.settings.models import Datatype, Model, Tensor
 from gateway.settings.problems import Problem, SettingsError
-from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
+from gateway.settings.routes import (
+    Match,
+    OperationName,
+    Rewrite,
+    Route,
+    RouteLimits,
+    WeightedUpstream,
+)
 from gateway.settings.schema import ClientTls, Log, Settings
-from gateway.settings.upstreams import Ejection, Health, Upstream
+from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
 from gateway.settings.values.patterns import parse_pattern
 
@@ -122,7 +129,10 @@ routes:
                 headers={"X-Tenant": "re:(?i)blue", "x-level": "7"},
                 kinds=("infer", "shared_memory"),
             ),
-            upstream=(Share(name="blue", weight=90), Share(name="green", weight=10)),
+            upstream=(
+                WeightedUpstream(name="blue", weight=90),
+                WeightedUpstream(name="green", weight=10),
+            ),
             sticky="X-User",
             rewrite=Rewrite(model="a%2Fb", version="1"),
             deny=("repository", "other"),
@@ -135,7 +145,7 @@ routes:
                 total_time=360.0,
             ),
         ),
-        Route(match=Match(model="[a-c]?"), upstream=(Share(name="green", weight=1),)),
+        Route(match=Match(model="[a-c]?"), upstream=(WeightedUpstream(name="green", weight=1),)),
         _to("blue"),
     )
 
@@ -158,8 +168,8 @@ upstreams:
     ejection = {"failures": 0, "time": 1, "longest": 3600, "most": "12.5%", "statuses": [500]}
     assert upstream == Upstream(
         endpoints=("http://triton:8000", "http://10.0.0.1:8000"),
-        ejection=Ejection.model_validate(ejection),
-        health=Health(path="/ready?x", every=60.0, time=0.1, healthy=3, unhealthy=4),
+        ejection=OutlierDetection.model_validate(ejection),
+        health=HealthCheck(path="/ready?x", every=60.0, time=0.1, healthy=3, unhealthy=4),
         resolve=30.0,
         discover="models",
         required=False,
@@ -169,8 +179,8 @@ upstreams:
 def test_probes_need_no_more_than_their_name(file: Path) -> None:
     file.write_text("upstreams: {u: {endpoints: ['http://u:1'], health: {}, ejection: {}}}")
     upstream = load(file, {}).upstreams["u"]
-    assert upstream.health == Health()
-    assert upstream == Upstream(endpoints=("http://u:1",), health=Health())
+    assert upstream.health == HealthCheck()
+    assert upstream == Upstream(endpoints=("http://u:1",), health=HealthCheck())
 
 
 def _to(upstream: str, **more: Any) -> Route:
@@ -178,7 +188,7 @@ def _to(upstream: str, **more: Any) -> Route:
 
 
 def test_the_kinds_are_those_of_the_protocol() -> None:
-    assert get_args(Kind) == tuple(KINDS)
+    assert get_args(OperationName) == tuple(OPERATION_KINDS)
 
 
 def test_the_datatypes_are_those_of_the_protocol() -> None:
@@ -242,7 +252,7 @@ def test_a_route_takes_all_requests_if_nothing_is_said(file: Path) -> None:
             f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
         )
         (problem,) = problems(file)
-        assert problem.path_in_file == "routes[1]"
+        assert problem.setting == "routes[1]"
         assert problem.message == "never reached: routes[0] takes every request"
 
 
@@ -365,7 +375,7 @@ def test_what_holds_for_lists_holds_for_a_single_item(file: Path) -> None:
         "listen: 127.0.0.1:9\n"
         "admin: 127.0.0.1:9\n"
     )
-    assert [(each.path_in_file, each.message) for each in problems(file)] == [
+    assert [(each.setting, each.message) for each in problems(file)] == [
         ("upstreams.u.tls", "no endpoint needs it: none is https"),
         ("upstreams.u.resolve", "no endpoint has a host name that could be looked up"),
         ("routes[0].auth", "no keys are named 'none'; there are none"),
@@ -400,7 +410,7 @@ def test_files_that_are_not_there_are_told_together(file: Path, workers: str) ->
     (folder / "there").write_text("")
     file.write_text(NAMED.format(folder, workers))
     with pytest.raises(SettingsError) as error:
-        load_with_places(file, {"KEYS_OF_B": "k"}, with_files=True)
+        load_with_positions(file, {"KEYS_OF_B": "k"}, with_files=True)
     gone = "cannot be read: No such file or directory"
     expected = [
         f"2: tls.certificate: {folder}/tls.crt {gone}",
@@ -414,7 +424,7 @@ def test_files_that_are_not_there_are_told_together(file: Path, workers: str) ->
     if workers == "many":
         expected.insert(3, "5: workers: expected 1 to 256, or auto, got 'many'")
     assert str(error.value) == "\n".join(f"{file}:{line}" for line in expected)
-    assert error.value.is_of_named_files is (workers == "1")
+    assert error.value.is_about_files is (workers == "1")
 
 
 def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
@@ -422,7 +432,7 @@ def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
     os.mkfifo(pipe)
     route = "routes: [{upstream: triton, auth: a}]"
     file.write_text(f"{ONE_UPSTREAM}keys: {{a: {{file: {pipe}}}}}\n{route}\n")
-    load_with_places(file, {}, with_files=True)
+    load_with_positions(file, {}, with_files=True)
 
 
 def test_anchors_and_merge_keys_work(file: Path) -> None:
@@ -475,7 +485,7 @@ def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
         "listen: 2\n"
     )
     found = problems(file)
-    assert [(each.line, each.column, each.path_in_file) for each in found] == [
+    assert [(each.line, each.column, each.setting) for each in found] == [
         (1, 7, "log.level"),
         (2, 11, "routes[0].upstream"),
         (3, 21, "limits.idle_time"),
@@ -499,7 +509,7 @@ def test_workers_are_counted_or_left_to_the_machine(
 def test_any_other_number_of_workers_is_refused(file: Path, written: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     (problem,) = problems(file)
-    assert (problem.line, problem.path_in_file) == (2, "workers")
+    assert (problem.line, problem.setting) == (2, "workers")
     assert problem.message.startswith("expected 1 to 256, or auto, got ")
 
 
@@ -522,7 +532,7 @@ def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
         Settings(upstreams=upstreams, routes=(_to("b"),))
     with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
         Settings(upstreams=upstreams, routes=(_to("a"), _to("a", match={"model": "m"})))
-    shared = Route(upstream=(Share(name="a", weight=1),))
+    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
     assert shared == _to("a")
 
 

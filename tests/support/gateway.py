@@ -46,11 +46,11 @@ class RunningGateway:
 
     async def until_idle(self) -> None:
         """Wait until no exchange is under way."""
-        await until(lambda: not self.outstanding and not self.gateway._listener._busy)
+        await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
 
 
 @asynccontextmanager
-async def gateway_before(
+async def running_gateway(
     *urls: str,
     route: dict[str, Any] | None = None,
     upstream: dict[str, Any] | None = None,
@@ -86,7 +86,7 @@ async def gateway_before(
 
 
 @asynccontextmanager
-async def client_of(
+async def gateway_client(
     *urls: str,
     route: dict[str, Any] | None = None,
     upstream: dict[str, Any] | None = None,
@@ -97,7 +97,7 @@ async def client_of(
 ) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and give a connection to it."""
     async with (
-        gateway_before(
+        running_gateway(
             *urls,
             route=route,
             upstream=upstream,
@@ -130,7 +130,7 @@ def _sockets() -> int:
 
 
 @asynccontextmanager
-async def nothing_left() -> AsyncIterator[None]:
+async def no_leaks() -> AsyncIterator[None]:
     """Check that what runs inside leaves no task and no socket behind."""
     tasks, sockets = asyncio.all_tasks(), _sockets()
     yield

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tests.support.addresses import HOST
 
-PATIENCE = 30
+TIMEOUT = 30
 """Seconds after which a test that waits for a process has failed."""
-SCRIPT = str(Path(sys.executable).with_name("tensorgate"))
-WATCHFUL = (
+TENSORGATE = str(Path(sys.executable).with_name("tensorgate"))
+FAST_FILE_WATCH = (
     sys.executable,
     "-c",
-    "from gateway.system import files; files.LOOK = 0.1; from gateway.cli import main; main()",
+    "from gateway.system import files; files.POLL_INTERVAL = 0.1; from gateway.cli import main; main()",
 )
 """The same command, but that it looks at its files ten times a second."""
 
@@ -30,10 +30,10 @@ class Process:
         self.process = process
         self.said = ""
 
-    async def until_it_says(self, pattern: str) -> re.Match[str]:
+    async def wait_for_output(self, pattern: str) -> re.Match[str]:
         """Read what it says of itself up to a line that matches."""
         assert self.process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while (found := re.search(pattern, self.said)) is None:
                 line = await self.process.stderr.readline()
                 assert line, self.said
@@ -56,14 +56,14 @@ class Process:
 
     async def end(self) -> tuple[int, str, str]:
         """Wait for its end; give its status, and all that it printed."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, out.decode(), self.said + err.decode()
 
 
 @asynccontextmanager
-async def started(*command: str, **environ: str) -> AsyncIterator[Process]:
+async def running_process(*command: str, **environ: str) -> AsyncIterator[Process]:
     """Run a command, and kill it if it is still running in the end."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -83,11 +83,11 @@ async def started(*command: str, **environ: str) -> AsyncIterator[Process]:
 
 async def run(*command: str, **environ: str) -> tuple[int, str, str]:
     """Run a command to its end; give its status, and all that it printed."""
-    async with started(*command, **environ) as process:
+    async with running_process(*command, **environ) as process:
         return await process.end()
 
 
-def settings_in(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "") -> str:
+def write_settings(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "") -> str:
     """Write a settings file, and give its name."""
     file.write_text(
         f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}], dialect: triton}}}}\n{more}"
@@ -96,10 +96,10 @@ def settings_in(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "")
 
 
 @asynccontextmanager
-async def serving(
-    config: str, command: Sequence[str] = (SCRIPT,), **environ: str
+async def gateway_process(
+    config: str, command: Sequence[str] = (TENSORGATE,), **environ: str
 ) -> AsyncIterator[tuple[Process, str]]:
     """Run a gateway; give it, and where it listens."""
-    async with started(*command, "serve", "--config", config, **environ) as process:
-        found = await process.until_it_says(r"listening on (\S+)")
+    async with running_process(*command, "serve", "--config", config, **environ) as process:
+        found = await process.wait_for_output(r"listening on (\S+)")
         yield process, found[1]

@@ -51,7 +51,7 @@ def request(
     return message(f"{method} {target} HTTP/1.1", {**made, **(headers or {})}, body or b"")
 
 
-def answer(
+def http_response(
     body: bytes = b"", headers: dict[str, str] | None = None, status: str = "200 OK"
 ) -> bytes:
     """Write an answer that is all in order; ``headers`` go before those made here."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.http_messages import answer, request
+from tests.support.http_messages import http_response, request
 
 INFER = "/v2/models/m/infer"
-LENGTH = "Inference-Header-Content-Length"
+HEADER_LENGTH = "Inference-Header-Content-Length"
 
 FLOATS = np.array([1.5, -2, 3e30], "<f4")
 
@@ -49,26 +49,28 @@ def infer_json(body: bytes | None = None, headers: dict[str, str] | None = None)
 
 def infer_binary(header: bytes, tensors: bytes, headers: dict[str, str] | None = None) -> bytes:
     """Write a binary infer request."""
-    return request("POST", INFER, header + tensors, {LENGTH: str(len(header)), **(headers or {})})
+    return request(
+        "POST", INFER, header + tensors, {HEADER_LENGTH: str(len(header)), **(headers or {})}
+    )
 
 
 def infer_raw(body: bytes, headers: dict[str, str] | None = None) -> bytes:
     """Write a raw binary infer request."""
-    return request("POST", INFER, body, {LENGTH: "0", **(headers or {})})
+    return request("POST", INFER, body, {HEADER_LENGTH: "0", **(headers or {})})
 
 
-def answer_header(*sizes: int, name: str = "OUT") -> bytes:
+def binary_response_header(*sizes: int, name: str = "OUT") -> bytes:
     """Write the JSON part of an answer whose outputs follow in binary form."""
     outputs = [binary_part(size, f"{name}{i}") for i, size in enumerate(sizes)]
     fields = {"model_name": "m", "model_version": "1", "outputs": outputs}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def binary_answer(*tensors: bytes, headers: dict[str, str] | None = None) -> bytes:
+def binary_response(*tensors: bytes, headers: dict[str, str] | None = None) -> bytes:
     """Write a binary answer of FP32 outputs; ``headers`` go before those made here."""
-    header = answer_header(*map(len, tensors))
-    made = {"Content-Type": "application/octet-stream", LENGTH: str(len(header))}
-    return answer(header + b"".join(tensors), {**made, **(headers or {})})
+    header = binary_response_header(*map(len, tensors))
+    made = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    return http_response(header + b"".join(tensors), {**made, **(headers or {})})
 
 
 def metadata(*shape: int, datatype: str = "FP32") -> bytes:

@@ -36,7 +36,7 @@ class Peer:
         in_kernel = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         return int(in_kernel) + self._writer.transport.get_write_buffer_size()
 
-    def end_sending_below_tls(self) -> None:
+    def shutdown_write_below_tls(self) -> None:
         """Close the TCP connection in this direction only, of which TLS says nothing."""
         descriptor = os.dup(self._writer.get_extra_info("socket").fileno())
         with socket.socket(fileno=descriptor) as sock:

@@ -14,12 +14,12 @@ from tests.support.certificates import client_context
 from tests.support.http_messages import Head, read_body, read_chunk, read_head, request
 from tests.support.peer import Peer
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds after which a test that waits for bytes has failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReceivedResponse:
     """An answer, whole."""
 
     head: Head
@@ -56,18 +56,18 @@ class RawClient(Peer):
             self._writer.write(part)
             await self._writer.drain()
 
-    def send_now(self, data: bytes) -> None:
+    def send_nowait(self, data: bytes) -> None:
         """Send bytes without waiting."""
         self._writer.write(data)
 
     async def head(self) -> Head:
         """Read an answer up to its body."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await read_head(self.reader)
 
     async def chunk(self) -> bytes:
         """Read one chunk of a chunked body."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await read_chunk(self.reader)
 
     async def whole_body(self) -> bytes:
@@ -77,16 +77,16 @@ class RawClient(Peer):
             parts.append(part)
         return b"".join(parts)
 
-    async def reply(self) -> Reply:
+    async def read_response(self) -> ReceivedResponse:
         """Read a whole answer; raises IncompleteReadError where it is cut short."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             head = await read_head(self.reader)
-            return Reply(head, await read_body(self.reader, head))
+            return ReceivedResponse(head, await read_body(self.reader, head))
 
-    async def ask(self, data: bytes) -> Reply:
+    async def ask(self, data: bytes) -> ReceivedResponse:
         """Send a request and read the answer."""
         await self.send(data)
-        return await self.reply()
+        return await self.read_response()
 
     async def call(
         self,
@@ -94,21 +94,21 @@ class RawClient(Peer):
         target: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Reply:
+    ) -> ReceivedResponse:
         """Send a request that is all in order, and read the answer."""
         return await self.ask(request(method, target, body, headers))
 
     async def rest(self) -> bytes:
         """Read until the gateway closes the connection; raises ConnectionResetError."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.reader.read()
 
-    def end_sending(self) -> None:
+    def shutdown_write(self) -> None:
         """Close the connection in this direction only."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         else:
-            self.end_sending_below_tls()
+            self.shutdown_write_below_tls()
 
 
 @asynccontextmanager

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
-from gateway.system.accept_queue import handshakes_under_way, last_connections, shut_out
-from tests.support.servers.stalled_handshakes import hold_handshakes
+from gateway.system.accept_queue import (
+    drain_accept_queue,
+    drop_new_connections,
+    has_pending_handshakes,
+)
+from tests.support.servers.stalled_handshakes import stall_handshakes
 
 
 def _listen(host: str) -> socket.socket:
@@ -47,7 +51,7 @@ def test_all_that_wait_are_given(listening: socket.socket) -> None:
     clients = [_connect(listening) for _ in range(3)]
     for number, client in enumerate(clients):
         client.sendall(b"%d" % number)
-    accepted = list(last_connections(listening))
+    accepted = list(drain_accept_queue(listening))
     assert len(accepted) == 3
     listening.close()
     for number, (client, connection) in enumerate(zip(clients, accepted, strict=True)):
@@ -60,37 +64,37 @@ def test_all_that_wait_are_given(listening: socket.socket) -> None:
 
 
 def test_there_may_be_none(listening: socket.socket) -> None:
-    assert list(last_connections(listening)) == []
+    assert list(drain_accept_queue(listening)) == []
 
 
 def test_nobody_can_begin_to_connect_once_shut_out(listening: socket.socket) -> None:
     with _connect(listening), socket.socket(listening.family) as late:
-        shut_out(listening)
-        assert not handshakes_under_way(listening)
-        (first,) = last_connections(listening)
+        drop_new_connections(listening)
+        assert not has_pending_handshakes(listening)
+        (first,) = drain_accept_queue(listening)
         late.setblocking(False)
         # Over TCP, the system goes on trying: it has had no answer.
         failed = late.connect_ex(listening.getsockname())
         is_unix = listening.family == socket.AF_UNIX
         assert failed == (errno.ECONNREFUSED if is_unix else errno.EINPROGRESS)
-        assert not handshakes_under_way(listening)
-        assert list(last_connections(listening)) == []
+        assert not has_pending_handshakes(listening)
+        assert list(drain_accept_queue(listening)) == []
         first.close()
 
 
 def test_a_handshake_under_way_is_seen_and_comes_to_its_end(over_tcp: socket.socket) -> None:
-    assert not handshakes_under_way(over_tcp)
-    hold_handshakes(over_tcp)
+    assert not has_pending_handshakes(over_tcp)
+    stall_handshakes(over_tcp)
     with _connect(over_tcp) as client:
-        assert handshakes_under_way(over_tcp)
-        assert list(last_connections(over_tcp)) == []
-        shut_out(over_tcp)
+        assert has_pending_handshakes(over_tcp)
+        assert list(drain_accept_queue(over_tcp)) == []
+        drop_new_connections(over_tcp)
         client.sendall(b"0")
         end = time.monotonic() + 10
-        while handshakes_under_way(over_tcp):
+        while has_pending_handshakes(over_tcp):
             assert time.monotonic() < end
             time.sleep(0.005)
-        (connection,) = last_connections(over_tcp)
+        (connection,) = drain_accept_queue(over_tcp)
         over_tcp.close()
         with connection:
             assert connection.recv(9) == b"0"
@@ -102,4 +106,4 @@ def test_who_is_not_told_takes_it_that_handshakes_are_under_way(
     monkeypatch.setattr(
         "gateway.system.accept_queue._NETLINK_SOCK_DIAG", 31
     )  # there is no such protocol
-    assert handshakes_under_way(over_tcp)
+    assert has_pending_handshakes(over_tcp)

@@ -14,7 +14,7 @@ def test_all_that_the_hard_limit_allows(soft: int) -> None:
             sys.executable,
             "-c",
             "import resource;"
-            " from gateway.system.descriptors import allow_all_descriptors as allow;"
+            " from gateway.system.descriptors import raise_descriptor_limit as allow;"
             " allow(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))",
         ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, HARD)),

@@ -29,7 +29,7 @@ def test_a_change_counts_when_it_is_seen_twice_and_until_it_is_used(files: list[
     watch = FileWatch(files)
     Path(files[1]).write_text("other")
     assert _looks(watch) == [False, True, True]
-    watch.use()
+    watch.mark_used()
     assert _looks(watch) == [False, False, False]
 
 

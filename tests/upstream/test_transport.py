@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.doubles.streaming import ScriptedResponse
+from tests.support.doubles.streaming import ScriptedUpstreamResponse
 
 
 @pytest.mark.parametrize(
@@ -9,4 +9,4 @@ from tests.support.doubles.streaming import ScriptedResponse
 )
 def test_content_length(said: str | None, length: int | None) -> None:
     headers = {} if said is None else {"content-length": said}
-    assert ScriptedResponse(headers=headers).content_length == length
+    assert ScriptedUpstreamResponse(headers=headers).content_length == length

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.workers.ipc import (
+    ADMIN,
     CLIENT,
+    CONFIG_UPDATE,
+    DRAIN,
     DRAINED,
-    END,
+    EXIT,
     LEAVING,
-    LETTER,
-    OPERATOR,
-    SOON,
-    STOP,
-    TAKEN,
-    Post,
+    RECEIVED,
+    STOPPING,
+    WorkerChannel,
 )
-from gateway.workers.letters import Letter
+from gateway.workers.letters import ReceivedUpdate
 from tests.support.gateway import until
 
 PATIENCE = 5
@@ -30,10 +30,10 @@ class _Channel:
     def __init__(self, parent: socket.socket, worker: socket.socket) -> None:
         self.parent = parent
         self.closed = memoryview(bytearray(8)).cast("Q")
-        self.post = Post(worker, self.closed)
+        self.post = WorkerChannel(worker, self.closed)
         self.taken: list[socket.socket] = []
         self.operators: list[socket.socket] = []
-        self.read: list[Letter] = []
+        self.read: list[ReceivedUpdate] = []
 
     def give(self, word: bytes = CLIENT) -> None:
         with socket.socket() as connection:
@@ -44,9 +44,9 @@ class _Channel:
         if is_operator:
             self.operators.append(connection)
 
-    async def deliver(self) -> None:
+    async def receive(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.post.deliver(self.take, self.read.append)
+            await self.post.receive(self.take, self.read.append)
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ async def test_connections_are_taken_as_they_come(
 ) -> None:
     for _ in range(2):
         channel.give()
-    delivery = asyncio.create_task(channel.deliver())
+    delivery = asyncio.create_task(channel.receive())
     await until(lambda: len(channel.taken) == 2)
     channel.give()
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     channel.parent.shutdown(socket.SHUT_WR)
     await delivery
-    assert channel.parent.recv(64) == TAKEN * 3
+    assert channel.parent.recv(64) == RECEIVED * 3
     assert len(channel.taken) == 3
     assert len({sock.fileno() for sock in channel.taken}) == 3
     assert not caplog.messages
@@ -78,11 +78,11 @@ async def test_connections_are_taken_as_they_come(
 
 
 async def test_connections_of_operators_are_told_apart(channel: _Channel) -> None:
-    for word in (CLIENT, OPERATOR, CLIENT):
+    for word in (CLIENT, ADMIN, CLIENT):
         channel.give(word)
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     channel.parent.shutdown(socket.SHUT_WR)
-    await channel.deliver()
+    await channel.receive()
     assert channel.operators == [channel.taken[1]]
 
 
@@ -90,33 +90,33 @@ async def test_operators_come_until_the_parent_says_that_it_was_the_last(
     channel: _Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopping: list[int] = []
-    channel.parent.send(SOON)
+    channel.parent.send(STOPPING)
     channel.give()
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     async with asyncio.timeout(PATIENCE):
-        await channel.post.deliver(
+        await channel.post.receive(
             channel.take, channel.read.append, lambda: stopping.append(len(channel.taken))
         )
     assert stopping == [0]
     ending = asyncio.create_task(channel.post.drained())
-    channel.give(OPERATOR)
+    channel.give(ADMIN)
     await until(lambda: len(channel.operators) == 1)
     assert not ending.done()
-    channel.parent.send(END)
+    channel.parent.send(EXIT)
     await asyncio.wait_for(ending, PATIENCE)
-    assert channel.parent.recv(64) == TAKEN + DRAINED + TAKEN
+    assert channel.parent.recv(64) == RECEIVED + DRAINED + RECEIVED
     assert not caplog.messages
 
 
 async def test_one_that_drains_neither_reads_letters_nor_waits_for_a_parent_that_is_gone(
     channel: _Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channel.parent.send(STOP)
-    await channel.deliver()
+    channel.parent.send(DRAIN)
+    await channel.receive()
     ending = asyncio.create_task(channel.post.drained())
     answer, reply = os.pipe()
     memory = os.memfd_create("letter")
-    socket.send_fds(channel.parent, [LETTER], [memory, reply])
+    socket.send_fds(channel.parent, [CONFIG_UPDATE], [memory, reply])
     os.close(memory)
     os.close(reply)
     channel.parent.close()
@@ -132,10 +132,10 @@ async def test_a_parent_that_is_gone_is_missed(
 ) -> None:
     channel.give()
     channel.parent.close()
-    await channel.deliver()
+    await channel.receive()
     assert len(channel.taken) == 1
     assert caplog.messages == ["the parent is gone: stopping"]
-    channel.post.has_dropped(1)  # to nobody, which is no fault
+    channel.post.send_dropped(1)  # to nobody, which is no fault
 
 
 async def test_one_that_leaves_takes_what_still_comes(
@@ -144,10 +144,10 @@ async def test_one_that_leaves_takes_what_still_comes(
     channel.give()
     channel.post.leave()
     channel.give()
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     channel.parent.shutdown(socket.SHUT_WR)
-    await channel.deliver()
-    assert channel.parent.recv(64) == LEAVING + TAKEN * 2
+    await channel.receive()
+    assert channel.parent.recv(64) == LEAVING + RECEIVED * 2
     assert len(channel.taken) == 2
     assert not caplog.messages
     channel.post.leave()  # a second signal
@@ -159,9 +159,9 @@ async def test_a_connection_that_cannot_be_had_counts_as_closed(
     caplog.set_level(logging.ERROR)
     channel.parent.send(CLIENT)  # which is how the kernel leaves it, without a number to spare
     channel.give()
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     channel.parent.shutdown(socket.SHUT_WR)
-    await channel.deliver()
+    await channel.receive()
     assert channel.closed[0] == 1
     assert len(channel.taken) == 1
     assert caplog.messages == ["a connection was lost: too many open files"]
@@ -174,15 +174,17 @@ async def test_letters_are_read_in_their_turn(
     memory = os.memfd_create("letter")
     os.write(memory, b"content")
     channel.give()
-    socket.send_fds(channel.parent, [LETTER], [memory, reply])
-    channel.parent.send(LETTER)  # which is how the kernel leaves it, without numbers to spare
+    socket.send_fds(channel.parent, [CONFIG_UPDATE], [memory, reply])
+    channel.parent.send(
+        CONFIG_UPDATE
+    )  # which is how the kernel leaves it, without numbers to spare
     channel.give()
-    channel.parent.send(STOP)
+    channel.parent.send(DRAIN)
     channel.parent.shutdown(socket.SHUT_WR)
     os.close(memory)
     os.close(reply)
-    await channel.deliver()
-    assert channel.parent.recv(64) == TAKEN * 2
+    await channel.receive()
+    assert channel.parent.recv(64) == RECEIVED * 2
     (letter,) = channel.read
     with letter:
         assert letter.content == b"content"
@@ -194,9 +196,9 @@ async def test_letters_are_read_in_their_turn(
 
 
 def test_what_it_says(channel: _Channel) -> None:
-    channel.post.is_up()
-    channel.post.has_closed()
-    channel.post.has_closed()
-    channel.post.has_dropped(3)
+    channel.post.send_ready()
+    channel.post.count_closed()
+    channel.post.count_closed()
+    channel.post.send_dropped(3)
     assert channel.parent.recv(64) == b".3"
     assert channel.closed[0] == 2

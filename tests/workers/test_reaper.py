@@ -6,7 +6,7 @@ from tests.support.gateway_process import run
 
 PROGRAM = """
 import os
-from gateway.workers.reaper import reap_orphans
+from gateway.workers.reaper import reap_adopted_children
 
 def child(status):
     pid = os.fork()
@@ -19,18 +19,18 @@ def left():
     return [each for each in children if os.path.exists(f"/proc/{each}")]
 
 children = orphan, worker, behind = child(1), child(2), child(3)
-reap_orphans([worker])
+reap_adopted_children([worker])
 assert left() == [worker, behind], left()
 assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 2
-reap_orphans([])
+reap_adopted_children([])
 assert left() == []
-reap_orphans([])
+reap_adopted_children([])
 alive, end = os.pipe()
 if os.fork() == 0:
     os.close(end)
     os.read(alive, 1)
     os._exit(0)
-reap_orphans([])
+reap_adopted_children([])
 """
 
 

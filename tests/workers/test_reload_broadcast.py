@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from gateway.workers import reload_broadcast as orders
-from gateway.workers.ipc import LETTER
-from gateway.workers.letters import Letter
-from gateway.workers.reload_broadcast import OrderDesk, Orders
-from gateway.workers.seat import Worker
+from gateway.workers.ipc import CONFIG_UPDATE
+from gateway.workers.letters import ReceivedUpdate
+from gateway.workers.reload_broadcast import ConfigUpdate, ReloadBroadcaster
+from gateway.workers.seat import WorkerProcess
 
 
 class _Superior:
@@ -23,12 +23,12 @@ class _Superior:
         self.looks: list[bool] = []
         self.faults: list[Mapping[int, str]] = []
 
-    def look(self, wished: bool) -> Orders | None:
+    def look(self, wished: bool) -> ConfigUpdate | None:
         self.looks.append(wished)
         letter = self.letters.pop(0) if self.letters else None
-        return None if letter is None else Orders(letter, {}, 1.0)
+        return None if letter is None else ConfigUpdate(letter, {}, 1.0)
 
-    def carried_out(self, faults: Mapping[int, str]) -> None:
+    def on_applied(self, faults: Mapping[int, str]) -> None:
         self.faults.append(faults)
 
 
@@ -41,10 +41,12 @@ class _Desk:
         pairs = [socket.socketpair() for _ in range(count)]
         for ours, _ in pairs:
             ours.setblocking(False)
-        self.workers = [Worker(number + 1, pair[0], 0.0) for number, pair in enumerate(pairs)]
+        self.workers = [
+            WorkerProcess(number + 1, pair[0], 0.0) for number, pair in enumerate(pairs)
+        ]
         self.ends = [pair[1] for pair in pairs]
         self.executed: list[bytes] = []
-        self.desk = OrderDesk(superior, self.selector)
+        self.desk = ReloadBroadcaster(superior, self.selector)
 
     def turn(self) -> None:
         """Do what the parent does in one turn of its loop."""
@@ -52,10 +54,10 @@ class _Desk:
             key.data()
         self.desk.go_on(self.workers, lambda orders: self.executed.append(orders.letter))
 
-    def receive(self, number: int) -> Letter:
+    def receive(self, number: int) -> ReceivedUpdate:
         word, descriptors, _, _ = socket.recv_fds(self.ends[number], 1, 2)
-        assert word == LETTER
-        return Letter(*descriptors)
+        assert word == CONFIG_UPDATE
+        return ReceivedUpdate(*descriptors)
 
     def answer(self, number: int, fault: str = "") -> bytes:
         with self.receive(number) as letter:
@@ -103,7 +105,7 @@ def test_orders_are_executed_when_every_worker_has_answered(desks: list[_Desk]) 
 
 
 def test_it_looks_every_few_seconds(desks: list[_Desk], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "LOOK", 0.0)
+    monkeypatch.setattr(orders, "POLL_INTERVAL", 0.0)
     desk = _desk(desks, None, b"x", count=0)
     desk.turn()
     desk.turn()

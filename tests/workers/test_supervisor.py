@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.gateway_process import run, started
+from tests.support.gateway_process import run, running_process
 from tests.workers.programs import command
 
 
@@ -28,8 +28,8 @@ async def test_where_no_process_can_be_had_it_gives_up() -> None:
 
 async def test_a_signal_before_the_workers_are_up_stops_them_too() -> None:
     work = "print('here', file=sys.stderr, flush=True); post._channel.recv(2)"
-    async with started(*command(work, 2)) as process:
-        await process.until_it_says("here")
+    async with running_process(*command(work, 2)) as process:
+        await process.wait_for_output("here")
         process.signal(signal.SIGINT)
         status, out, err = await process.end()
     assert (status, out) == (0, "dropped 0\n")
@@ -43,18 +43,18 @@ async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
     Those of operators, who are the ones at the new address, count a hundred.
     """
     work = (
-        "post.is_up(); got = 0\n"
+        "post.send_ready(); got = 0\n"
         "    while (word := socket.recv_fds(post._channel, 1, 2)[0]) not in (b'.', b''):\n"
         "        got += {b'+': 1, b'*': 100}.get(word, 0)\n"
         "        if word in b'+*': post._say(b'+')\n"
         "        if word == b'=': os.write(2, b'has it\\n')  # whole, unlike print\n"
-        "    post.has_dropped(got)"
+        "    post.send_dropped(got)"
     )
     *python, program = command(work, 2)
     superior = (
         "class Superior:\n"
         "    def look(self, wished):\n"
-        "        return Orders(b'x', {sock: CLIENT, new: OPERATOR}, 0.1) if wished else None\n"
+        "        return ConfigUpdate(b'x', {sock: CLIENT, new: ADMIN}, 0.1) if wished else None\n"
         "\n"
         "    def carried_out(self, faults): print('carried out')\n"
         "\n"
@@ -65,15 +65,17 @@ async def test_a_signal_while_orders_are_under_way_stops_it_as_ever() -> None:
         "    print('ports', *ports, file=sys.stderr, flush=True)\n"
     )
     program = program.replace(
-        "def work", f"from gateway.workers.reload_broadcast import Orders\n{superior}def work", 1
+        "def work",
+        f"from gateway.workers.reload_broadcast import ConfigUpdate\n{superior}def work",
+        1,
     )
     program = program.replace('    print("dropped"', f'{ports}    print("dropped"', 1)
     program = program.replace("Events())", "Events(), Superior())", 1)
-    async with started(*python, program) as process:
-        found = await process.until_it_says(r"ports (\d+) (\d+)")
-        await process.until_it_says("begun")
+    async with running_process(*python, program) as process:
+        found = await process.wait_for_output(r"ports (\d+) (\d+)")
+        await process.wait_for_output("begun")
         process.signal(signal.SIGHUP)
-        await process.until_it_says("has it\n(.*\n)*has it")
+        await process.wait_for_output("has it\n(.*\n)*has it")
         with ExitStack() as clients:
             for port in found.groups():
                 clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))

@@ -8,24 +8,24 @@ import os
 import re
 from collections.abc import Callable, Mapping
 
-from gateway.listener.tls import readable_by_others
-from gateway.proxy.filters.authentication import KeyGroup, read_keys
+from gateway.listener.tls import is_world_readable
+from gateway.proxy.filters.authentication import KeyGroup, parse_keys
 from gateway.settings.schema import Settings
-from gateway.system.files import LOOK, FileWatch
+from gateway.system.files import POLL_INTERVAL, FileWatch
 
 _LARGEST_FILE = 1024 * 1024
 
 _log = logging.getLogger("tensorgate")
 
 
-class KeysError(Exception):
+class ApiKeysError(Exception):
     """Keys that cannot be had; the message names the setting, and the file or the variable."""
 
 
-class ClientKeys:
+class ApiKeys:
     """Holds the groups of keys, by name, and renews those whose files change.
 
-    Raises KeysError.
+    Raises ApiKeysError.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
@@ -36,7 +36,7 @@ class ClientKeys:
                 file = _KeyFile(f"keys.{name}.file", declared.file)
                 group = self.groups[name] = KeyGroup(name, declared.header, file.read())
                 self._files.append((file, group))
-                if readable_by_others(declared.file):
+                if is_world_readable(declared.file):
                     _log.warning(
                         "keys.%s.file: every user of this machine can read %s", name, declared.file
                     )
@@ -49,7 +49,7 @@ class ClientKeys:
         while True:
             if self.look():
                 on_renewed()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def look(self) -> bool:
         """Renew the groups whose files have changed, and not since the last look; tell if so."""
@@ -57,7 +57,7 @@ class ClientKeys:
         for file, group in self._files:
             keys = file.changed()
             if keys is not None:
-                group.renew(keys)
+                group.replace_keys(keys)
                 renewed = True
         return renewed
 
@@ -72,19 +72,19 @@ class _KeyFile:
         self._told = ""
 
     def read(self) -> tuple[str, ...]:
-        """Give the keys. Raises KeysError."""
+        """Give the keys. Raises ApiKeysError."""
         where = f"{self._setting}: {self._file}"
         try:
             with open(self._file, "rb", opener=_without_waiting) as opened:
                 content = opened.read(_LARGEST_FILE + 1)
         except OSError as error:
-            raise KeysError(f"{where} cannot be read: {error.strerror}") from None
+            raise ApiKeysError(f"{where} cannot be read: {error.strerror}") from None
         if len(content) > _LARGEST_FILE:
-            raise KeysError(f"{where} is larger than {_LARGEST_FILE} bytes")
+            raise ApiKeysError(f"{where} is larger than {_LARGEST_FILE} bytes")
         try:
-            return read_keys(content.decode("utf-8-sig", "replace").splitlines())
+            return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
         except ValueError as error:
-            raise KeysError(f"{where}: {error}") from None
+            raise ApiKeysError(f"{where}: {error}") from None
 
     def changed(self) -> tuple[str, ...] | None:
         """Give the keys if the file has changed, and not since the last look."""
@@ -92,10 +92,10 @@ class _KeyFile:
             return None
         try:
             keys = self.read()
-        except KeysError as error:
+        except ApiKeysError as error:
             self._tell(f"{error}; the keys from before stay in use")
             return None
-        self._watch.use()
+        self._watch.mark_used()
         self._told = ""
         _log.info("%s: %d from %s are in use from now on", self._setting, len(keys), self._file)
         return keys
@@ -110,11 +110,11 @@ class _KeyFile:
 def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     where = f"keys.{name}.environment: {variable}"
     if variable not in environ:
-        raise KeysError(f"{where} is not set")
+        raise ApiKeysError(f"{where} is not set")
     try:
-        return read_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
+        return parse_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
     except ValueError as error:
-        raise KeysError(f"{where}: {error}") from None
+        raise ApiKeysError(f"{where}: {error}") from None
 
 
 def _without_waiting(file: str, flags: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.app.build.processes import part_of, worker_count
-from gateway.proxy.admission.concurrency_limit import Gate
-from gateway.proxy.admission.memory_budget import HeldBytes
-from gateway.settings.limits import Limits, Places
+from gateway.app.build.processes import share_per_worker, worker_count
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.settings.limits import Concurrency, Limits
 from gateway.settings.schema import Settings
 
 _MIRRORED_PART = 4
@@ -23,57 +23,65 @@ class SharedLimits:
 
     declared: Limits
     workers: int
-    gate: Gate | None
-    held: HeldBytes
-    copied: HeldBytes
+    concurrency_limit: ConcurrencyLimit | None
+    held: MemoryBudget
+    copied: MemoryBudget
 
-    def take_effect(self) -> None:
+    def apply(self) -> None:
         """Count by these settings from now on."""
-        set_places(self.gate, self.declared, self.workers)
-        self.held.allow(_held_bytes(self.declared, self.workers))
-        self.copied.allow(_copied_bytes(self.declared, self.workers))
+        apply_concurrency(self.concurrency_limit, self.declared, self.workers)
+        self.held.set_limit(_held_bytes(self.declared, self.workers))
+        self.copied.set_limit(_copied_bytes(self.declared, self.workers))
 
 
 def shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
     """Make them; what counts already goes on, by other settings once these take effect."""
     limits, workers = settings.limits, worker_count(settings)
     if before is None:
-        held = HeldBytes(_held_bytes(limits, workers))
-        copied = HeldBytes(_copied_bytes(limits, workers))
-        return SharedLimits(limits, workers, gate_of("the gateway", limits, workers), held, copied)
-    gate = gate_of("the gateway", limits, workers, before.gate)
-    return SharedLimits(limits, workers, gate, before.held, before.copied)
+        held = MemoryBudget(_held_bytes(limits, workers))
+        copied = MemoryBudget(_copied_bytes(limits, workers))
+        return SharedLimits(
+            limits, workers, concurrency_limit_of("the gateway", limits, workers), held, copied
+        )
+    concurrency_limit = concurrency_limit_of(
+        "the gateway", limits, workers, before.concurrency_limit
+    )
+    return SharedLimits(limits, workers, concurrency_limit, before.held, before.copied)
 
 
-def gate_of(place: str, declared: Places, workers: int, before: Gate | None = None) -> Gate | None:
+def concurrency_limit_of(
+    place: str, declared: Concurrency, workers: int, before: ConcurrencyLimit | None = None
+) -> ConcurrencyLimit | None:
     """Make the gate of a place, for one of so many workers; None where there is no limit.
 
-    One from ``before`` goes on, as it lets in as many as it did until ``set_places`` is called.
+    One from ``before`` goes on, as it lets in as many as it did until ``apply_concurrency`` is called.
     """
     numbers = _numbers(declared, workers)
     if numbers is None:
         return None
-    return before or Gate(place, *numbers)
+    return before or ConcurrencyLimit(place, *numbers)
 
 
-def set_places(gate: Gate | None, declared: Places, workers: int) -> None:
+def apply_concurrency(
+    concurrency_limit: ConcurrencyLimit | None, declared: Concurrency, workers: int
+) -> None:
     """Have a gate, if there is one, let in as many as is declared from now on."""
     numbers = _numbers(declared, workers)
-    if gate is not None and numbers is not None:
-        gate.change(*numbers)
+    if concurrency_limit is not None and numbers is not None:
+        concurrency_limit.change(*numbers)
 
 
-def _numbers(declared: Places, workers: int) -> tuple[int, int, float] | None:
+def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | None:
     """Give how many are let in, how many wait, and for how many seconds."""
     if declared.requests == "unlimited":
         return None
-    waiting = part_of(declared.waiting, workers) if declared.waiting else 0
-    return part_of(declared.requests, workers), waiting, declared.wait_time
+    waiting = share_per_worker(declared.waiting, workers) if declared.waiting else 0
+    return share_per_worker(declared.requests, workers), waiting, declared.wait_time
 
 
 def _held_bytes(declared: Limits, workers: int) -> int:
-    return part_of(declared.held_bytes, workers)
+    return share_per_worker(declared.held_bytes, workers)
 
 
 def _copied_bytes(declared: Limits, workers: int) -> int:
-    return part_of(declared.held_bytes // _MIRRORED_PART, workers)
+    return share_per_worker(declared.held_bytes // _MIRRORED_PART, workers)

@@ -23,23 +23,23 @@ _TOGETHER = "the two cannot be had together"
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class BoundAddress:
     """An address, and the sockets that listen there."""
 
     address: Address
     sockets: tuple[socket.socket, ...]
 
 
-def addresses_of(settings: Settings) -> tuple[Address, ...]:
+def listen_addresses(settings: Settings) -> tuple[Address, ...]:
     """Give all addresses to listen on: those of clients, and that of operators."""
     return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
 
 
 def listen(
     addresses: Sequence[Address],
-    before: Iterable[Listening] = (),
+    before: Iterable[BoundAddress] = (),
     anew: Collection[Address | None] = (),
-) -> tuple[Listening, ...]:
+) -> tuple[BoundAddress, ...]:
     """Listen on all addresses, or on none that is new. Raises ListenError.
 
     Those that are listened on before stay as they are, and those not wanted any more open. Where
@@ -47,15 +47,15 @@ def listen(
     """
     before = tuple(before)
     left = list(before)
-    listening: list[Listening] = []
-    opened: list[Listening] = []
+    listening: list[BoundAddress] = []
+    opened: list[BoundAddress] = []
     try:
         for address in addresses:
             kept = next((each for each in left if each.address == address), None)
             if kept is not None:
                 left.remove(kept)
             if kept is None or address in anew:
-                kept = Listening(address, _listen_on(address, kept))
+                kept = BoundAddress(address, _listen_on(address, kept))
                 opened.append(kept)
             listening.append(kept)
     except OSError as error:
@@ -67,24 +67,26 @@ def listen(
     return tuple(listening)
 
 
-def close(listening: Iterable[Listening]) -> None:
+def close(listening: Iterable[BoundAddress]) -> None:
     """Listen no more; what a server has closed already stays so."""
-    for sock in sockets_of(listening):
+    for sock in all_sockets(listening):
         sock.close()
 
 
-def sockets_of(listening: Iterable[Listening]) -> list[socket.socket]:
+def all_sockets(listening: Iterable[BoundAddress]) -> list[socket.socket]:
     """Give all sockets, in order."""
     return [sock for each in listening for sock in each.sockets]
 
 
-def without(listening: Iterable[Listening], others: Iterable[Listening]) -> list[Listening]:
+def without(
+    listening: Iterable[BoundAddress], others: Iterable[BoundAddress]
+) -> list[BoundAddress]:
     """Give those that are not among others."""
     others = tuple(others)
     return [each for each in listening if not any(each is other for other in others)]
 
 
-def _listen_on(address: Address, before: Listening | None) -> tuple[socket.socket, ...]:
+def _listen_on(address: Address, before: BoundAddress | None) -> tuple[socket.socket, ...]:
     if before is not None:
         return tuple(sock.dup() for sock in before.sockets)
     if isinstance(address, UnixAddress):
@@ -92,7 +94,7 @@ def _listen_on(address: Address, before: Listening | None) -> tuple[socket.socke
     return tuple(tcp_sockets(address.host, address.port))
 
 
-def _by_itself(address: Address, wanted: Collection[Address], own: Iterable[Listening]) -> str:
+def _by_itself(address: Address, wanted: Collection[Address], own: Iterable[BoundAddress]) -> str:
     """Tell which address of the gateway itself is in the way of another, if one is."""
     for each in own:
         for sock in each.sockets:
@@ -116,7 +118,7 @@ def _share(address: Address, sock: socket.socket) -> bool:
     return any(host in (each[4][0], *_EVERY) or each[4][0] in _EVERY for each in found)
 
 
-def shown(listening: Iterable[Listening], settings: Settings) -> list[str]:
+def shown(listening: Iterable[BoundAddress], settings: Settings) -> list[str]:
     """Tell where clients reach listening sockets: URLs, or unix:/path; and where operators do."""
     return [
         f"{_shown(sock, False)} (admin)"

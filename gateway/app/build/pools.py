@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ssl
 
-from gateway.routing.balancer import BY_LOAD, BalancePolicy
-from gateway.routing.health import EjectionPolicy, ProbePolicy
-from gateway.settings.upstreams import Balance, Ejection, Health
+from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
+from gateway.routing.health import HealthCheckPolicy, OutlierPolicy
+from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.http.address import ServerAddress, server_at
+from gateway.upstream.http.address import ServerAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.pool.dialect import Interpreter
-from gateway.upstream.pool.dns import Resolver, addresses_of
-from gateway.upstream.pool.health_check import Prober
-from gateway.upstream.pool.model_discovery import Discovery
-from gateway.upstream.pool.outlier_detection import Tell
+from gateway.upstream.pool.dialect import DialectDetector
+from gateway.upstream.pool.dns import Resolver, resolve_host
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines
 
 _DISCOVER_EVERY = 10.0
@@ -30,43 +30,45 @@ def build_pool(
     context: ssl.SSLContext | None,
     connect_time: float,
     buffers: BufferAccount | None = None,
-    tell: Tell | None = None,
-    interpreter: Interpreter | None = None,
-    own_request: HeaderLines = (),
+    tell: EjectionListener | None = None,
+    dialect_detector: DialectDetector | None = None,
+    own_request_headers: HeaderLines = (),
 ) -> Pool:
     """Make the pool of the upstream ``name``, and who looks after it.
 
     ``context`` is for TLS, ``connect_time`` in seconds; ``buffers`` counts what connections buffer.
     ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
-    what they are, where the settings do not say. ``own_request`` names the gateway where it asks.
+    what they are, where the settings do not say. ``own_request_headers`` names the gateway where it asks.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(address, connect_time, declared.keep_alive, buffers, own_request)
+        return HttpEndpoint(
+            address, connect_time, declared.keep_alive, buffers, own_request_headers
+        )
 
     server_name = declared.tls.server_name if declared.tls is not None else None
-    servers = [server_at(url, context, server_name) for url in declared.endpoints]
+    servers = [parse_server_url(url, context, server_name) for url in declared.endpoints]
     resolver = None
     if declared.resolve is not None:
-        resolver = Resolver(servers, declared.resolve, connect, addresses_of)
-    keeper = Keeper(
+        resolver = Resolver(servers, declared.resolve, connect, resolve_host)
+    keeper = PoolSupervisor(
         None if declared.health is None else _prober(declared.health),
-        None if declared.discover is None else Discovery(_DISCOVER_EVERY),
+        None if declared.discover is None else ModelDiscovery(_DISCOVER_EVERY),
         resolver,
-        interpreter,
+        dialect_detector,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
     return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
 
 
-def _balance(declared: Balance) -> BalancePolicy:
-    policy = BalancePolicy(declared.by == "round_robin", declared.hash)
-    return BY_LOAD if policy == BY_LOAD else policy
+def _balance(declared: LoadBalancing) -> LoadBalancingPolicy:
+    policy = LoadBalancingPolicy(declared.by == "choose_round_robin", declared.hash)
+    return LEAST_REQUEST if policy == LEAST_REQUEST else policy
 
 
-def _ejection(declared: Ejection) -> EjectionPolicy:
-    return EjectionPolicy(
+def _ejection(declared: OutlierDetection) -> OutlierPolicy:
+    return OutlierPolicy(
         declared.failures,
         declared.time,
         declared.longest,
@@ -75,6 +77,6 @@ def _ejection(declared: Ejection) -> EjectionPolicy:
     )
 
 
-def _prober(declared: Health) -> Prober:
-    policy = ProbePolicy(declared.healthy, declared.unhealthy)
-    return Prober(declared.path, declared.every, declared.time, policy)
+def _prober(declared: HealthCheck) -> HealthChecker:
+    policy = HealthCheckPolicy(declared.healthy, declared.unhealthy)
+    return HealthChecker(declared.path, declared.every, declared.time, policy)

@@ -11,14 +11,14 @@ def worker_count(settings: Settings) -> int:
     return usable_cores() if settings.workers == "auto" else settings.workers
 
 
-def wants_helper(settings: Settings) -> bool:
+def uses_offload(settings: Settings) -> bool:
     """Tell whether a process is to have a helper: where cores are left over for it."""
     if settings.helper != "auto":
         return settings.helper == "always"
     return settings.workers != "auto" and usable_cores() > settings.workers
 
 
-def part_of(number: int, workers: int) -> int:
+def share_per_worker(number: int, workers: int) -> int:
     """Give one of so many processes its part of what they may have together, at least 1.
 
     Connections are dealt evenly to processes, and one has one request at a time: so the parts are

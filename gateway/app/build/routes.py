@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 
 from gateway.app.build.limits import SharedLimits
 from gateway.app.build.models import declared_models
-from gateway.codec.offload import Lender
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.codec.offload import Offloader
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.protocol.declared_model import DeclaredModel
-from gateway.protocol.operations import KINDS, EndpointKind
-from gateway.proxy.admission.concurrency_limit import Gate
-from gateway.proxy.admission.conversion_scheduler import Turns
-from gateway.proxy.admission.memory_budget import HeldBytes
-from gateway.proxy.dispatch import at_one_server
+from gateway.protocol.operations import OPERATION_KINDS, OperationKind
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.dispatch import proxy_call
 from gateway.proxy.filters.authentication import KeyGroup
-from gateway.proxy.filters.forwarded_headers import Forwarding
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.interfaces import Limits, Route, Upstream
-from gateway.proxy.router import Rewrite, Routes, Rule
+from gateway.proxy.router import Rewrite, Router, Rule
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.retry import RetryPolicy
 from gateway.settings.limits import Limits as CommonLimits
@@ -32,26 +32,26 @@ def build_routes(
     settings: Settings,
     upstreams: Mapping[str, Upstream],
     shared: SharedLimits,
-    lender: Lender | None,
+    offloader: Offloader | None,
     keys: Mapping[str, KeyGroup],
-    forwarding: Forwarding,
-) -> Routes:
+    forwarding: ForwardedPolicy,
+) -> Router:
     """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
-    replaced = forwarding.replaced
-    turns = Turns()  # one for all: there is one event loop
+    replaced = forwarding.replaced_headers
+    turns = ConversionScheduler()  # one for all: there is one event loop
     models = declared_models(settings.models)
-    mirrors = _Mirrors(upstreams, shared.copied, lender, models)
+    mirrors = _Mirrors(upstreams, shared.copied, offloader, models)
     # A key is meant for the gateway, whichever route it is shown to: a server could do with it what
     # its client can. Authorization may be meant for the server where no key is asked for in it.
     key_headers = {group.header.lower() for group in keys.values() if group.header}
     rules = []
     for declared in settings.routes:
-        policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesAs(declared.bytes))
+        policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
         limits = _limits(settings.limits, declared.limits)
         retry = _retry(declared.retry)
         rewrite = declared.rewrite
         groups = tuple(keys[name] for name in declared.auth)
-        shown_in = {group.shown_in.lower() for group in groups}
+        shown_in = {group.header_name.lower() for group in groups}
         rules.append(
             Rule(
                 _match(declared.match),
@@ -60,12 +60,12 @@ def build_routes(
                         upstreams[share.name],
                         policies,
                         limits,
-                        lender,
+                        offloader,
                         turns,
                         shared.held,
                         retry,
                         # Who waits for an upstream takes no place of the others.
-                        _gates(upstreams[share.name].gate, shared.gate),
+                        _gates(upstreams[share.name].concurrency_limit, shared.concurrency_limit),
                         models,
                     )
                     for share in declared.upstream
@@ -80,11 +80,15 @@ def build_routes(
                 declared.compress,
             )
         )
-    return Routes(rules, forwarding=forwarding)
+    return Router(rules, forwarding=forwarding)
 
 
-def _gates(*gates: Gate | None) -> tuple[Gate, ...]:
-    return tuple(gate for gate in gates if gate is not None)
+def _gates(*concurrency_limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
+    return tuple(
+        concurrency_limit
+        for concurrency_limit in concurrency_limits
+        if concurrency_limit is not None
+    )
 
 
 class _Mirrors:
@@ -93,14 +97,14 @@ class _Mirrors:
     def __init__(
         self,
         upstreams: Mapping[str, Upstream],
-        held: HeldBytes,
-        lender: Lender | None,
+        held: MemoryBudget,
+        offloader: Offloader | None,
         models: Mapping[str, DeclaredModel],
     ) -> None:
         self._upstreams = upstreams
-        self._lender = lender
+        self._lender = offloader
         self._models = models
-        self._turns = Turns()
+        self._turns = ConversionScheduler()
         self._held = held
 
     def make(
@@ -117,10 +121,12 @@ class _Mirrors:
             self._lender,
             self._turns,
             self._held,
-            gates=_gates(upstream.gate),  # of the gateway's own places it takes none away
+            concurrency_limits=_gates(
+                upstream.concurrency_limit
+            ),  # of the gateway's own places it takes none away
             models=self._models,
         )
-        return Mirror(route, declared.share, at_one_server, most=declared.most)
+        return Mirror(route, declared.share, proxy_call, most=declared.most)
 
 
 def _match(declared: MatchSettings) -> Match:
@@ -137,8 +143,8 @@ def _retry(declared: Iterable[str | int]) -> RetryPolicy:
     return RetryPolicy("unanswered" in declared, statuses)
 
 
-def _kinds(words: Iterable[str]) -> frozenset[EndpointKind]:
-    return frozenset(kind for word in words for kind in KINDS[word])
+def _kinds(words: Iterable[str]) -> frozenset[OperationKind]:
+    return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
 
 
 def _limits(common: CommonLimits, own: RouteLimits) -> Limits:

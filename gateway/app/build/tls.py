@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator
 
 from gateway.app.build.listen import ListenError
-from gateway.listener.tls import ServerTls, TlsFileError, TlsFiles, readable_by_others
+from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls
 from gateway.system.certificates import CertificateFileError
@@ -17,17 +17,17 @@ class UpstreamTlsError(Exception):
     """A file that TLS to servers needs, and that cannot be used; the message names it."""
 
 
-def client_tls(declared: ClientTls) -> ServerTls:
+def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
     """Load what TLS with clients takes. Raises ListenError."""
     required = declared.client_certificates != "optional"
     files = TlsFiles(declared.certificate, declared.key, declared.client_ca, required)
     try:
-        return ServerTls(files)
+        return ReloadingTlsContext(files)
     except TlsFileError as error:
         raise ListenError(str(error)) from error
 
 
-def server_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
+def upstream_ssl_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
     """Load what TLS to an upstream takes; None without https. Raises UpstreamTlsError."""
     if not _speaks_tls(upstream):
         return None
@@ -43,7 +43,7 @@ def server_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
         ) from error
 
 
-def server_files(upstream: Upstream) -> tuple[str, ...]:
+def upstream_tls_files(upstream: Upstream) -> tuple[str, ...]:
     """Name the files of TLS to an upstream."""
     declared = upstream.tls
     if declared is None or not _speaks_tls(upstream):
@@ -52,7 +52,7 @@ def server_files(upstream: Upstream) -> tuple[str, ...]:
     return tuple(file for file in named if file is not None)
 
 
-def client_files(declared: ClientTls | None) -> tuple[str, ...]:
+def server_tls_files(declared: ClientTls | None) -> tuple[str, ...]:
     """Name the files of TLS with clients."""
     if declared is None:
         return ()
@@ -62,7 +62,7 @@ def client_files(declared: ClientTls | None) -> tuple[str, ...]:
 
 def warnings(settings: Settings) -> Iterator[str]:
     """Tell what is allowed, and unwise."""
-    if settings.tls is not None and readable_by_others(settings.tls.key):
+    if settings.tls is not None and is_world_readable(settings.tls.key):
         yield f"tls.key: every user of this machine can read {settings.tls.key}"
     for name, upstream in settings.upstreams.items():
         if _speaks_tls(upstream) and upstream.tls is not None and not upstream.tls.verify:

@@ -7,17 +7,17 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.app.build.limits import gate_of, set_places
+from gateway.app.build.limits import apply_concurrency, concurrency_limit_of
 from gateway.app.build.pools import build_pool
-from gateway.app.ejection_sync import Hearsay
+from gateway.app.ejection_sync import EjectionSync
 from gateway.protocol.dialects import DIALECTS
-from gateway.proxy.admission.concurrency_limit import Gate
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import Upstream
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import Interpreter, declared_speech
+from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import HeaderLines
 
@@ -29,10 +29,10 @@ _ASK_AGAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class UpstreamSpec:
     """Tell all that an upstream is made of: what is made of equal recipes does the same.
 
-    Times are in seconds. ``own_request`` is what the gateway's own requests have, to name it.
+    Times are in seconds. ``own_request_headers`` is what the gateway's own requests have, to name it.
     ``certificates`` tells what the files of its TLS hold, of which
     ``context`` is made; there is none without TLS.
     """
@@ -44,19 +44,19 @@ class Recipe:
     metadata_time: float
     metadata_models: int
     workers: int = 1
-    own_request: HeaderLines = ()
+    own_request_headers: HeaderLines = ()
     certificates: tuple[bytes | None, ...] = ()
     context: ssl.SSLContext | None = field(default=None, compare=False)
 
 
-class HeldUpstream:
+class SharedUpstream:
     """An upstream that several runtimes may have: all but the newest are on their way out.
 
     ``before`` is the pool of the one that it replaces.
     """
 
-    def __init__(self, recipe: Recipe, upstream: Upstream, before: Pool | None = None) -> None:
-        self.recipe = recipe
+    def __init__(self, spec: UpstreamSpec, upstream: Upstream, before: Pool | None = None) -> None:
+        self.spec = spec
         self.upstream = upstream
         self._before = before
         self._started = False
@@ -69,40 +69,42 @@ class HeldUpstream:
         self._started = True
         pool, before = self.upstream.pool, self._before
         if before is not None:
-            pool.begin_with_addresses_of(before)
+            pool.adopt_addresses(before)
         await pool.start()
         if before is not None:
-            pool.take_over(before)
+            pool.adopt_state(before)
             self._before = None
 
     def hold(self) -> None:
         """Count a runtime that has it, from whose beginning its limits count."""
         self._holders += 1
-        set_places(self.upstream.gate, self.recipe.declared.limits, self.recipe.workers)
+        apply_concurrency(
+            self.upstream.concurrency_limit, self.spec.declared.limits, self.spec.workers
+        )
 
     @property
-    def in_use_by_last(self) -> bool:
+    def busy_with_last_holder(self) -> bool:
         """Tell whether exchanges are under way there, and just one runtime is left that has it."""
         return self._holders == 1 and any(self.upstream.pool.outstanding)
 
     async def release(self) -> None:
         """Count a runtime no more; the last one closes it."""
         self._holders -= 1
-        await self.close_unless_held()
+        await self.close_if_unused()
 
-    async def close_unless_held(self) -> None:
+    async def close_if_unused(self) -> None:
         """Close what no runtime has."""
         if not self._holders:
             await self.upstream.metadata.close()
             await self.upstream.pool.close()
 
 
-def held_upstreams(
-    recipes: Iterable[Recipe],
-    before: Mapping[str, HeldUpstream],
+def build_upstreams(
+    upstream_specs: Iterable[UpstreamSpec],
+    before: Mapping[str, SharedUpstream],
     buffers: BufferAccount | None = None,
-    hearsay: Hearsay | None = None,
-) -> dict[str, HeldUpstream]:
+    hearsay: EjectionSync | None = None,
+) -> dict[str, SharedUpstream]:
     """Make the upstreams, by name.
 
     One that is made as before is the one from before, with its connections and all that it knows.
@@ -112,54 +114,59 @@ def held_upstreams(
     workers by, if there are any.
     """
     return {
-        recipe.name: _held(recipe, before.get(recipe.name), buffers, hearsay) for recipe in recipes
+        spec.name: _held(spec, before.get(spec.name), buffers, hearsay) for spec in upstream_specs
     }
 
 
-def of_held(held: Mapping[str, HeldUpstream]) -> dict[str, Upstream]:
+def upstreams_by_name(held: Mapping[str, SharedUpstream]) -> dict[str, Upstream]:
     """Give the upstreams themselves."""
     return {name: each.upstream for name, each in held.items()}
 
 
 def _held(
-    recipe: Recipe,
-    before: HeldUpstream | None,
+    spec: UpstreamSpec,
+    before: SharedUpstream | None,
     buffers: BufferAccount | None,
-    hearsay: Hearsay | None,
-) -> HeldUpstream:
-    if before is not None and before.recipe == recipe:
+    hearsay: EjectionSync | None,
+) -> SharedUpstream:
+    if before is not None and before.spec == spec:
         return before
     if before is None:
-        return HeldUpstream(recipe, _build(recipe, buffers, hearsay, None))
-    upstream = _build(recipe, buffers, hearsay, before.upstream.gate)
-    return HeldUpstream(recipe, upstream, before.upstream.pool)
+        return SharedUpstream(spec, _build(spec, buffers, hearsay, None))
+    upstream = _build(spec, buffers, hearsay, before.upstream.concurrency_limit)
+    return SharedUpstream(spec, upstream, before.upstream.pool)
 
 
 def _build(
-    recipe: Recipe, buffers: BufferAccount | None, hearsay: Hearsay | None, gate: Gate | None
+    spec: UpstreamSpec,
+    buffers: BufferAccount | None,
+    hearsay: EjectionSync | None,
+    concurrency_limit: ConcurrencyLimit | None,
 ) -> Upstream:
-    declared = recipe.declared
+    declared = spec.declared
     clock = asyncio.get_running_loop().time
-    tell = None if hearsay is None else hearsay.teller(recipe.name)
-    interpreter = None
+    tell = None if hearsay is None else hearsay.publisher_for(spec.name)
+    dialect_detector = None
     if declared.dialect == "auto":
         tells = hearsay is None or hearsay.first
-        interpreter = Interpreter(recipe.name, _ASK_EVERY, _ASK_AGAIN, tells)
+        dialect_detector = DialectDetector(spec.name, _ASK_EVERY, _ASK_AGAIN, tells)
     return Upstream(
-        recipe.name,
-        interpreter or declared_speech(DIALECTS[declared.dialect]),
+        spec.name,
+        dialect_detector or fixed_dialect_state(DIALECTS[declared.dialect]),
         build_pool(
-            recipe.name,
+            spec.name,
             declared,
-            recipe.context,
-            recipe.connect_time,
+            spec.context,
+            spec.connect_time,
             buffers,
             tell,
-            interpreter,
-            own_request=recipe.own_request,
+            dialect_detector,
+            own_request_headers=spec.own_request_headers,
         ),
-        MetadataCache(recipe.metadata_time, recipe.metadata_models, recipe.idle_time, clock),
+        MetadataCache(spec.metadata_time, spec.metadata_models, spec.idle_time, clock),
         RetryBudget(declared.retries.share, declared.retries.reserve),
-        gate_of(f"upstream '{recipe.name}'", declared.limits, recipe.workers, gate),
+        concurrency_limit_of(
+            f"upstream '{spec.name}'", declared.limits, spec.workers, concurrency_limit
+        ),
         declared.required,
     )

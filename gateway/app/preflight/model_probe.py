@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.app.preflight.report import Verdict, excerpt
 from gateway.errors import GatewayError
-from gateway.protocol.declared_model import DeclaredModel, differences
+from gateway.protocol.declared_model import DeclaredModel, find_differences
 from gateway.routing.matcher import Pattern
 from gateway.settings.routes import Route
 from gateway.upstream.metadata_cache import (
-    ServerRefusalError,
+    UpstreamResponseError,
     fetch_max_batch_size,
     fetch_metadata,
 )
@@ -23,7 +23,7 @@ _UNKNOWN = (400, 404)
 _Answer = tuple[Verdict, Sequence[str]]
 
 
-def upstreams_of(model: str, routes: Sequence[Route]) -> Iterator[str]:
+def upstreams_serving(model: str, routes: Sequence[Route]) -> Iterator[str]:
     """Yield the upstreams that requests to infer with a model may go to, in order."""
     taken = False  # all requests that name the model are, by a route before
     for route in routes:
@@ -38,7 +38,7 @@ def upstreams_of(model: str, routes: Sequence[Route]) -> Iterator[str]:
         taken = taken or (named and match.version is None and not match.headers)
 
 
-async def ask_models(
+async def probe_models(
     endpoint: UpstreamEndpoint, models: Sequence[DeclaredModel], time: float
 ) -> Mapping[str, _Answer]:
     """Ask a server for models, one after the other, ``time`` seconds for each.
@@ -48,7 +48,7 @@ async def ask_models(
     answers: dict[str, _Answer] = {}
     answer: _Answer = (Verdict.AS_DECLARED, ())
     for model in models:
-        if answer[0] is not Verdict.NOT_ASKED:
+        if answer[0] is not Verdict.UNAVAILABLE:
             answer = await _compared(endpoint, model, time)
         answers[model.metadata.name] = answer
     return answers
@@ -61,16 +61,16 @@ async def _compared(endpoint: UpstreamEndpoint, model: DeclaredModel, time: floa
             known = await fetch_metadata(name, None, endpoint)
             max_batch_size = await fetch_max_batch_size(name, None, endpoint)
     except TimeoutError:
-        return Verdict.NOT_ASKED, (f"no answer within {time:g} s",)
-    except ServerRefusalError as refusal:
+        return Verdict.UNAVAILABLE, (f"no answer within {time:g} s",)
+    except UpstreamResponseError as refusal:
         said = f"{refusal.status} {excerpt(refusal.body)}"
         if refusal.status in _UNKNOWN:
-            return Verdict.DIFFERENT, (f"does not know it: {said}",)
-        return Verdict.NOT_ASKED, (f"answered {said}",)
+            return Verdict.MISMATCH, (f"does not know it: {said}",)
+        return Verdict.UNAVAILABLE, (f"answered {said}",)
     except GatewayError as error:
-        return Verdict.NOT_ASKED, (error.message,)
-    told = list(differences(model, known, max_batch_size))
+        return Verdict.UNAVAILABLE, (error.message,)
+    told = list(find_differences(model, known, max_batch_size))
     if told:
-        return Verdict.DIFFERENT, told
+        return Verdict.MISMATCH, told
     silent = [] if known.inputs else ["does not say what it takes: what is declared is used"]
     return Verdict.AS_DECLARED, silent

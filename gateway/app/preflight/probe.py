@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from gateway.app.build.models import declared_models
 from gateway.app.build.pools import build_pool
-from gateway.app.build.upstreams import Recipe
-from gateway.app.preflight.model_probe import ask_models, upstreams_of
-from gateway.app.preflight.report import Finding, Report, Verdict
-from gateway.app.preflight.server_probe import ask_server
-from gateway.app.reload.resources import Material
+from gateway.app.build.upstreams import UpstreamSpec
+from gateway.app.preflight.model_probe import probe_models, upstreams_serving
+from gateway.app.preflight.report import ProbeResult, Report, Verdict
+from gateway.app.preflight.server_probe import probe_server
+from gateway.app.reload.resources import Resources
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.settings.schema import Settings
 from gateway.upstream.transport import UpstreamEndpoint
@@ -28,25 +28,25 @@ _AT_ONCE = 100
 class _Visit:
     """What an endpoint says of itself, and of models by name."""
 
-    server: Finding
-    models: Mapping[str, Finding]
+    server: ProbeResult
+    models: Mapping[str, ProbeResult]
 
 
-async def probe(material: Material, time: float = _TIME) -> Report:
+async def probe(material: Resources, time: float = _TIME) -> Report:
     """Ask every endpoint that routes or mirrors lead to; each answer may take ``time`` seconds."""
     settings = material.settings
     models = declared_models(settings.models)
-    leading_to = {name: set(upstreams_of(name, settings.routes)) for name in models}
+    leading_to = {name: set(upstreams_serving(name, settings.routes)) for name in models}
     used = _used(settings)
     places = asyncio.Semaphore(_AT_ONCE)
     tasks: list[asyncio.Task[_Visit]] = []
     async with asyncio.TaskGroup() as group:
-        for recipe in material.recipes:
-            if recipe.name in used:
-                wanted = [models[name] for name in models if recipe.name in leading_to[name]]
+        for spec in material.upstream_specs:
+            if spec.name in used:
+                wanted = [models[name] for name in models if spec.name in leading_to[name]]
                 tasks += [
-                    group.create_task(_visit(recipe, endpoint, wanted, time, places))
-                    for endpoint in _endpoints(recipe)
+                    group.create_task(_visit(spec, endpoint, wanted, time, places))
+                    for endpoint in _endpoints(spec)
                 ]
     visits = [task.result() for task in tasks]
     return Report(
@@ -64,21 +64,21 @@ def _used(settings: Settings) -> set[str]:
     }
 
 
-def _endpoints(recipe: Recipe) -> Sequence[UpstreamEndpoint]:
+def _endpoints(spec: UpstreamSpec) -> Sequence[UpstreamEndpoint]:
     # Names stay names: it does not matter here which of their addresses answers.
     care = {"resolve": None, "health": None, "discover": None}
-    declared = recipe.declared.model_copy(update=care)
+    declared = spec.declared.model_copy(update=care)
     return build_pool(
-        recipe.name,
+        spec.name,
         declared,
-        recipe.context,
-        recipe.connect_time,
-        own_request=recipe.own_request,
+        spec.context,
+        spec.connect_time,
+        own_request_headers=spec.own_request_headers,
     ).endpoints
 
 
 async def _visit(
-    recipe: Recipe,
+    spec: UpstreamSpec,
     endpoint: UpstreamEndpoint,
     models: Sequence[DeclaredModel],
     time: float,
@@ -86,15 +86,15 @@ async def _visit(
 ) -> _Visit:
     """Ask a server what it is, and for models; one that does not answer is asked no more."""
 
-    def finding(verdict: Verdict, told: Sequence[str]) -> Finding:
-        return Finding(recipe.name, endpoint.url, verdict, told)
+    def finding(verdict: Verdict, told: Sequence[str]) -> ProbeResult:
+        return ProbeResult(spec.name, endpoint.url, verdict, told)
 
     async with places:
         try:
-            server = finding(*await ask_server(endpoint, recipe.declared.dialect, time))
-            if server.verdict is Verdict.NOT_ASKED:
+            server = finding(*await probe_server(endpoint, spec.declared.dialect, time))
+            if server.verdict is Verdict.UNAVAILABLE:
                 return _Visit(server, {model.metadata.name: server for model in models})
-            answers = await ask_models(endpoint, models, time)
+            answers = await probe_models(endpoint, models, time)
         finally:
             await endpoint.close()
     return _Visit(server, {name: finding(*answer) for name, answer in answers.items()})

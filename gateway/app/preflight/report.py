@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import groupby
 
-DIFFERS, UNWELL = 3, 4
+EXIT_MISMATCH, EXIT_NOT_READY = 3, 4
 """Exit statuses: something is another than declared; a server is not ready, or cannot be asked."""
 
 _SHOWN = 200
@@ -18,15 +18,15 @@ class Verdict(Enum):
     """What came of asking a server."""
 
     AS_DECLARED = auto()
-    DIFFERENT = auto()
+    MISMATCH = auto()
     NOT_READY = auto()
     """It answers, but not as one that can be used."""
-    NOT_ASKED = auto()
+    UNAVAILABLE = auto()
     """It did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """What was found out of an endpoint, or of a model there, in order."""
 
     upstream: str
@@ -42,17 +42,17 @@ class Report:
     All are in the order of the settings; a model to which no route leads has none.
     """
 
-    servers: Sequence[Finding]
-    models: Mapping[str, Sequence[Finding]]
+    servers: Sequence[ProbeResult]
+    models: Mapping[str, Sequence[ProbeResult]]
 
     @property
     def status(self) -> int:
         """Give the exit status: 3 where anything differs, else 4 where not all servers are well."""
         groups = (self.servers, *self.models.values())
         found = {finding.verdict for findings in groups for finding in findings}
-        if Verdict.DIFFERENT in found or not all(self.models.values()):
-            return DIFFERS
-        return UNWELL if found - {Verdict.AS_DECLARED} else 0
+        if Verdict.MISMATCH in found or not all(self.models.values()):
+            return EXIT_MISMATCH
+        return EXIT_NOT_READY if found - {Verdict.AS_DECLARED} else 0
 
     def lines(self) -> Iterator[str]:
         """Yield what an operator reads."""
@@ -71,7 +71,7 @@ def excerpt(body: bytes) -> str:
     return " ".join(body[:_SHOWN].decode(errors="replace").split())
 
 
-def _text(finding: Finding) -> str:
+def _text(finding: ProbeResult) -> str:
     told = "; ".join(finding.told) or "as declared"
     # Servers are quoted, and what they say goes to a terminal.
     return "".join(letter if letter.isprintable() else "�" for letter in told)

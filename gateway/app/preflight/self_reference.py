@@ -10,15 +10,15 @@ from pathlib import Path
 
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address, UnixAddress, address_of
-from gateway.settings.values.wording import KeyPath, path_text
-from gateway.settings.yaml.loader import Place
+from gateway.settings.values.wording import KeyPath, format_path
+from gateway.settings.yaml.loader import Position
 
 _EVERY = ("0.0.0.0", "::")
 """The addresses that stand for all of a machine's."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnAddress:
+class SelfReference:
     """An endpoint that is an address on which the gateway listens."""
 
     path: KeyPath
@@ -26,25 +26,25 @@ class OwnAddress:
     listen: Address
     listen_path: KeyPath
 
-    def describe(self, file: Path, places: Mapping[KeyPath, Place]) -> str:
+    def describe(self, file: Path, positions: Mapping[KeyPath, Position]) -> str:
         """Return the warning, with both lines of the file, as far as they are known."""
-        at, listening = _line(self.path, places), _line(self.listen_path, places)
+        at, listening = _line(self.path, positions), _line(self.listen_path, positions)
         place = f"{file}:{at}" if at else f"{file}"
         where = f"listen, line {listening}" if listening else "listen"
         return (
-            f"{place}: {path_text(self.path)}: warning: {self.endpoint} is the gateway itself"
+            f"{place}: {format_path(self.path)}: warning: {self.endpoint} is the gateway itself"
             f" ({where}: {self.listen}); requests come back and are answered with 508"
         )
 
 
-def own_addresses(settings: Settings) -> Iterator[OwnAddress]:
+def self_references(settings: Settings) -> Iterator[SelfReference]:
     """Yield the endpoints at which the gateway itself listens. No name is looked up."""
     for name, upstream in settings.upstreams.items():
         for i, endpoint in enumerate(upstream.endpoints):
             for j, listen in enumerate(settings.listen):
                 if _is_at(address_of(endpoint), listen):
                     path = ("upstreams", name, "endpoints", i)
-                    yield OwnAddress(path, endpoint, listen, ("listen", j))
+                    yield SelfReference(path, endpoint, listen, ("listen", j))
                     break
 
 
@@ -97,7 +97,7 @@ def _can_be_bound(host: str, version: int) -> bool:
     return True
 
 
-def _line(path: KeyPath, places: Mapping[KeyPath, Place]) -> int | None:
+def _line(path: KeyPath, positions: Mapping[KeyPath, Position]) -> int | None:
     around = (path[:length] for length in range(len(path), 0, -1))
-    place = next((places[each] for each in around if each in places), None)
+    place = next((positions[each] for each in around if each in positions), None)
     return None if place is None else place.line

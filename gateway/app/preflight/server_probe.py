@@ -6,30 +6,30 @@ import asyncio
 
 from gateway.app.preflight.report import Verdict, excerpt
 from gateway.errors import GatewayError
-from gateway.protocol.dialect_detection import Finding as Recognised
+from gateway.protocol.dialect_detection import DetectedDialect as Recognised
 from gateway.protocol.dialects import DIALECTS, Dialect
-from gateway.upstream.control_client import ask
-from gateway.upstream.pool.dialect import learn
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.pool.dialect import detect_dialect
 from gateway.upstream.transport import UpstreamEndpoint
 
 _READY = "/v2/health/ready"
 _LARGEST_ANSWER = 64 * 1024
 
 
-async def ask_server(
+async def probe_server(
     endpoint: UpstreamEndpoint, declared: str, time: float
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Ask a server, which has ``time`` seconds for all; ``declared`` is its dialect, or auto."""
     told: list[str] = []
-    verdict = Verdict.NOT_ASKED
+    verdict = Verdict.UNAVAILABLE
     try:
         async with asyncio.timeout(time):
-            answer = await ask(endpoint, "GET", _READY, _LARGEST_ANSWER)
+            answer = await send_control_request(endpoint, "GET", _READY, _LARGEST_ANSWER)
             verdict = Verdict.NOT_READY
             is_ready = answer.status == 200
             said = f"{answer.status} {excerpt(answer.body)}".rstrip()
             told.append("ready" if is_ready else f"not ready: it answered GET {_READY} with {said}")
-            found = await learn(endpoint)
+            found = await detect_dialect(endpoint)
     except TimeoutError:
         told.append(f"no answer{' to GET /v2' if told else ''} within {time:g} s")
         return verdict, tuple(told)
@@ -39,7 +39,7 @@ async def ask_server(
     differs, dialect = _compared(declared, found)
     told.append(dialect)
     if differs:
-        return Verdict.DIFFERENT, tuple(told)
+        return Verdict.MISMATCH, tuple(told)
     return Verdict.AS_DECLARED if is_ready else verdict, tuple(told)
 
 

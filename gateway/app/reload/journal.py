@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from gateway.app.reload.diff import kept_back
+from gateway.app.reload.diff import settings_needing_restart
 from gateway.app.reload.resources import warn
 from gateway.app.reload.revision import Revision
 from gateway.settings.schema import Settings
@@ -14,7 +14,7 @@ from gateway.settings.schema import Settings
 _log = logging.getLogger("tensorgate")
 
 
-class Journal:
+class ReloadLog:
     """Keeps which settings are in use, and logs what becomes of newer ones."""
 
     def __init__(self, revision: Revision) -> None:
@@ -24,11 +24,11 @@ class Journal:
         """Note that what was read is in use."""
         self.revision = self.revision.reloaded(time.time())
 
-    def say_reloaded(self, changes: str, read: Settings, before: Settings) -> None:
+    def log_reloaded(self, changes: str, read: Settings, before: Settings) -> None:
         """Log what has changed, what is unwise, and what has to wait."""
         _log.info("settings reloaded from %s: %s", self.revision.file, changes)
         warn(read, before)
-        for name in kept_back(read, before):
+        for name in settings_needing_restart(read, before):
             old, new = getattr(before, name), getattr(read, name)
             _log.warning("%s: %s takes effect at the next start; until then, %s", name, new, old)
 
@@ -43,7 +43,7 @@ class Journal:
             _log.error("settings not reloaded: %s; going on with those from before", why)
 
 
-def say_listening(addresses: Sequence[str], before: Iterable[str] = ()) -> None:
+def log_addresses(addresses: Sequence[str], before: Iterable[str] = ()) -> None:
     """Log where clients reach the gateway, and where they do not any more."""
     before = tuple(before)
     for address in addresses:

@@ -6,13 +6,19 @@ import logging
 import os
 from dataclasses import dataclass
 
-from gateway.app.build.api_keys import ClientKeys
+from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.forwarding import forwarding
 from gateway.app.build.processes import worker_count
-from gateway.app.build.tls import client_files, client_tls, server_context, server_files, warnings
-from gateway.app.build.upstreams import Recipe
-from gateway.listener.tls import ServerTls
-from gateway.proxy.filters.forwarded_headers import Forwarding, new_identity
+from gateway.app.build.tls import (
+    load_server_tls,
+    server_tls_files,
+    upstream_ssl_context,
+    upstream_tls_files,
+    warnings,
+)
+from gateway.app.build.upstreams import UpstreamSpec
+from gateway.listener.tls import ReloadingTlsContext
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings
 from gateway.system.files import digest
 
@@ -20,17 +26,17 @@ _log = logging.getLogger("tensorgate")
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class Resources:
     """Hold settings, TLS with clients if it is spoken, clients' keys, and recipes of upstreams.
 
     ``forwarding`` holds the identity of the gateway, which all of its workers share.
     """
 
     settings: Settings
-    tls: ServerTls | None
-    keys: ClientKeys
-    recipes: tuple[Recipe, ...]
-    forwarding: Forwarding
+    tls: ReloadingTlsContext | None
+    keys: ApiKeys
+    upstream_specs: tuple[UpstreamSpec, ...]
+    forwarding: ForwardedPolicy
 
     def renew(self) -> None:
         """Load keys, and TLS with clients, whose files have changed, and not since the last look.
@@ -42,8 +48,8 @@ class Material:
             self.tls.look()
 
 
-def gather(settings: Settings, before: Material | None = None) -> Material:
-    """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, KeysError.
+def gather(settings: Settings, before: Resources | None = None) -> Resources:
+    """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, ApiKeysError.
 
     TLS with clients that is declared as ``before`` is the one from before, and so are keys: they
     renew themselves. The identity always is the one from before.
@@ -51,26 +57,26 @@ def gather(settings: Settings, before: Material | None = None) -> Material:
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
     else:
-        tls = None if settings.tls is None else client_tls(settings.tls)
+        tls = None if settings.tls is None else load_server_tls(settings.tls)
     if before is not None and settings.keys == before.settings.keys:
         keys = before.keys
     else:
-        keys = ClientKeys(settings, os.environ)
+        keys = ApiKeys(settings, os.environ)
     identity = new_identity() if before is None else before.forwarding.identity
     told = forwarding(settings, identity)
-    recipes = tuple(_recipe(settings, name, told) for name in settings.upstreams)
-    return Material(settings, tls, keys, recipes, told)
+    upstream_specs = tuple(_recipe(settings, name, told) for name in settings.upstreams)
+    return Resources(settings, tls, keys, upstream_specs, told)
 
 
-def files_named(settings: Settings) -> tuple[str, ...]:
+def unwatched_files(settings: Settings) -> tuple[str, ...]:
     """Name the files that are loaded with settings, and not renewed by themselves."""
     upstreams = settings.upstreams.values()
-    return tuple(file for upstream in upstreams for file in server_files(upstream))
+    return tuple(file for upstream in upstreams for file in upstream_tls_files(upstream))
 
 
-def every_file_named(settings: Settings) -> tuple[str, ...]:
+def all_referenced_files(settings: Settings) -> tuple[str, ...]:
     """Name the files that are loaded with settings."""
-    return (*files_named(settings), *client_files(settings.tls))
+    return (*unwatched_files(settings), *server_tls_files(settings.tls))
 
 
 def warn(settings: Settings, before: Settings | None = None) -> None:
@@ -81,11 +87,11 @@ def warn(settings: Settings, before: Settings | None = None) -> None:
             _log.warning("%s", warning)
 
 
-def _recipe(settings: Settings, name: str, told: Forwarding) -> Recipe:
+def _recipe(settings: Settings, name: str, told: ForwardedPolicy) -> UpstreamSpec:
     declared, limits = settings.upstreams[name], settings.limits
     # The digests come first: files that change between the two are loaded again next time.
-    certificates = tuple(map(digest, server_files(declared)))
-    return Recipe(
+    certificates = tuple(map(digest, upstream_tls_files(declared)))
+    return UpstreamSpec(
         name,
         declared,
         limits.connect_time,
@@ -93,7 +99,7 @@ def _recipe(settings: Settings, name: str, told: Forwarding) -> Recipe:
         limits.metadata_time,
         limits.metadata_models,
         worker_count(settings),
-        told.own_request,
+        told.own_request_headers,
         certificates,
-        server_context(name, declared),
+        upstream_ssl_context(name, declared),
     )

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.app.build.tls import client_files
-from gateway.app.reload.resources import files_named
-from gateway.settings.file_watch import ContentWatch
-from gateway.settings.load import load_with_places
+from gateway.app.build.tls import server_tls_files
+from gateway.app.reload.resources import unwatched_files
+from gateway.settings.file_watch import ContentWatcher
+from gateway.settings.load import load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
 
 
-class Source:
+class SettingsSource:
     """The settings file, and the files that it names."""
 
     def __init__(self, file: Path, environ: Mapping[str, str]) -> None:
         self.file = file
         self._environ = environ
-        self._watch = ContentWatch([str(file)])
-        self._named = self._of_clients = ContentWatch([])
+        self._watch = ContentWatcher([str(file)])
+        self._named = self._of_clients = ContentWatcher([])
         self._was_read = False
 
     def read(self) -> Settings:
@@ -29,13 +29,13 @@ class Source:
             # A pipe would have this wait for a writer.
             problem = Problem("", None, None, "is no file that can be read again")
             raise SettingsError(self.file, [problem])
-        self._watch.use()
+        self._watch.mark_used()
         # Later on, what is used already stays in use where its file has vanished.
         at_start = not self._was_read
-        settings = load_with_places(self.file, self._environ, with_files=at_start).settings
+        settings = load_with_positions(self.file, self._environ, with_files=at_start).settings
         self._was_read = True
-        self._named = ContentWatch(files_named(settings))
-        self._of_clients = ContentWatch(client_files(settings.tls))
+        self._named = ContentWatcher(unwatched_files(settings))
+        self._of_clients = ContentWatcher(server_tls_files(settings.tls))
         return settings
 
     def changed(self, after_failure: bool) -> bool:
@@ -49,7 +49,7 @@ class Source:
         return own or named or (of_clients and after_failure)
 
 
-def why_not(error: Exception, file: Path) -> str:
+def failure_text(error: Exception, file: Path) -> str:
     """Tell in one line why settings cannot be used: the first of their faults, and how many."""
     if not isinstance(error, SettingsError):
         return f"{file}: {error}"

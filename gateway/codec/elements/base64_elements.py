@@ -10,12 +10,12 @@ from itertools import chain
 
 import numpy as np
 
-from gateway.codec.elements.base64_text import Lengths, decoded_texts
-from gateway.codec.elements.decode import TensorFromJson
-from gateway.codec.elements.encode import element_lengths, split_elements
-from gateway.codec.elements.fast_strings import is_length, length_prefixed_texts, short_lengths
+from gateway.codec.elements.base64_text import Lengths, decode_texts
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.elements.encode import read_lengths, split_elements
+from gateway.codec.elements.fast_strings import find_short_lengths, mask_lengths, pack_texts
 from gateway.errors import GatewayError
-from gateway.protocol.error_vocabulary import REQUEST, Message
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 _LENGTH = struct.Struct("<I")
 _MANY = 64
@@ -27,7 +27,7 @@ _PLAIN = re.compile(rb"[A-Za-z0-9+/]*")
 _encode = partial(b2a_base64, newline=False)
 
 
-class Base64Elements:
+class Base64ElementDecoder:
     """Decodes the elements of a tensor, which holds their texts and gets their bytes instead.
 
     A text must be what encoding its bytes gives: the standard alphabet, padded, without white
@@ -35,7 +35,9 @@ class Base64Elements:
     message in errors.
     """
 
-    def __init__(self, label: str, tensor: TensorFromJson, message: Message = REQUEST) -> None:
+    def __init__(
+        self, label: str, tensor: TensorDecoder, message: ErrorVocabulary = REQUEST
+    ) -> None:
         self._label = label
         self._message = message
         self.tensor = tensor
@@ -66,8 +68,8 @@ class Base64Elements:
             position = self._continue(self._long, data)
         # What is left of a group of four is less than the length that an element begins with.
         data = data[position:]
-        short = short_lengths(data) if len(data) >= _MANY * _LENGTH.size else None
-        lengths, position = short or element_lengths(data, 0)
+        short = find_short_lengths(data) if len(data) >= _MANY * _LENGTH.size else None
+        lengths, position = short or read_lengths(data, 0)
         if len(lengths):
             self._hold(self._whole(data[:position], lengths))
         self._partial = data[position:]
@@ -78,11 +80,11 @@ class Base64Elements:
         """Decode whole elements; give them in binary form."""
         if len(lengths) >= _MANY and len(data) <= _SHORT * len(lengths):
             sizes = np.asarray(lengths)
-            texts = np.compress(~is_length(sizes), np.frombuffer(data, np.uint8))
-            decoded = decoded_texts(sizes, texts, canonical=True)
+            texts = np.compress(~mask_lengths(sizes), np.frombuffer(data, np.uint8))
+            decoded = decode_texts(sizes, texts, canonical=True)
             if decoded is not None:
                 self._count += len(lengths)
-                return length_prefixed_texts(*decoded)
+                return pack_texts(*decoded)
         return self._each(split_elements(data, 0)[0])
 
     def _each(self, texts: list[bytes]) -> bytes:
@@ -142,7 +144,7 @@ class Base64Elements:
     def _fault(self, index: int, text: bytes, element: _LongText) -> GatewayError:
         """Make the error for a text, of which ``done`` characters stand before it."""
         fault = _fault_in(text, element.done, element.length)
-        return self._message.fault(
+        return self._message.malformed(
             f"{self._label}: element {index} is not base64, as its content_type says: {fault}"
         )
 

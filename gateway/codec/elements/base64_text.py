@@ -52,7 +52,7 @@ Codes = npt.NDArray[np.uint8]
 Lengths = npt.NDArray[np.intp]
 
 
-def padded_texts(lengths: Lengths, texts: Codes) -> tuple[Lengths, Codes] | None:
+def pad_texts(lengths: Lengths, texts: Codes) -> tuple[Lengths, Codes] | None:
     """Pad texts that lack all of their padding; None where one has a part of it.
 
     ``texts`` are one behind the other, each of its length.
@@ -70,7 +70,7 @@ def padded_texts(lengths: Lengths, texts: Codes) -> tuple[Lengths, Codes] | None
     return lengths, padded
 
 
-def decoded_texts(lengths: Lengths, texts: Codes, canonical: bool) -> tuple[Lengths, Codes] | None:
+def decode_texts(lengths: Lengths, texts: Codes, canonical: bool) -> tuple[Lengths, Codes] | None:
     """Decode padded texts, one behind the other; give the bytes likewise, with their lengths.
 
     Gives None where one is no base64 or, if ``canonical``, where its last character holds bits

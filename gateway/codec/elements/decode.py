@@ -12,13 +12,13 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
-from gateway.codec.elements.diagnose import element_fault, no_array, smaller_runs
-from gateway.codec.elements.fast_decode import REFUSALS, parse_numbers, plain_numbers
-from gateway.codec.elements.fast_strings import length_prefixed_strings, plain_strings
+from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, parse_numbers, plain_numbers
+from gateway.codec.elements.fast_strings import pack_strings, plain_strings
 from gateway.codec.elements.rounding import Values, element_marks, has_ties, is_rounded, round_text
-from gateway.codec.json.array_scanner import Run, StringPart, cut_string
+from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.error_vocabulary import REQUEST, Message
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_ELEMENT = 2**32 - 1
@@ -38,14 +38,14 @@ _IN_FRACTION[list(b".eE")] = True
 _OF_BOOLEANS = b"truefals[], \t\n\r"
 
 
-class TensorFromJson:
+class TensorDecoder:
     """Takes the runs of one tensor's ``data``; holds its bytes.
 
     ``label`` names the tensor of the message in errors. ``feed`` raises GatewayError (400, 502)
     that names tensor, index and value of an element that is not of the datatype.
     """
 
-    def __init__(self, label: str, datatype: Datatype, message: Message = REQUEST) -> None:
+    def __init__(self, label: str, datatype: Datatype, message: ErrorVocabulary = REQUEST) -> None:
         self.chunks: list[bytes] = []
         self.size = 0
         self.count = 0
@@ -57,7 +57,7 @@ class TensorFromJson:
         self._long: _LongString | None = None
         self._has_nonfinite = False
 
-    def feed(self, item: Run | StringPart) -> None:
+    def feed(self, item: ElementRun | StringPart) -> None:
         """Convert the next run, or piece of a long string."""
         if isinstance(item, StringPart):
             self._feed_string_part(item)
@@ -71,7 +71,7 @@ class TensorFromJson:
         self.chunks.append(b"")
         return len(self.chunks) - 1
 
-    def fill_in(self, place: int, run: Run, data: bytes | memoryview | None) -> None:
+    def fill_in(self, place: int, run: ElementRun, data: bytes | memoryview | None) -> None:
         """Put a run's numbers into the place left for them; None has the run converted here.
 
         All places before must be filled in.
@@ -86,13 +86,13 @@ class TensorFromJson:
         self.size += len(data)
         self.count = self.size // width
 
-    def _of(self, run: Run) -> tuple[int, bytes]:
+    def _of(self, run: ElementRun) -> tuple[int, bytes]:
         converted = self.converted(run)
         if converted is None:
             raise self._fault(run)
         return converted
 
-    def converted(self, run: Run) -> tuple[int, bytes] | None:
+    def converted(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Give the number of a run's elements, and their bytes; None where there is a fault."""
         return None if run.lacks_element else self._convert(self, run)
 
@@ -100,20 +100,22 @@ class TensorFromJson:
         self.chunks.append(data)
         self.size += len(data)
 
-    def _fault(self, run: Run) -> Exception:
+    def _fault(self, run: ElementRun) -> Exception:
         """Make the error for a run; only a small part of it is looked at element by element."""
         index = self.count
-        for part in smaller_runs(run):
+        for part in split_run(run):
             converted = self.converted(part)
             if converted is None:
-                return element_fault(self._label, self.datatype, part, index, self._message)
+                return diagnose_run(self._label, self.datatype, part, index, self._message)
             index += converted[0]
             if part.depth_after < 1:
                 break
-        return no_array(self._label, max(self.count, index - 1), self._message)
+        return invalid_array_error(self._label, max(self.count, index - 1), self._message)
 
     @classmethod
-    def _converter(cls, datatype: Datatype) -> Callable[[Self, Run], tuple[int, bytes] | None]:
+    def _converter(
+        cls, datatype: Datatype
+    ) -> Callable[[Self, ElementRun], tuple[int, bytes] | None]:
         of_family = {
             Family.BOOLEAN: cls._booleans,
             Family.INTEGER: cls._integers,
@@ -122,7 +124,7 @@ class TensorFromJson:
         }
         return of_family[datatype.family]
 
-    def _booleans(self, run: Run) -> tuple[int, bytes] | None:
+    def _booleans(self, run: ElementRun) -> tuple[int, bytes] | None:
         text = run.balanced()
         if text.translate(None, _OF_BOOLEANS):
             return None
@@ -130,19 +132,19 @@ class TensorFromJson:
         data = plain_numbers(ones, DATATYPES["UINT8"])
         return None if data is None else self._counted(data)
 
-    def _integers(self, run: Run) -> tuple[int, bytes] | None:
+    def _integers(self, run: ElementRun) -> tuple[int, bytes] | None:
         data = plain_numbers(run.balanced(), self.datatype)
         return None if data is None else self._counted(data)
 
-    def _floats(self, run: Run) -> tuple[int, bytes] | None:
+    def _floats(self, run: ElementRun) -> tuple[int, bytes] | None:
         text = run.balanced()
         if not (self._has_nonfinite and self._may_be_nonfinite(text)):
             data = plain_numbers(text, self.datatype)
             if data is not None:
                 return self._counted(data)
-        return self.unusual_floats(text)
+        return self.decode_unusual_floats(text)
 
-    def unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
+    def decode_unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
         """Convert an array of floats as ``converted`` does, if not all are ``plain_numbers``."""
         values = self._doubles(text)
         if values is None:
@@ -150,7 +152,7 @@ class TensorFromJson:
         narrow = round_text(values, text, self.datatype)
         return None if narrow is None else (values.size, narrow.tobytes())
 
-    def has_ties(self, run: Run) -> bool:
+    def has_ties(self, run: ElementRun) -> bool:
         """Tell whether the text of any number of a run decides what it is rounded to."""
         if not is_rounded(self.datatype):
             return False
@@ -181,14 +183,14 @@ class TensorFromJson:
                 plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
             values = parse_numbers(plain, "d")
-        except REFUSALS:
+        except PARSE_ERRORS:
             try:
                 values = parse_numbers(_with_exponents(plain), "d")
-            except REFUSALS:
+            except PARSE_ERRORS:
                 return None
         return _with_words(values.copy(), text) if has_words else values
 
-    def _text(self, run: Run) -> tuple[int, bytes] | None:
+    def _text(self, run: ElementRun) -> tuple[int, bytes] | None:
         plain = plain_strings(run.balanced()) if self._long is None else None
         if plain is not None:
             return plain
@@ -200,19 +202,19 @@ class TensorFromJson:
             # The empty string that stands for it comes first.
             self._end_long_string(self._long)
             values = values[1:]
-        return count, length_prefixed_strings(values)
+        return count, pack_strings(values)
 
     def _feed_string_part(self, part: StringPart) -> None:
         try:
             text = orjson.loads(b'"' + part.text + b'"').encode()
         except orjson.JSONDecodeError as error:
-            raise self._message.fault(
+            raise self._message.malformed(
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         if self.datatype.family is not Family.TEXT:
             # Cut where no escape and no character is cut in two: it is quoted.
-            end, _ = cut_string(part.text[:60], full=True, last=True) or (60, False)
-            run = Run(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
+            end, _ = find_string_cut(part.text[:60], full=True, last=True) or (60, False)
+            run = ElementRun(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
             raise self._fault(run)
         if self._long is None:
             self._long = _LongString(len(self.chunks))
@@ -222,12 +224,14 @@ class TensorFromJson:
 
     def _end_long_string(self, long: _LongString) -> None:
         if long.length > _LONGEST_ELEMENT:
-            raise self._message.fault(f"{self._label}: element {self.count} is longer than 4 GiB")
+            raise self._message.malformed(
+                f"{self._label}: element {self.count} is longer than 4 GiB"
+            )
         self.chunks[long.chunk] = _LENGTH.pack(long.length)
         self._long = None
 
 
-def strings_of(run: Run) -> list[str] | None:
+def strings_of(run: ElementRun) -> list[str] | None:
     """Parse a run of strings; None where it is none."""
     try:
         items: list[Any] = orjson.loads(run.balanced())

@@ -10,11 +10,11 @@ from decimal import Decimal
 
 import numpy as np
 
-from gateway.codec.json.array_scanner import Run
-from gateway.codec.json.structure_scan import codes_and_inside
+from gateway.codec.json.array_scanner import ElementRun
+from gateway.codec.json.structure_scan import mask_strings
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
-from gateway.protocol.error_vocabulary import REQUEST, Message
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
 _SPACE = " \t\n\r"
@@ -26,8 +26,12 @@ _STEPS = np.zeros(256, np.int8)
 _STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
 
 
-def element_fault(
-    label: str, datatype: Datatype, run: Run, first_index: int, message: Message = REQUEST
+def diagnose_run(
+    label: str,
+    datatype: Datatype,
+    run: ElementRun,
+    first_index: int,
+    message: ErrorVocabulary = REQUEST,
 ) -> GatewayError:
     """Make the error for a run that could not be converted.
 
@@ -42,16 +46,16 @@ def element_fault(
             continue
         if brackets := _bracket_fault(token, depth):
             last = index - (depth <= 0 or token.startswith("}"))
-            return message.fault(f"{label}: data {brackets}, behind element {max(0, last)}")
+            return message.malformed(f"{label}: data {brackets}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
-            return message.fault(f"{label}: element {index} is an object, {needed}")
+            return message.malformed(f"{label}: element {index} is an object, {needed}")
         if fault := _token_fault(token, datatype, message.null_is_nan):
-            return message.fault(f"{label}: element {index} ({_quoted(token)}) {fault}")
+            return message.malformed(f"{label}: element {index} ({_quoted(token)}) {fault}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # no comma
         index += 1
-    return no_array(label, max(first_index, index - 1), message)
+    return invalid_array_error(label, max(first_index, index - 1), message)
 
 
 def _bracket_fault(token: str, depth: int) -> str:
@@ -67,15 +71,15 @@ def _bracket_fault(token: str, depth: int) -> str:
     return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
 
 
-def no_array(label: str, near: int, message: Message) -> GatewayError:
+def invalid_array_error(label: str, near: int, message: ErrorVocabulary) -> GatewayError:
     """Make the error for brackets and commas that are no array, near element number ``near``."""
-    return message.fault(f"{label}: data is not a valid JSON array, near element {near}")
+    return message.malformed(f"{label}: data is not a valid JSON array, near element {near}")
 
 
-def smaller_runs(run: Run) -> Iterator[Run]:
+def split_run(run: ElementRun) -> Iterator[ElementRun]:
     """Cut a run at commas into small ones, as far as there are commas."""
     text = run.text
-    codes, inside = codes_and_inside(text)
+    codes, inside = mask_strings(text)
     outside = inside ^ 1
     depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
     start, depth = 0, run.depth_before
@@ -83,9 +87,9 @@ def smaller_runs(run: Run) -> Iterator[Run]:
     behind = np.searchsorted(commas, np.arange(_PART, len(text), _PART))
     for cut in dict.fromkeys(commas[behind[behind < commas.size]].tolist()):
         depth_after = int(depths[cut])
-        yield Run(text[start:cut], depth, depth_after, run.first and not start)
+        yield ElementRun(text[start:cut], depth, depth_after, run.first and not start)
         start, depth = cut + 1, depth_after
-    yield Run(text[start:], depth, run.depth_after, run.first and not start)
+    yield ElementRun(text[start:], depth, run.depth_after, run.first and not start)
 
 
 def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:

@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.offload import Lender, Loan, Work
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
-from gateway.protocol.error_vocabulary import ANSWER, Message
+from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 
 _LENGTH = struct.Struct("<I")
 
 _encode = partial(binascii.b2a_base64, newline=False)
 
 
-Text = bytes | memoryview
+TextChunk = bytes | memoryview
 """A part of the JSON: a view where the brackets around it are left out."""
 
 
-class TensorToJson(Protocol):
+class TensorEncoder(Protocol):
     """Takes the bytes of one tensor; gives the text between the brackets of its array."""
 
     count: int
@@ -42,32 +42,34 @@ class TensorToJson(Protocol):
         for either in a request.
         """
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
+    def parts(
+        self, data: bytes | memoryview, offloader: Offloader
+    ) -> list[TextChunk | OffloadedText]:
         """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
 
     def finish(self) -> None:
         """Raise GatewayError (502, 400) where the bytes ended inside an element."""
 
 
-class LentText:
+class OffloadedText:
     """Text that is written elsewhere."""
 
-    def __init__(self, loan: Loan, write_here: Callable[[], Text]) -> None:
-        self.loan = loan
+    def __init__(self, future: OffloadFuture, write_here: Callable[[], TextChunk]) -> None:
+        self.future = future
         self._write_here = write_here
 
-    def text(self) -> Text:
+    def text(self) -> TextChunk:
         """Give the text once the loan is done; raises GatewayError as ``feed`` does."""
-        return self._write_here() if self.loan.result is None else self.loan.result
+        return self._write_here() if self.future.result is None else self.future.result
 
 
-def tensor_to_json(
-    label: str, datatype: Datatype, policies: JsonPolicies, message: Message = ANSWER
-) -> TensorToJson:
+def make_tensor_encoder(
+    label: str, datatype: Datatype, policies: JsonPolicies, message: ErrorVocabulary = RESPONSE
+) -> TensorEncoder:
     """Choose the converter of a datatype; ``label`` names the tensor of the message in errors."""
     if datatype.family is Family.TEXT:
-        return _TextToJson(label, policies.bytes_as, message)
-    return NumbersToJson(label, datatype, policies.nonfinite, message)
+        return _TextToJson(label, policies.bytes_encoding, message)
+    return NumberEncoder(label, datatype, policies.nonfinite, message)
 
 
 _WRITTEN = frozenset(
@@ -76,7 +78,7 @@ _WRITTEN = frozenset(
 """What orjson writes, floats with the shortest digits that give the same number."""
 
 
-def written_as(datatype: Datatype) -> np.dtype[Any]:
+def json_dtype(datatype: Datatype) -> np.dtype[Any]:
     """Give the dtype in which elements become text: one that holds them all, and orjson knows."""
     assert datatype.dtype is not None
     if datatype.dtype in _WRITTEN:
@@ -85,41 +87,47 @@ def written_as(datatype: Datatype) -> np.dtype[Any]:
     return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
 
 
-class NumbersToJson:
+class NumberEncoder:
     """Numbers and truth values: elements of one size."""
 
     def __init__(
-        self, label: str, datatype: Datatype, nonfinite: Nonfinite, message: Message = ANSWER
+        self,
+        label: str,
+        datatype: Datatype,
+        nonfinite: Nonfinite,
+        message: ErrorVocabulary = RESPONSE,
     ) -> None:
         assert datatype.dtype is not None
         self.count = 0
         self._label = label
         self._message = message
-        self._work = Work(to_json=True, datatype=datatype)
+        self._work = ConversionJob(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
-        self._written_as = written_as(datatype)
+        self._written_as = json_dtype(datatype)
         self._floating = datatype.family is Family.FLOAT
         self._nonfinite = nonfinite
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Convert the next bytes, as TensorToJson says."""
+        """Convert the next bytes, as TensorEncoder says."""
         values = self._whole(data)
         return b"".join(self._written(values)) if values.size else b""
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
+    def parts(
+        self, data: bytes | memoryview, offloader: Offloader
+    ) -> list[TextChunk | OffloadedText]:
         """Convert the next bytes, parts of them perhaps elsewhere."""
         values = self._whole(data)
         if not values.size:
             return []
-        loan = None
-        if self._work.can_be_lent:
-            loan = lender.lend(self._work, values.view(np.uint8).data)
-        if loan is None:
+        future = None
+        if self._work.can_be_offloaded:
+            future = offloader.submit(self._work, values.view(np.uint8).data)
+        if future is None:
             return [*self._written(values)]
         first = self.count
         self.count += values.size
-        lent = LentText(loan, lambda: self._text(values, first))
+        lent = OffloadedText(future, lambda: self._text(values, first))
         return [b",", lent] if first else [lent]
 
     def text_of(self, data: bytes | memoryview) -> memoryview:
@@ -134,22 +142,24 @@ class NumbersToJson:
         self._partial = bytes(data[whole:])
         return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
 
-    def _written(self, values: npt.NDArray[Any]) -> list[Text]:
+    def _written(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         # Text is not joined here, which would copy it.
         text = self._text(values, self.count)
-        separator: list[Text] = [b","] if self.count else []
+        separator: list[TextChunk] = [b","] if self.count else []
         self.count += values.size
         return [*separator, text]
 
     def finish(self) -> None:
         """Raise GatewayError (502) where the bytes ended inside an element."""
         if self._partial:
-            raise self._message.fault(f"{self._label} ends inside an element")
+            raise self._message.malformed(f"{self._label} ends inside an element")
 
     def _text(self, values: npt.NDArray[Any], first: int) -> memoryview:
         """Write values, of which the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
-            raise self._message.fault(f"{self._label} is BOOL, but holds bytes other than 0 and 1")
+            raise self._message.malformed(
+                f"{self._label} is BOOL, but holds bytes other than 0 and 1"
+            )
         values = values.astype(self._written_as, copy=False)
         if self._floating:
             finite = np.isfinite(values)
@@ -162,7 +172,7 @@ class NumbersToJson:
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
-                self._message.refused,
+                self._message.policy_violation,
                 f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
                 f"which JSON does not have (policy nonfinite: error); "
                 f"{self._message.instead_of_number}set another policy",
@@ -198,13 +208,13 @@ class _TextToJson:
     one is never held.
     """
 
-    def __init__(self, label: str, bytes_as: BytesAs, message: Message) -> None:
+    def __init__(self, label: str, bytes_encoding: BytesEncoding, message: ErrorVocabulary) -> None:
         self.count = 0
         self._label = label
         self._message = message
-        self._bytes_as = bytes_as
+        self._bytes_as = bytes_encoding
         self._partial = b""
-        self._open: ElementText | None = None
+        self._open: ElementWriter | None = None
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
@@ -224,18 +234,20 @@ class _TextToJson:
             self._partial = b""
         return b"".join(out)
 
-    def parts(self, data: bytes | memoryview, lender: Lender) -> list[Text | LentText]:
+    def parts(
+        self, data: bytes | memoryview, offloader: Offloader
+    ) -> list[TextChunk | OffloadedText]:
         return [self.feed(data)]
 
     def finish(self) -> None:
         if self._open is not None or self._partial:
-            raise self._message.fault(f"{self._label} ends inside an element")
+            raise self._message.malformed(f"{self._label} ends inside an element")
 
     def _separator(self) -> bytes:
         return b"," if self.count else b""
 
     def _texts(self, elements: list[bytes]) -> list[bytes]:
-        if self._bytes_as is BytesAs.BASE64:
+        if self._bytes_as is BytesEncoding.BASE64:
             return [b'"' + b'","'.join(map(_encode, elements)) + b'"']
         try:
             texts = list(map(bytes.decode, elements))
@@ -246,13 +258,17 @@ class _TextToJson:
 
     def _begin(self, data: bytes) -> bytes:
         (self._missing,) = _LENGTH.unpack_from(data)
-        base64 = self._bytes_as is BytesAs.BASE64
-        self._open = Base64Text() if base64 else Utf8Text(self._label, self.count, self._message)
+        base64 = self._bytes_as is BytesEncoding.BASE64
+        self._open = (
+            Base64ElementWriter()
+            if base64
+            else Utf8ElementWriter(self._label, self.count, self._message)
+        )
         opening = self._separator() + b'"'
         self.count += 1
         return opening + self._continue(self._open, data[_LENGTH.size :])
 
-    def _continue(self, element: ElementText, data: bytes) -> bytes:
+    def _continue(self, element: ElementWriter, data: bytes) -> bytes:
         self._missing -= len(data)
         if self._missing:
             return element.feed(data, last=False)
@@ -273,7 +289,7 @@ def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
     return elements, position
 
 
-def element_lengths(data: bytes, position: int) -> tuple[list[int], int]:
+def read_lengths(data: bytes, position: int) -> tuple[list[int], int]:
     """Give the lengths of the whole elements from ``position`` on, and where they end."""
     lengths: list[int] = []
     take, length_at, width, size = lengths.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
@@ -287,26 +303,26 @@ def element_lengths(data: bytes, position: int) -> tuple[list[int], int]:
     return lengths, position
 
 
-def _not_utf8(label: str, index: int, message: Message) -> GatewayError:
+def _not_utf8(label: str, index: int, message: ErrorVocabulary) -> GatewayError:
     """Make the error for an element that JSON cannot hold as text."""
     return GatewayError(
-        message.refused,
+        message.policy_violation,
         f"{label}: element {index} is not UTF-8 text, which JSON needs; "
         f"{message.instead_of_text}set the policy bytes: base64",
     )
 
 
-class ElementText(Protocol):
+class ElementWriter(Protocol):
     """Writes one element, between its quotes, while its bytes arrive."""
 
     def feed(self, data: bytes, last: bool) -> bytes:
         """Write the next bytes; ``last`` tells that they are the last."""
 
 
-class Utf8Text:
+class Utf8ElementWriter:
     """Writes an element as text; raises GatewayError (406) where it is none."""
 
-    def __init__(self, label: str, index: int, message: Message = ANSWER) -> None:
+    def __init__(self, label: str, index: int, message: ErrorVocabulary = RESPONSE) -> None:
         self._label = label
         self._message = message
         self._index = index
@@ -321,7 +337,7 @@ class Utf8Text:
         return orjson.dumps(text)[1:-1]
 
 
-class Base64Text:
+class Base64ElementWriter:
     """Writes an element in base64."""
 
     def __init__(self) -> None:

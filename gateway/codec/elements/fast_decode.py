@@ -23,7 +23,7 @@ try:
 except ImportError:  # not compiled
     _read_floats = None
 
-REFUSALS = (ValueError, TypeError, RuntimeError)
+PARSE_ERRORS = (ValueError, TypeError, RuntimeError)
 """What simdjson and orjson raise for text that is not what it should be."""
 
 _PARSER = simdjson.Parser()
@@ -46,7 +46,7 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
             return floats
     try:
         values = parse_numbers(text, form.of_type)
-    except REFUSALS:
+    except PARSE_ERRORS:
         return None
     if form.is_widest:
         return values.tobytes()
@@ -57,7 +57,7 @@ def plain_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
     return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
 
 
-def is_read_in_c(datatype: Datatype) -> bool:
+def has_c_decoder(datatype: Datatype) -> bool:
     """Tell whether plain numbers of a datatype are read in C, which takes a few at once too."""
     return _read_floats is not None and datatype.dtype in _READ_IN_C
 

@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from gateway.codec.elements.base64_text import Codes, Lengths, decoded_texts, padded_texts
-from gateway.codec.elements.fast_decode import REFUSALS, parsed
-from gateway.codec.json.structure_scan import codes_and_inside
+from gateway.codec.elements.base64_text import Codes, Lengths, decode_texts, pad_texts
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.json.structure_scan import mask_strings
 
 _LENGTH = struct.Struct("<I")
 _WIDTH = _LENGTH.size
@@ -30,7 +30,7 @@ _MARKS = bytes(code in b"[,]" for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
-class PlainElements:
+class DecodedElements:
     """Elements of BYTES in binary form, and the brackets and commas around them."""
 
     count: int
@@ -47,23 +47,23 @@ def plain_strings(text: bytes) -> tuple[int, bytes] | None:
     """
     if not _are_many_and_short(text):
         return None
-    codes, inside = codes_and_inside(text)
+    codes, inside = mask_strings(text)
     if (np.frombuffer(text.translate(_OTHERS), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
     lengths = quotes[1::2] - quotes[::2] - 1
-    return lengths.size, length_prefixed_texts(lengths, np.compress(inside > is_quote, codes))
+    return lengths.size, pack_texts(lengths, np.compress(inside > is_quote, codes))
 
 
-def plain_elements(text: bytes) -> PlainElements | None:
+def plain_elements(text: bytes) -> DecodedElements | None:
     """Convert a JSON array of strings and of V1's base64 objects, as ``plain_strings`` does.
 
     Takes objects without spaces in them alone.
     """
     if not _are_many_and_short(text):
         return None
-    codes, inside = codes_and_inside(text)
+    codes, inside = mask_strings(text)
     if (np.frombuffer(text.translate(_NO_ELEMENTS), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
@@ -86,8 +86,8 @@ def plain_elements(text: bytes) -> PlainElements | None:
             return None
         lengths, texts = decoded
     marks = np.compress(np.frombuffer(text.translate(_MARKS), np.uint8) > inside, codes).tobytes()
-    data = length_prefixed_texts(lengths, texts)
-    return PlainElements(lengths.size, data, marks, has_base64=keys.size > 0)
+    data = pack_texts(lengths, texts)
+    return DecodedElements(lengths.size, data, marks, has_base64=keys.size > 0)
 
 
 def _are_many_and_short(text: bytes) -> bool:
@@ -97,7 +97,7 @@ def _are_many_and_short(text: bytes) -> bool:
         return False
     try:
         parsed(text)  # so it is JSON, and strings are UTF-8
-    except REFUSALS:
+    except PARSE_ERRORS:
         return False
     return True
 
@@ -124,8 +124,8 @@ def _with_decoded(
 ) -> tuple[Lengths, Codes] | None:
     """Decode those texts that are base64; None where one is not."""
     is_part = np.repeat(is_base64, lengths)
-    padded = padded_texts(lengths[is_base64], np.compress(is_part, texts))
-    decoded = None if padded is None else decoded_texts(*padded, canonical=False)
+    padded = pad_texts(lengths[is_base64], np.compress(is_part, texts))
+    decoded = None if padded is None else decode_texts(*padded, canonical=False)
     if decoded is None:
         return None
     all_lengths = lengths.copy()
@@ -137,26 +137,26 @@ def _with_decoded(
     return all_lengths, all_texts
 
 
-def length_prefixed(elements: list[bytes]) -> bytes:
+def pack_elements(elements: list[bytes]) -> bytes:
     """Give elements in binary form."""
     lengths = map(_LENGTH.pack, map(len, elements))
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
-def length_prefixed_strings(strings: list[str]) -> bytes:
+def pack_strings(strings: list[str]) -> bytes:
     """Give strings in binary form."""
     if len(strings) < _MANY:
-        return length_prefixed(list(map(str.encode, strings)))
+        return pack_elements(list(map(str.encode, strings)))
     whole = "".join(strings)
     texts = whole.encode()
     if len(texts) > len(strings) * _SHORT:
-        return length_prefixed(list(map(str.encode, strings)))
+        return pack_elements(list(map(str.encode, strings)))
     each = strings if whole.isascii() else map(str.encode, strings)
     lengths = np.fromiter(map(len, each), np.intp, len(strings))
-    return length_prefixed_texts(lengths, np.frombuffer(texts, np.uint8))
+    return pack_texts(lengths, np.frombuffer(texts, np.uint8))
 
 
-def short_lengths(data: bytes) -> tuple[Lengths, int] | None:
+def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
     """Give the lengths of the whole elements in binary form that data begin with, and their end.
 
     Gives None unless all are shorter than 256 bytes and without a NUL: then zeros stand nowhere
@@ -177,7 +177,7 @@ def short_lengths(data: bytes) -> tuple[Lengths, int] | None:
     return (lengths[:whole], int(ends[whole - 1])) if whole else None
 
 
-def is_length(lengths: Lengths) -> npt.NDArray[np.bool_]:
+def mask_lengths(lengths: Lengths) -> npt.NDArray[np.bool_]:
     """Tell which bytes of elements in binary form are those of their lengths."""
     found = np.zeros(int(lengths.sum()) + _WIDTH * lengths.size, np.bool_)
     found[_begins(lengths)] = True
@@ -186,9 +186,9 @@ def is_length(lengths: Lengths) -> npt.NDArray[np.bool_]:
     return found
 
 
-def length_prefixed_texts(lengths: Lengths, texts: Codes) -> bytes:
+def pack_texts(lengths: Lengths, texts: Codes) -> bytes:
     """Give elements in binary form; ``texts`` are their bytes, one behind the other."""
-    begins, has_length = _begins(lengths), is_length(lengths)
+    begins, has_length = _begins(lengths), mask_lengths(lengths)
     elements = np.zeros(has_length.size, np.uint8)
     elements[begins] = lengths
     for place in range(1, _WIDTH):

@@ -114,9 +114,9 @@ def _normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
 def _ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     """Tell which doubles, or singles, are ties."""
     ties = _normal_ties(values, floats)
-    small = np.flatnonzero(np.abs(values) < 2.0**floats.least_exponent)
+    small = np.flatnonzero(np.abs(values) < 2.0**floats.min_exponent)
     if small.size:
-        units = np.ldexp(np.abs(values[small]), floats.mantissa_bits - floats.least_exponent)
+        units = np.ldexp(np.abs(values[small]), floats.mantissa_bits - floats.min_exponent)
         ties[small] = units % 1 == 0.5
     return ties
 

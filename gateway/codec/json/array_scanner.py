@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import Walk, walk_strings
+from gateway.codec.json.structure_scan import StringScan, scan_strings
 from gateway.errors import GatewayError
-from gateway.protocol.error_vocabulary import REQUEST, Message
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 WINDOW = 128 * 1024
 """Bytes of text looked at and converted at once: some 0.2 ms of work."""
@@ -36,7 +36,7 @@ _CULPRIT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ElementRun:
     """Text of whole elements, as it stands between two commas of the array.
 
     It is the first ``size`` bytes of ``window``, or all: to cut it out is to copy it.
@@ -102,14 +102,14 @@ class StringPart:
 class _Step:
     """What was cut, how much text that used, and what to put in its place."""
 
-    item: Run | StringPart | None
+    item: ElementRun | StringPart | None
     used: int
-    stand_in: bytes = b""
+    placeholder: bytes = b""
 
 
 _SPACE = b" \t\n\r"
 _BEFORE_VALUES = re.compile(rb"[\[\], \t\n\r]*+")
-# A flat array of strings: for a short one this takes a thirtieth of the time of walk_strings.
+# A flat array of strings: for a short one this takes a thirtieth of the time of scan_strings.
 _FLAT_STRINGS = re.compile(
     rb"\[[ \t\n\r]*+"
     rb'(?:"(?:[^"\\]++|\\.)*+"[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(?=\])))++\]',
@@ -128,7 +128,7 @@ class ArrayScanner:
     beyond the cap and for a window without a comma.
     """
 
-    def __init__(self, label: str, depth_cap: int, message: Message = REQUEST) -> None:
+    def __init__(self, label: str, depth_cap: int, message: ErrorVocabulary = REQUEST) -> None:
         self._label = label
         self._message = message
         self._depth_cap = depth_cap
@@ -143,9 +143,9 @@ class ArrayScanner:
         self._buffer = b""
         self._position = 0
         self._passed = 0
-        self.culprit: bytes | None = None
+        self.invalid_text: bytes | None = None
         """Text that can be in no array of plain values; nothing behind it is looked at."""
-        self.culprit_at = 0
+        self.invalid_at = 0
         """Bytes of the array before it."""
 
     @property
@@ -164,25 +164,27 @@ class ArrayScanner:
         self._buffer, self._position = b"", 0
         return rest
 
-    def scan(self, buffer: bytes, last: bool, position: int = 0) -> Iterator[Run | StringPart]:
+    def scan(
+        self, buffer: bytes, last: bool, position: int = 0
+    ) -> Iterator[ElementRun | StringPart]:
         """Yield what can be cut from the buffer, which holds the ``rest`` of the last call.
 
         That begins at ``position``. ``last`` tells that no more text will come. Of the text behind
         the array, little is looked at and nothing copied: there may be many arrays in a buffer.
         """
         self._buffer, self._position = buffer, position
-        while not self.ended and self.culprit is None:
+        while not self.ended and self.invalid_text is None:
             step = self._step(self._buffer, self._position, last)
             if step is None:
                 break
             self._searched = 0
             self._position += step.used
-            self._passed += step.used - len(step.stand_in)
-            if step.stand_in:
-                self._buffer, self._position = step.stand_in + self.rest, 0
+            self._passed += step.used - len(step.placeholder)
+            if step.placeholder:
+                self._buffer, self._position = step.placeholder + self.rest, 0
             if step.item is not None:
                 yield step.item
-        if self.culprit is not None:
+        if self.invalid_text is not None:
             self._buffer, self._position = b"", 0
 
     def _step(self, buffer: bytes, start: int, last: bool) -> _Step | None:
@@ -262,7 +264,7 @@ class ArrayScanner:
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
             return self._wait(window)
-        walk = walk_strings(window, self._depth)
+        walk = scan_strings(window, self._depth)
         self._check_depth(walk.deepest)
         if walk.ended:
             return self._run(window, walk.position, 0, walk.position)
@@ -275,7 +277,7 @@ class ArrayScanner:
             return self._run(window, walk.cut - 1, walk.depth_at_cut, walk.cut)
         return self._open_long_string(window, walk)
 
-    def _open_long_string(self, window: bytes, walk: Walk) -> _Step:
+    def _open_long_string(self, window: bytes, walk: StringScan) -> _Step:
         # The window may end right behind a whole string: that one is long too.
         start = walk.last_string
         # An empty one, or one that only begins, would be met again in the next window.
@@ -287,7 +289,7 @@ class ArrayScanner:
     def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b'"', self._searched) < 0:
             return self._wait(window)
-        cut = cut_string(window, full, last)
+        cut = find_string_cut(window, full, last)
         if cut is None:
             return self._wait(window)
         end, closed = cut
@@ -304,7 +306,7 @@ class ArrayScanner:
     def _run(self, window: bytes, size: int, depth_after: int, used: int) -> _Step:
         if len(window) - size > len(window) // 16:
             window = window[:size]  # what is held counts by its text, and must not be much more
-        run = Run(window, self._depth, depth_after, self._first, size)
+        run = ElementRun(window, self._depth, depth_after, self._first, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
         return _Step(run, used)
@@ -313,18 +315,18 @@ class ArrayScanner:
         """Pass on text that is wrong at ``stop``, for the converter to name the element."""
         if not whole and len(window) - stop < _CULPRIT:
             return None
-        self.culprit = window[stop : stop + _CULPRIT]
-        self.culprit_at = self._passed + stop
+        self.invalid_text = window[stop : stop + _CULPRIT]
+        self.invalid_at = self._passed + stop
         size = min(stop + _CULPRIT, len(window))
         return self._run(window, size, max(1, self._depth), len(window))
 
     def _no_comma(self) -> GatewayError:
         size = self._window
-        return self._message.fault(f"{self._label}: data holds {size} bytes without a comma")
+        return self._message.malformed(f"{self._label}: data holds {size} bytes without a comma")
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._depth_cap:
-            raise self._message.fault(
+            raise self._message.malformed(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
 
@@ -357,7 +359,7 @@ def deepest(text: bytes) -> int:
     return int(np.cumsum(_MIDDLE - marks, dtype=np.int32).max(initial=0))
 
 
-def cut_string(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:
+def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:
     """Tell where text within a string can be cut, and whether that is the string's end.
 
     ``full`` tells that the window holds as much as is looked at, ``last`` that nothing comes behind

@@ -14,13 +14,13 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, Run, StringPart
+from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
 from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.json.misplaced_array import misplaced_array
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.error_vocabulary import REQUEST, Message
-from gateway.protocol.json_errors import Cut, kind_of, parsed_json, quoted
-from gateway.protocol.request_header import V1_REQUEST
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.protocol.json_errors import ExtractedArray, describe_json_kind, parse_json, quote_bytes
+from gateway.protocol.request_header import V1_REQUEST_HINT
 from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
@@ -52,22 +52,22 @@ class ArrayStart:
     previous: dict[str, Any]
 
 
-Event = ArrayStart | Run | StringPart
+Event = ArrayStart | ElementRun | StringPart
 
 
-def stand_in(number: int) -> list[int]:
+def placeholder(number: int) -> list[int]:
     """Give what the header has in place of an array: no other ``data`` can be an array there."""
     return [number]
 
 
-class JsonCutter:
+class DataExtractor:
     """Takes the text of a message; gives the events of its arrays, and at last the header."""
 
     def __init__(
         self,
         header_cap: int,
         depth_cap: int,
-        message: Message = REQUEST,
+        message: ErrorVocabulary = REQUEST,
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
         self._message = message
@@ -91,11 +91,11 @@ class JsonCutter:
         """Of each array cut out, the index of its tensor."""
         self._received = 0
         self._array_start = self._placeholder_at = 0
-        self.cuts: list[Cut] = []
+        self.cuts: list[ExtractedArray] = []
         """The arrays cut out, for errors that quote what is left."""
 
     @property
-    def room(self) -> int:
+    def preferred_read_size(self) -> int:
         """Give the bytes of text that are best fed next: with them a window is full."""
         return max(1, WINDOW - len(self._buffer) + self._at)
 
@@ -156,17 +156,19 @@ class JsonCutter:
         """Go on behind an array, which has ended."""
         self._array = None
         behind = self._fragment_start
-        self.cuts.append(Cut(self._array_start, self._place, self._placeholder_at, behind))
+        self.cuts.append(
+            ExtractedArray(self._array_start, self._place, self._placeholder_at, behind)
+        )
 
     def _unfinished(self, array: ArrayScanner) -> GatewayError:
-        if array.culprit is None:
-            return self._message.fault(
+        if array.invalid_text is None:
+            return self._message.malformed(
                 f"{self._message.name} ends at byte {self._received}, "
                 f"inside the data of {self._label}"
             )
-        return self._message.fault(
+        return self._message.malformed(
             f"{self._label}: data is not an array of plain values, at byte "
-            f"{self._array_start + array.culprit_at}, near: {quoted(array.culprit)}"
+            f"{self._array_start + array.invalid_at}, near: {quote_bytes(array.invalid_text)}"
         )
 
     def _find_key(self, last: bool) -> bool:
@@ -238,8 +240,8 @@ class JsonCutter:
             index = max(0, self._tensor) + len(tensors) - 1
             is_same = index == self._tensor
             label = self._label if is_same else self._message.label_of(tensors[-1], index)
-            kind = kind_of(self._buffer[self._at : self._at + 1])
-            raise self._message.fault(f"{label}: data must be an array, got {kind}")
+            kind = describe_json_kind(self._buffer[self._at : self._at + 1])
+            raise self._message.malformed(f"{label}: data must be an array, got {kind}")
 
     def _enter_array(self) -> ArrayStart:
         tensors = self._tensors_so_far()
@@ -255,7 +257,7 @@ class JsonCutter:
             raise self._message.too_many_tensors(self._tensor_cap)
         self._array_start = self._place
         self._placeholder_at = len(self._header)
-        self._keep(orjson.dumps(stand_in(len(self.arrays))))
+        self._keep(orjson.dumps(placeholder(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)
         self._label = self._message.label_of(tensors[-1], self._tensor)
@@ -270,7 +272,7 @@ class JsonCutter:
             raise self._more_than_one(self._label)
 
     def _more_than_one(self, label: str) -> GatewayError:
-        return self._message.fault(f"{label} has more than one data")
+        return self._message.malformed(f"{label} has more than one data")
 
     def _tensors_so_far(self) -> list[dict[str, Any]] | None:
         """Parse the text since the last array up to a key ``data``; None if it is no tensor's.
@@ -291,7 +293,7 @@ class JsonCutter:
         key = self._message.tensors
         opening = b'{"%s":[{"%s":0' % (key.encode(), _ARRAY_HERE.encode()) if self.arrays else b""
         try:
-            fields = parsed_json(opening + fragment)
+            fields = parse_json(opening + fragment)
         except orjson.JSONDecodeError:
             return None
         tensors = fields.get(key) if isinstance(fields, dict) else None
@@ -314,7 +316,7 @@ class JsonCutter:
             # No more of it, as that would hang on how the text arrived.
             start = bytes(self._header[: self._header_cap + 1])
             if _V1_START.match(start):
-                return bad_request(V1_REQUEST)
+                return bad_request(V1_REQUEST_HINT)
             check_header_end(start, self.cuts)
         return GatewayError(
             self._message.too_large,

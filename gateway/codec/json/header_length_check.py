@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import codes_and_inside
-from gateway.codec.json.value_walk import walk_values
-from gateway.errors import bad_answer, bad_request
-from gateway.protocol.json_errors import Cut, sent_place
+from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.json.value_walk import scan_values
+from gateway.errors import bad_request, bad_response
+from gateway.protocol.json_errors import ExtractedArray, original_offset
 
 _WINDOW = 64 * 1024
 """Bytes that are looked at at once."""
@@ -62,7 +62,7 @@ class HeaderLengthCheck:
             self._has_size = self._has_size or _KEY in seen
             self._key_part = seen[1 - len(_KEY) :]
         if behind.strip(_SPACE) and self._has_size:
-            raise bad_answer(
+            raise bad_response(
                 "the server's answer has binary tensors behind its JSON of "
                 f"{self._json_size} bytes, but no Inference-Header-Content-Length"
             )
@@ -71,7 +71,7 @@ class HeaderLengthCheck:
     def _end_of_json(self, window: bytes) -> int:
         """Give where the JSON ends in a window; its size where the end is still to come."""
         text = self._before + window
-        codes, inside = codes_and_inside(text)
+        codes, inside = mask_strings(text)
         steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
         places = np.flatnonzero(steps)
         depths = self._depth + np.cumsum(steps[places], dtype=np.int64)
@@ -87,14 +87,14 @@ class HeaderLengthCheck:
         return len(window)
 
 
-def check_header_end(text: bytes, cuts: Sequence[Cut] = ()) -> None:
+def check_header_end(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> None:
     """Check what was taken for the JSON part of a request, with arrays cut out of it.
 
     Raises GatewayError (400) if binary tensors stand in it.
     """
-    ends, _ = walk_values(text)
+    ends, _ = scan_values(text)
     if _KEY in text and ends.size and text[ends[0] :].strip(_SPACE):
-        size = sent_place(int(ends[0]), cuts)
+        size = original_offset(int(ends[0]), cuts)
         raise bad_request(
             f"bytes follow the request's JSON of {size} bytes: a request with binary tensors needs "
             f"the header Inference-Header-Content-Length: {size}"

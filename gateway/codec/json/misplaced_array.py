@@ -7,40 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 import orjson
 
-from gateway.codec.json.structure_scan import codes_and_inside
+from gateway.codec.json.structure_scan import mask_strings
 from gateway.errors import GatewayError
-from gateway.protocol.error_vocabulary import Message
-from gateway.protocol.json_errors import Cut, invalid_json, parsed_json, quoted_around, sent_place
+from gateway.protocol.error_vocabulary import ErrorVocabulary
+from gateway.protocol.json_errors import (
+    ExtractedArray,
+    invalid_json_error,
+    original_offset,
+    parse_json,
+    quote_around,
+)
 from gateway.protocol.request_header import check_entries, check_object
 
 _OPENINGS, _CLOSINGS = b"[{", b"]}"
 
 
 def misplaced_array(
-    message: Message, header: bytes, key_at: int, cuts: Sequence[Cut]
+    message: ErrorVocabulary, header: bytes, key_at: int, cuts: Sequence[ExtractedArray]
 ) -> GatewayError:
     """Make the error of an array that is the value of the last key of a header, at ``key_at``.
 
     ``cuts`` are the arrays before it. Names what is wrong before the key, if anything is.
     """
     try:
-        fields = parsed_json(header + b"1" + _closings(header))
+        fields = parse_json(header + b"1" + _closings(header))
     except orjson.JSONDecodeError as error:
-        return invalid_json(message, header, error, cuts)
+        return invalid_json_error(message, header, error, cuts)
     try:
         if message.tensors in check_object(fields, message):
             check_entries(fields, message)
     except GatewayError as error:
         return error
-    return message.fault(
+    return message.malformed(
         f'there is an array "data" outside the tensors of {message.tensors}, '
-        f"at byte {sent_place(key_at, cuts)}, near: {quoted_around(header, key_at, cuts)}"
+        f"at byte {original_offset(key_at, cuts)}, near: {quote_around(header, key_at, cuts)}"
     )
 
 
 def _closings(text: bytes) -> bytes:
     """Give the brackets that a text lacks which ends outside of any string."""
-    codes, inside = codes_and_inside(text)
+    codes, inside = mask_strings(text)
     is_open: list[int] = []
     for code in codes[(inside == 0) & np.isin(codes, list(_OPENINGS + _CLOSINGS))].tolist():
         if code in _OPENINGS:

@@ -26,7 +26,7 @@ def nests_deeper(body: bytes, cap: int) -> bool:
     # Brackets inside strings count too, but only where the quick bound is exceeded.
     if body.count(b"[") + body.count(b"{") <= cap:
         return False
-    walk = NestingWalk(cap)
+    walk = NestingCheck(cap)
     try:
         walk.feed(body)
     except GatewayError:
@@ -34,7 +34,7 @@ def nests_deeper(body: bytes, cap: int) -> bool:
     return False
 
 
-class NestingWalk:
+class NestingCheck:
     """Walks through a body of which the parts come one after the other, wherever it is cut.
 
     ``cap`` is in levels of nesting. What does not begin with a bracket is no JSON that nests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import codes_and_inside
+from gateway.codec.json.structure_scan import mask_strings
 
 _SMALL = 2 * 1024
 """Bytes of text that are not looked at: what they come to is little in any case."""
@@ -30,7 +30,7 @@ def parsed_size(text: bytes) -> int:
     """Estimate the bytes of memory that a valid JSON text takes when it is parsed."""
     if len(text) <= _SMALL:
         return _OF_SMALL * len(text)
-    codes, inside = codes_and_inside(text)
+    codes, inside = mask_strings(text)
     outside = (inside ^ 1).view(np.bool_)
 
     def count(mark: bytes) -> int:

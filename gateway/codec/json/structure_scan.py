@@ -23,7 +23,7 @@ _STEPS[_OPENING], _STEPS[_CLOSING] = 1, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class StringScan:
     """How far the text of an array of strings holds whole elements.
 
     ``position``: where the array ends (then ``ended``), or a string begins that is not whole, or
@@ -47,7 +47,7 @@ def _without_escapes(text: bytes) -> bytes:
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
 
 
-def codes_and_inside(text: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def mask_strings(text: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Give the bytes of a text that starts outside of any string, and 1 for each within one.
 
     The quote that begins a string is within it, the one that ends it is not. What is escaped is
@@ -61,7 +61,7 @@ def _inside(quotes: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     return np.bitwise_and(np.cumsum(quotes.view(np.uint8), dtype=np.uint8), 1)
 
 
-def walk_strings(text: bytes, depth: int) -> Walk:
+def scan_strings(text: bytes, depth: int) -> StringScan:
     """Walk through text of strings, brackets and commas that starts outside of any string.
 
     ``depth`` counts the brackets open before it.
@@ -85,7 +85,7 @@ def walk_strings(text: bytes, depth: int) -> Walk:
         position = int(marks[stop]) + ended
     else:
         position = last_string if is_open and last_string is not None else len(text)
-    return Walk(
+    return StringScan(
         position,
         0 if last_comma is None else int(marks[last_comma]) + 1,
         depth if last_comma is None else int(depths[last_comma]),

@@ -11,10 +11,10 @@ import orjson
 
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.json.parsed_size import parsed_size
-from gateway.codec.json.value_walk import walk_values
+from gateway.codec.json.value_walk import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
-from gateway.protocol.json_errors import invalid_json, parsed_json, quoted
+from gateway.protocol.json_errors import invalid_json_error, parse_json, quote_bytes
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ class Pause(Enum):
 Steps = Generator[Pause, None, _T]
 
 
-class JsonText:
+class JsonTextReader:
     """Text that is there and not read yet.
 
     ``value_cap`` is in bytes and ``depth_cap`` in levels: the most of a value that is held as it
@@ -68,7 +68,7 @@ class JsonText:
         return len(self._buffer) - self._at
 
     @property
-    def room(self) -> int:
+    def preferred_read_size(self) -> int:
         """Give the bytes that are best fed next: with them a window is full."""
         return WINDOW - self.size % WINDOW
 
@@ -157,7 +157,7 @@ class JsonText:
 
     def refuse(self, why: str) -> Steps[NoReturn]:
         """Raise GatewayError (400) that shows what stands here."""
-        near = quoted((yield from self.window(_SHOWN)))
+        near = quote_bytes((yield from self.window(_SHOWN)))
         raise bad_request(
             f"the request is not valid JSON: {why} at byte {self.place}, near: {near}"
         )
@@ -245,16 +245,16 @@ class JsonText:
         """Parse a value that was just taken."""
         try:
             # With a space behind it, a number that lacks digits does not look cut short.
-            return parsed_json(raw + b" ")
+            return parse_json(raw + b" ")
         except orjson.JSONDecodeError as error:
-            raise invalid_json(REQUEST, raw, error, before=self.place - len(raw)) from None
+            raise invalid_json_error(REQUEST, raw, error, before=self.place - len(raw)) from None
 
     def _container(self) -> Steps[bytes]:
         looked_at = _LOOK
         while True:
             text = b""  # while more is waited for, it is held once
             text = yield from self.window(looked_at)
-            ends, deepest = walk_values(text)
+            ends, deepest = scan_values(text)
             if deepest > self.depth_cap:
                 raise bad_request(f"the request's JSON is nested deeper than {self.depth_cap}")
             end = int(ends[0]) if ends.size else len(text)

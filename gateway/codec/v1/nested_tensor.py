@@ -11,19 +11,19 @@ import numpy as np
 import orjson
 
 from gateway.codec.elements.base64_text import decoded
-from gateway.codec.elements.decode import TensorFromJson
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.fast_strings import (
-    length_prefixed,
-    length_prefixed_strings,
+    pack_elements,
+    pack_strings,
     plain_elements,
 )
 from gateway.codec.elements.rounding import has_ties
-from gateway.codec.json.array_scanner import Run, StringPart
-from gateway.codec.json.value_walk import objects_and_members
-from gateway.codec.v1.shapes import ShapeFinder, marks_of
+from gateway.codec.json.array_scanner import ElementRun, StringPart
+from gateway.codec.json.value_walk import count_objects_and_members
+from gateway.codec.v1.shapes import ShapeFinder, structural_marks
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.json_errors import parsed_json
+from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import TensorSpec
 from gateway.protocol.v1 import BASE64_KEY
 
@@ -44,7 +44,7 @@ _OF_CHUNK = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ConvertedRows:
     """What some rows of a tensor come to."""
 
     chunks: list[bytes]
@@ -52,27 +52,27 @@ class Rows:
     marks: bytes
 
 
-class HeldTotal:
+class MemoryCounter:
     """Counts the bytes of memory that several tensors hold, so that they need not be summed up."""
 
     def __init__(self) -> None:
         self.size = 0
 
 
-class NestedTensor:
+class NestedTensorBuilder:
     """Takes a tensor's JSON, as runs of an array or element by element; holds its bytes.
 
     What it holds is counted in ``held`` as well. Raises GatewayError (400) that names tensor, index
     and value of an element that is not of the datatype, or says how the arrays are ragged.
     """
 
-    def __init__(self, declared: TensorSpec, held: HeldTotal) -> None:
+    def __init__(self, declared: TensorSpec, held: MemoryCounter) -> None:
         self.declared = declared
         self.label = f"input '{declared.name}'"
         self.is_text = declared.datatype.family is Family.TEXT
         self.has_base64 = False
         """An element came in base64: it need be no text."""
-        self._values = TensorFromJson(self.label, declared.datatype)
+        self._values = TensorDecoder(self.label, declared.datatype)
         self._shape = ShapeFinder(self.label)
         self._marks = bytearray()
         self._rows = False
@@ -123,13 +123,13 @@ class NestedTensor:
         self.mark(b"," if self._rows else b"[")
         self._rows = True
 
-    def feed(self, item: Run | StringPart) -> None:
+    def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run of an array, or a piece of a long string in it."""
         self._values.feed(item)
-        if isinstance(item, Run):
+        if isinstance(item, ElementRun):
             if not item.first:
                 self.mark(b",")
-            self.mark(marks_of(item.text))
+            self.mark(structural_marks(item.text))
             self._settle()
         self._count_held()
 
@@ -169,14 +169,14 @@ class NestedTensor:
         self._values.size += len(data)
         self._count_held()
 
-    def convert_rows(self, rows: list[Any], may_tie: bool) -> Rows:
+    def convert_rows(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
         """Convert parsed rows without taking them; the error need not be worded well.
 
         ``may_tie`` refuses (ValueError) numbers whose text decides what they are rounded to.
         """
         data = self._packed(rows, may_tie)
         if data is not None:
-            return Rows([data], len(rows), b"," * (len(rows) - 1))
+            return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
         if not self.is_text:
             return self._by_text(rows, may_tie)
         try:
@@ -184,21 +184,21 @@ class NestedTensor:
         except GatewayError:
             return self._flattened(rows)  # some are in base64
 
-    def convert_elements(self, text: bytes) -> Rows | None:
+    def convert_elements(self, text: bytes) -> ConvertedRows | None:
         """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
         plain = plain_elements(b"[%b]" % text)
         if plain is not None:
             self.has_base64 |= plain.has_base64
-            return Rows([plain.data], plain.count, plain.marks[1:-1])
-        objects, members = objects_and_members(text)
+            return ConvertedRows([plain.data], plain.count, plain.marks[1:-1])
+        objects, members = count_objects_and_members(text)
         if objects != members:
             return None  # it is no element in base64, or a key of one comes twice
         try:
-            return self.convert_rows(parsed_json(b"[%b]" % text), may_tie=False)
+            return self.convert_rows(parse_json(b"[%b]" % text), may_tie=False)
         except (GatewayError, ValueError):
             return None
 
-    def take_elements(self, rows: Rows) -> None:
+    def take_elements(self, rows: ConvertedRows) -> None:
         """Take converted elements, or arrays of them."""
         self.mark(rows.marks)
         self._values.chunks += rows.chunks
@@ -207,31 +207,31 @@ class NestedTensor:
         self._settle()
         self._count_held()
 
-    def _flattened(self, rows: list[Any]) -> Rows:
+    def _flattened(self, rows: list[Any]) -> ConvertedRows:
         elements: list[bytes] = []
         marks = bytearray()
         for row in rows:
             marks += b","
             self._flatten(row, elements, marks)
-        return Rows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
+        return ConvertedRows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
 
-    def _by_text(self, rows: list[Any], may_tie: bool) -> Rows:
+    def _by_text(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
         text = _dumped(rows)
-        values = TensorFromJson(self.label, self.declared.datatype)
-        run = Run(text, 1, 1, first=True)
+        values = TensorDecoder(self.label, self.declared.datatype)
+        run = ElementRun(text, 1, 1, first=True)
         values.feed(run)
         if may_tie and values.has_ties(run):
             raise ValueError("the text of a number is needed")
-        return Rows(values.chunks, values.count, marks_of(text))
+        return ConvertedRows(values.chunks, values.count, structural_marks(text))
 
     def _packed(self, rows: list[Any], may_tie: bool) -> bytes | None:
         """Convert rows of one element each; None for others, and for what is not plain."""
         kinds = set(map(type, rows))
         if self.is_text:
             if kinds == {str}:
-                return length_prefixed_strings(rows)
+                return pack_strings(rows)
             if kinds <= {str, dict}:
-                return length_prefixed(list(map(self._element_bytes, rows)))
+                return pack_elements(list(map(self._element_bytes, rows)))
             return None
         datatype = self.declared.datatype
         code = datatype.struct_code
@@ -246,7 +246,7 @@ class NestedTensor:
         except (struct.error, OverflowError):
             return None  # what does not fit is named elsewhere
 
-    def take_rows(self, rows: Rows) -> None:
+    def take_rows(self, rows: ConvertedRows) -> None:
         """Take converted rows."""
         self.begin_row()
         self.take_elements(rows)

@@ -13,18 +13,18 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.elements.encode import (
-    Base64Text,
-    ElementText,
-    NumbersToJson,
-    Text,
-    Utf8Text,
+    Base64ElementWriter,
+    ElementWriter,
+    NumberEncoder,
+    TextChunk,
+    Utf8ElementWriter,
     split_elements,
 )
 from gateway.codec.policies import Nonfinite
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
-from gateway.protocol.v1 import BASE64_KEY, V1_ANSWER
+from gateway.protocol.v1 import BASE64_KEY, V1_RESPONSE
 
 DEEPEST = 32
 """Dimensions that a tensor has at most, to be written as arrays in each other."""
@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 _OPENING, _CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
 
-class NestedToJson(Protocol):
+class NestedEncoder(Protocol):
     """Takes the bytes of one tensor; gives the text of its arrays."""
 
     def feed(self, data: bytes | memoryview) -> bytes:
@@ -52,7 +52,7 @@ class NestedToJson(Protocol):
         """
 
 
-class Brackets:
+class BracketWriter:
     """Gives the brackets and commas between elements of a shape, from the first to the last.
 
     A row of level 0 is the whole tensor, one of level 1 an item of it, and so on.
@@ -95,7 +95,7 @@ class Brackets:
         return b"]" * self._open
 
 
-class NoElements:
+class EmptyTensorEncoder:
     """A tensor without elements."""
 
     def __init__(self, label: str, shape: tuple[int, ...]) -> None:
@@ -129,7 +129,7 @@ def _not_nested(what: str) -> GatewayError:
     return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; ask for it the V2 way")
 
 
-class NestedNumbers(NumbersToJson):
+class NestedNumberEncoder(NumberEncoder):
     """Numbers and truth values of a shape that has elements.
 
     Whole rows are written together: numpy and orjson know how to nest them. They may be some of a
@@ -144,10 +144,10 @@ class NestedNumbers(NumbersToJson):
         nonfinite: Nonfinite,
         before: int = 0,
     ) -> None:
-        super().__init__(label, datatype, nonfinite, V1_ANSWER)
+        super().__init__(label, datatype, nonfinite, V1_RESPONSE)
         self._shape = shape
         self._before = before
-        self._brackets = Brackets(shape)
+        self._brackets = BracketWriter(shape)
         self._block: tuple[int, ...] = (-1,)
 
     def end(self) -> bytes:
@@ -156,8 +156,8 @@ class NestedNumbers(NumbersToJson):
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
-    def _written(self, values: npt.NDArray[Any]) -> list[Text]:
-        parts: list[Text] = []
+    def _written(self, values: npt.NDArray[Any]) -> list[TextChunk]:
+        parts: list[TextChunk] = []
         brackets, first = self._brackets, self.count
         while (left := first + values.size - self.count) > 0:
             level = self._level_of_rows(left)
@@ -192,7 +192,7 @@ class NestedNumbers(NumbersToJson):
         return super()._dump(np.ascontiguousarray(values).reshape(self._block))
 
 
-class Texts(ABC):
+class BytesElementEncoder(ABC):
     """BYTES: writes each element while it arrives, so that a large one is never held.
 
     Elements are strings or, ``as_base64``, objects that hold them so.
@@ -206,11 +206,11 @@ class Texts(ABC):
         self._as_base64 = as_base64
         self._quotes = (_OPENING, _CLOSING) if as_base64 else (b'"', b'"')
         self._partial = b""
-        self._open: ElementText | None = None
+        self._open: ElementWriter | None = None
         self._missing = 0
 
     def parts(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Yield the text of the next bytes; raises GatewayError as NestedToJson does."""
+        """Yield the text of the next bytes; raises GatewayError as NestedEncoder does."""
         data = self._partial + data
         self._partial = b""
         position = 0
@@ -231,7 +231,7 @@ class Texts(ABC):
     def check_ended(self) -> None:
         """Raise GatewayError (502) unless all elements have come."""
         if self._open is not None or self._partial:
-            raise bad_answer(f"{self._label} ends inside an element")
+            raise bad_response(f"{self._label} ends inside an element")
         check_count(self._label, self._shape, self.count)
 
     @abstractmethod
@@ -254,11 +254,11 @@ class Texts(ABC):
         except UnicodeDecodeError:
             return self._last().feed(element, last=True)
 
-    def _last(self) -> ElementText:
+    def _last(self) -> ElementWriter:
         """Make the writer of the element that was counted last."""
         if self._as_base64:
-            return Base64Text()
-        return Utf8Text(self._label, self.count - 1, V1_ANSWER)
+            return Base64ElementWriter()
+        return Utf8ElementWriter(self._label, self.count - 1, V1_RESPONSE)
 
     def _begin(self, data: bytes) -> Iterator[bytes]:
         (self._missing,) = _LENGTH.unpack_from(data)
@@ -266,7 +266,7 @@ class Texts(ABC):
         yield self._quotes[0]
         yield from self._go_on(self._open, data[_LENGTH.size :])
 
-    def _go_on(self, element: ElementText, data: bytes) -> Iterator[bytes]:
+    def _go_on(self, element: ElementWriter, data: bytes) -> Iterator[bytes]:
         self._missing -= len(data)
         yield element.feed(data, last=not self._missing)
         if not self._missing:
@@ -274,12 +274,12 @@ class Texts(ABC):
             yield self._quotes[1]
 
 
-class NestedTexts(Texts):
+class NestedBytesEncoder(BytesElementEncoder):
     """BYTES of a shape that has elements."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
-        self._brackets = Brackets(shape)
+        self._brackets = BracketWriter(shape)
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Convert the next bytes."""
@@ -297,7 +297,7 @@ class NestedTexts(Texts):
 def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
     """Raise GatewayError (502) unless a shape has so many elements."""
     if count != element_count(shape):
-        raise bad_answer(
+        raise bad_response(
             f"{label} of the server's answer holds {count} elements or more, its shape "
             f"{list(shape)} takes {element_count(shape)}"
         )

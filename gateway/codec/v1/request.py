@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from gateway.codec.json.text_reader import JsonText, Pause, Steps
-from gateway.codec.policies import BytesAs
-from gateway.codec.v1.nested_tensor import HeldTotal, NestedTensor
+from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.policies import BytesEncoding
+from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.codec.v1.rows import RowsReader
 from gateway.codec.v1.values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import bad_request
 from gateway.protocol.error_vocabulary import REQUEST
-from gateway.protocol.json_errors import kind_of
-from gateway.protocol.request_features import HeaderFacts
+from gateway.protocol.json_errors import describe_json_kind
+from gateway.protocol.request_features import RequestFeatures
 from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata
 from gateway.protocol.v1 import (
     BASE64_KEY,
     OTHER_FIELDS,
-    Form,
-    Predicted,
+    V1Format,
+    V1ResponseLayout,
     check_fields,
-    request_header,
-    whole_shape,
+    check_shape,
+    write_request_header,
 )
 
-_FORMS = {form.value: form for form in Form}
+_FORMS = {form.value: form for form in V1Format}
 MAX_MEMBERS = 64
 """Members that a request has at most: each, even of a few bytes, takes some 50 us."""
 _FIRST = 128
@@ -41,18 +41,18 @@ _V2_TENSOR = re.compile(
 class PredictRequest:
     """A request as the server will get it, all outputs in binary form, and what the client wants.
 
-    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See JsonRequest
-    for ``written_as``.
+    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See JsonRequestConverter
+    for ``input_encodings``.
     """
 
     header: bytes
-    facts: HeaderFacts
+    features: RequestFeatures
     tensors: Sequence[bytes]
-    predicted: Predicted
-    written_as: Mapping[int, BytesAs]
+    predicted: V1ResponseLayout
+    input_encodings: Mapping[int, BytesEncoding]
 
 
-class PredictRequestCodec:
+class PredictRequestConverter:
     """Converts a predict request as it arrives, by what the model takes.
 
     ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels,
@@ -70,17 +70,17 @@ class PredictRequestCodec:
         if len(model.inputs) > tensor_cap:
             raise REQUEST.too_many_tensors(tensor_cap)
         self._model = model
-        self._text = JsonText(header_cap, depth_cap)
-        self._held = HeldTotal()
-        self._tensors = {each.name: NestedTensor(each, self._held) for each in model.inputs}
-        self._form: Form | None = None
+        self._text = JsonTextReader(header_cap, depth_cap)
+        self._held = MemoryCounter()
+        self._tensors = {each.name: NestedTensorBuilder(each, self._held) for each in model.inputs}
+        self._form: V1Format | None = None
         self._fields: dict[str, object] = {}
         self._steps = self._request()
 
     @property
-    def room(self) -> int:
+    def preferred_read_size(self) -> int:
         """Give the bytes of text that are best fed next: any number will do."""
-        return self._text.room
+        return self._text.preferred_read_size
 
     @property
     def held(self) -> int:
@@ -116,25 +116,31 @@ class PredictRequestCodec:
         tensors = list(self._tensors.values())
         found = [tensor.shape() for tensor in tensors]
         checked = [
-            whole_shape(self._model, tensor.declared, shape, self._form)
+            check_shape(self._model, tensor.declared, shape, self._form)
             for tensor, shape in zip(tensors, found, strict=True)
         ]
         shapes = [
             shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
         ]
         sizes = [tensor.size for tensor in tensors]
-        header, facts = request_header(self._model.inputs, shapes, sizes, parameters, request_id)
+        header, features = write_request_header(
+            self._model.inputs, shapes, sizes, parameters, request_id
+        )
         single = any(each.single for each in checked)
         chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
-        written_as = {i: BytesAs.BASE64 for i, tensor in enumerate(tensors) if tensor.has_base64}
-        return PredictRequest(header, facts, chunks, Predicted(self._form, single), written_as)
+        input_encodings = {
+            i: BytesEncoding.BASE64 for i, tensor in enumerate(tensors) if tensor.has_base64
+        }
+        return PredictRequest(
+            header, features, chunks, V1ResponseLayout(self._form, single), input_encodings
+        )
 
     def _request(self) -> Steps[None]:
         text = self._text
         mark = yield from text.mark()
         if mark != b"{":
             raise bad_request(
-                f"the request must be a JSON object with instances or inputs, got {kind_of(mark)}"
+                f"the request must be a JSON object with instances or inputs, got {describe_json_kind(mark)}"
             )
         text.skip(1)
         mark = yield from text.mark()
@@ -160,12 +166,12 @@ class PredictRequestCodec:
         if self._form is not None:
             raise bad_request("the request must have either instances or inputs, and once")
         self._form = form
-        yield from (self._rows() if form is Form.ROWS else self._columns())
+        yield from (self._rows() if form is V1Format.ROWS else self._columns())
 
     def _rows(self) -> Steps[None]:
         text = self._text
         if (mark := (yield from text.mark())) != b"[":
-            raise bad_request(f"instances must be an array, got {kind_of(mark)}")
+            raise bad_request(f"instances must be an array, got {describe_json_kind(mark)}")
         if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
             yield from read_value(text, self._only_tensor("each of the instances"))
         else:
@@ -198,7 +204,7 @@ class PredictRequestCodec:
             return False
         return (yield from is_base64_object(self._text))
 
-    def _only_tensor(self, what: str) -> NestedTensor:
+    def _only_tensor(self, what: str) -> NestedTensorBuilder:
         if len(self._tensors) > 1:
             raise bad_request(
                 f"{what} must be an object that names the inputs: model '{self._model.name}' "

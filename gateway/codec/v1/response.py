@@ -6,28 +6,28 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from gateway.codec.policies import BytesAs, JsonPolicies
+from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v1.nested_writer import (
-    NestedNumbers,
-    NestedTexts,
-    NestedToJson,
-    NoElements,
+    EmptyTensorEncoder,
+    NestedBytesEncoder,
+    NestedEncoder,
+    NestedNumberEncoder,
     check_rank,
 )
-from gateway.codec.v1.response_rows import NumberRows, Rows, TextRows, objects
+from gateway.codec.v1.response_rows import BytesRowBuffer, NumberRowBuffer, RowBuffer, write_rows
 from gateway.codec.v2.json_writer import TensorPiece
-from gateway.codec.v2.response import answer_reader
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.codec.v2.response import response_reader
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import Tensor
 from gateway.protocol.tensors import element_count
-from gateway.protocol.v1 import Form, Predicted, is_binary
+from gateway.protocol.v1 import V1Format, V1ResponseLayout, is_base64_output
 
 _OF_OUTPUT = 250
 """Bytes of memory that the rows of an output take beside their own."""
 
 
-class PredictAnswerCodec:
+class PredictResponseConverter:
     """Writes an answer as the V1 client wants it, while it arrives.
 
     ``header_size`` is that of the JSON before the tensors, in bytes. Only rows of several outputs
@@ -35,17 +35,17 @@ class PredictAnswerCodec:
     """
 
     def __init__(
-        self, header_size: int, predicted: Predicted, policies: JsonPolicies, spool_cap: int
+        self, header_size: int, predicted: V1ResponseLayout, policies: JsonPolicies, spool_cap: int
     ) -> None:
-        self._reader = answer_reader(header_size)
+        self._reader = response_reader(header_size)
         self._predicted = predicted
         self._policies = policies
         self._spool_cap = spool_cap
         self._shapes: list[tuple[int, ...]] | None = None
-        self._rows: list[Rows] | None = None
+        self._rows: list[RowBuffer] | None = None
         self._rows_size = 0
         """Bytes that all rows hold: they are not summed up anew for each piece."""
-        self._writer: NestedToJson | None = None
+        self._writer: NestedEncoder | None = None
 
     @property
     def held(self) -> int:
@@ -74,13 +74,13 @@ class PredictAnswerCodec:
                 rows.end()
             names = [output.name for output in self._reader.tensors]
             count = (self._shapes or [()])[0][0]
-            yield from objects(names, self._rows, count)
+            yield from write_rows(names, self._rows, count)
         yield b"}}" if self._is_object else b"}"
 
     @property
     def _is_object(self) -> bool:
         """Tell whether outputs are named, each as a whole."""
-        return self._predicted.form is Form.COLUMNS and len(self._reader.tensors) > 1
+        return self._predicted.form is V1Format.COLUMNS and len(self._reader.tensors) > 1
 
     def _begin(self) -> Iterator[bytes]:
         """Give what comes before the first output, once."""
@@ -89,12 +89,12 @@ class PredictAnswerCodec:
         outputs = self._reader.tensors
         self._shapes = [self._shape(output) for output in outputs]
         if not outputs:
-            raise bad_answer("the server's answer has no outputs")
+            raise bad_response("the server's answer has no outputs")
         _check_names(outputs)
-        if self._predicted.form is Form.ROWS and len(outputs) > 1:
+        if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
             self._rows = list(map(self._held_rows, outputs, self._shapes))
-        yield b'{"' + self._predicted.form.answer_key.encode() + b'":'
+        yield b'{"' + self._predicted.form.response_key.encode() + b'":'
         if self._is_object:
             yield b"{"
 
@@ -102,10 +102,12 @@ class PredictAnswerCodec:
         """Give the shape that the client sees."""
         label = f"output '{output.name}'"
         if output.binary_size is None:
-            raise bad_answer(f"{label} of the server's answer is not in binary form, as was asked")
+            raise bad_response(
+                f"{label} of the server's answer is not in binary form, as was asked"
+            )
         shape = (1, *output.shape) if self._predicted.single else output.shape
         check_rank(label, shape)
-        if not shape and self._predicted.form is Form.ROWS:
+        if not shape and self._predicted.form is V1Format.ROWS:
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
                 f"{label} has shape [], of which there are no rows; "
@@ -120,7 +122,7 @@ class PredictAnswerCodec:
             rows.feed(piece.data)
             self._rows_size += rows.held - before
             if self._rows_size > self._spool_cap:
-                raise bad_answer(
+                raise bad_response(
                     f"an answer of rows of several outputs is held, and is larger than "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "
                     "send the request with inputs instead of instances"
@@ -136,23 +138,23 @@ class PredictAnswerCodec:
             yield self._writer.end()
             self._writer = None
 
-    def _nested(self, index: int) -> NestedToJson:
+    def _nested(self, index: int) -> NestedEncoder:
         output, shape = self._reader.tensors[index], (self._shapes or [])[index]
         label = f"output '{output.name}'"
         if not element_count(shape):
-            return NoElements(label, shape)
+            return EmptyTensorEncoder(label, shape)
         if output.datatype.family is Family.TEXT:
-            return NestedTexts(label, shape, self._as_base64(output))
-        return NestedNumbers(label, output.datatype, shape, self._policies.nonfinite)
+            return NestedBytesEncoder(label, shape, self._as_base64(output))
+        return NestedNumberEncoder(label, output.datatype, shape, self._policies.nonfinite)
 
-    def _held_rows(self, output: Tensor, shape: tuple[int, ...]) -> Rows:
+    def _held_rows(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
         label = f"output '{output.name}'"
         if output.datatype.family is Family.TEXT:
-            return TextRows(label, shape, self._as_base64(output))
-        return NumberRows(label, output.datatype, shape, self._policies.nonfinite)
+            return BytesRowBuffer(label, shape, self._as_base64(output))
+        return NumberRowBuffer(label, output.datatype, shape, self._policies.nonfinite)
 
     def _as_base64(self, output: Tensor) -> bool:
-        return is_binary(output) or self._policies.bytes_as is BytesAs.BASE64
+        return is_base64_output(output) or self._policies.bytes_encoding is BytesEncoding.BASE64
 
 
 def _check_names(outputs: Sequence[Tensor]) -> None:
@@ -160,7 +162,7 @@ def _check_names(outputs: Sequence[Tensor]) -> None:
     seen = set[str]()
     for output in outputs:
         if output.name in seen:
-            raise bad_answer(f"the server's answer has two outputs of the name '{output.name}'")
+            raise bad_response(f"the server's answer has two outputs of the name '{output.name}'")
         seen.add(output.name)
 
 

@@ -9,7 +9,12 @@ from typing import Protocol
 import orjson
 
 from gateway.codec.policies import Nonfinite
-from gateway.codec.v1.nested_writer import Brackets, NestedNumbers, NoElements, Texts
+from gateway.codec.v1.nested_writer import (
+    BracketWriter,
+    BytesElementEncoder,
+    EmptyTensorEncoder,
+    NestedNumberEncoder,
+)
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
 
@@ -19,7 +24,7 @@ _MOST_ROWS = 1024
 """Rows likewise."""
 
 
-class Rows(Protocol):
+class RowBuffer(Protocol):
     """Holds a tensor until its rows are written."""
 
     @property
@@ -31,7 +36,7 @@ class Rows(Protocol):
         """Give about how many bytes a row has."""
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; raises GatewayError as NestedToJson does."""
+        """Take the next bytes; raises GatewayError as NestedEncoder does."""
 
     def end(self) -> None:
         """Raise GatewayError (502) where the elements were not as many as the shape says."""
@@ -43,7 +48,7 @@ class Rows(Protocol):
         """Write one row, piece by piece."""
 
 
-class NumberRows:
+class NumberRowBuffer:
     """Numbers and truth values, held in binary form."""
 
     def __init__(
@@ -68,12 +73,12 @@ class NumberRows:
     def end(self) -> None:
         """Check the rows without elements; else the bytes were counted with the header."""
         if not self.row_size:
-            NoElements(self._label, (self._count, *self._shape)).end()
+            EmptyTensorEncoder(self._label, (self._count, *self._shape)).end()
 
     def texts(self, first: int, last: int) -> list[bytes]:
         """Write rows."""
         if not self.row_size:
-            return [NoElements(self._label, self._shape).end()] * (last - first)
+            return [EmptyTensorEncoder(self._label, self._shape).end()] * (last - first)
         writer = self._writer((last - first, *self._shape), first)
         data = memoryview(self._data)[first * self.row_size : last * self.row_size]
         text = (writer.feed(data) + writer.end())[1:-1]
@@ -86,7 +91,7 @@ class NumberRows:
     def pieces(self, number: int) -> Iterator[bytes]:
         """Write one row."""
         if not self.row_size:
-            yield NoElements(self._label, self._shape).end()
+            yield EmptyTensorEncoder(self._label, self._shape).end()
             return
         writer = self._writer(self._shape, number)
         end = (number + 1) * self.row_size
@@ -94,13 +99,13 @@ class NumberRows:
             yield writer.feed(memoryview(self._data)[start : min(start + _PIECE, end)])
         yield writer.end()
 
-    def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumbers:
+    def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumberEncoder:
         """Make the writer of rows from ``row`` on."""
         before = row * element_count(self._shape)
-        return NestedNumbers(self._label, self._datatype, shape, self._nonfinite, before)
+        return NestedNumberEncoder(self._label, self._datatype, shape, self._nonfinite, before)
 
 
-class TextRows(Texts):
+class BytesRowBuffer(BytesElementEncoder):
     """BYTES, held as text: how many bytes a row has cannot be told before it is seen."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
@@ -108,7 +113,7 @@ class TextRows(Texts):
         self._text = bytearray()
         self._starts = array("Q")
         self._in_row = element_count(shape[1:])
-        self._brackets = Brackets(shape[1:])
+        self._brackets = BracketWriter(shape[1:])
 
     @property
     def held(self) -> int:
@@ -129,7 +134,7 @@ class TextRows(Texts):
         """Check that all elements have come."""
         self.check_ended()
         if not self._in_row:
-            NoElements(self._label, self._shape).end()
+            EmptyTensorEncoder(self._label, self._shape).end()
         self._text += self._brackets.end()
 
     def texts(self, first: int, last: int) -> list[bytes]:
@@ -139,7 +144,7 @@ class TextRows(Texts):
     def pieces(self, number: int) -> Iterator[bytes]:
         """Write one row."""
         if not self._in_row:
-            yield NoElements(self._label, self._shape[1:]).end()
+            yield EmptyTensorEncoder(self._label, self._shape[1:]).end()
             return
         behind = number + 1
         end = self._starts[behind] if behind < len(self._starts) else len(self._text)
@@ -156,7 +161,7 @@ class TextRows(Texts):
         return self._brackets.lead(0, self._brackets.rank)
 
 
-def objects(names: Sequence[str], tensors: Sequence[Rows], count: int) -> Iterator[bytes]:
+def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -> Iterator[bytes]:
     """Write the rows of tensors as an array of objects, piece by piece."""
     keys = [
         (b"," if number else b"{") + orjson.dumps(name) + b":" for number, name in enumerate(names)
@@ -177,7 +182,7 @@ def objects(names: Sequence[str], tensors: Sequence[Rows], count: int) -> Iterat
     yield b"]"
 
 
-def _together(keys: Sequence[bytes], tensors: Sequence[Rows], first: int, last: int) -> bytes:
+def _together(keys: Sequence[bytes], tensors: Sequence[RowBuffer], first: int, last: int) -> bytes:
     columns = [tensor.texts(first, last) for tensor in tensors]
     rows = []
     for row in zip(*columns, strict=True):

@@ -10,9 +10,9 @@ import orjson
 
 from gateway.codec.elements.decode import finite_float
 from gateway.codec.elements.rounding import may_decide_ties
-from gateway.codec.json.text_reader import JsonText, Pause, Steps
-from gateway.codec.json.value_walk import objects_and_members, walk_values
-from gateway.codec.v1.nested_tensor import NestedTensor
+from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.json.value_walk import count_objects_and_members, scan_values
+from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.codec.v1.values import read_members
 from gateway.errors import GatewayError, bad_request
 
@@ -31,7 +31,7 @@ class RowsReader:
     any with a fault, are read value by value, so that none is held and each fault is named.
     """
 
-    def __init__(self, text: JsonText, tensors: Mapping[str, NestedTensor]) -> None:
+    def __init__(self, text: JsonTextReader, tensors: Mapping[str, NestedTensorBuilder]) -> None:
         self._text = text
         self._tensors = tensors
         self._number = 0
@@ -60,7 +60,7 @@ class RowsReader:
         # What is read together does not depend on how the text arrived.
         size = max(_TOGETHER, _EACH * len(self._tensors))
         window = yield from self._text.window(size)
-        ends, deepest = walk_values(window)
+        ends, deepest = scan_values(window)
         if not ends.size:
             return 1
         count = int(ends.size)
@@ -69,7 +69,7 @@ class RowsReader:
             # Those before a fault are not read one by one, which takes fifty times as long.
             count //= 2
             part = window[: int(ends[count - 1])]
-            converted = self._converted(part, walk_values(part)[1])
+            converted = self._converted(part, scan_values(part)[1])
         if not converted:
             return count
         self._text.skip(int(ends[count - 1]))
@@ -86,7 +86,7 @@ class RowsReader:
             if not all(self._is_whole(row) for row in rows):
                 return 0
             # All objects within the rows are elements in base64, of one member each.
-            objects, members = objects_and_members(text)
+            objects, members = count_objects_and_members(text)
             if members - objects != len(rows) * (len(self._tensors) - 1):
                 return 0  # a key comes twice
             # What is parsed has no text any more that would decide a tie.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gateway.codec.json.structure_scan import codes_and_inside
+from gateway.codec.json.structure_scan import mask_strings
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.tensors import MAX_RANK, element_count
 
@@ -18,10 +18,10 @@ _LARGE = 2 * 1024
 """Bytes of text from which on numpy takes less time."""
 
 
-def marks_of(text: bytes) -> bytes:
+def structural_marks(text: bytes) -> bytes:
     """Give the brackets and commas of text that holds whole strings only, outside of those."""
     if len(text) >= _LARGE and b'"' in text:
-        codes, inside = codes_and_inside(text)
+        codes, inside = mask_strings(text)
         is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside
         return np.compress(is_mark, codes).tobytes()
     if b'"' in text:

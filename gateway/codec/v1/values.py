@@ -6,12 +6,18 @@ import re
 from collections.abc import Mapping
 
 from gateway.codec.elements.base64_text import Base64Decoder
-from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, Run, StringPart, cut_string
-from gateway.codec.json.text_reader import JsonText, Pause, Steps
-from gateway.codec.json.value_walk import whole_values
-from gateway.codec.v1.nested_tensor import NestedTensor
+from gateway.codec.json.array_scanner import (
+    WINDOW,
+    ArrayScanner,
+    ElementRun,
+    StringPart,
+    find_string_cut,
+)
+from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.json.value_walk import scan_array_values
+from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
-from gateway.protocol.json_errors import quoted
+from gateway.protocol.json_errors import quote_bytes
 from gateway.protocol.v1 import BASE64_KEY
 
 _OPENINGS = b"[ \t\n\r"
@@ -31,7 +37,10 @@ _LISTED = 20
 
 
 def read_members(
-    text: JsonText, tensors: Mapping[str, NestedTensor], where: str, in_rows: bool = False
+    text: JsonTextReader,
+    tensors: Mapping[str, NestedTensorBuilder],
+    where: str,
+    in_rows: bool = False,
 ) -> Steps[None]:
     """Read an object that has a member for each tensor; ``in_rows``, it is the next row of each.
 
@@ -63,12 +72,12 @@ def read_members(
         raise bad_request(f"{where} lacks '{missing[0]}'; the model takes {input_names(tensors)}")
 
 
-def input_names(tensors: Mapping[str, NestedTensor]) -> str:
+def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
     """List the inputs that a model takes."""
     return ", ".join(list(tensors)[:_LISTED]) + (", ..." if len(tensors) > _LISTED else "")
 
 
-def read_value(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array or a single element of a tensor.
 
     An array of BYTES is read in runs, as long as there is no object among its first strings.
@@ -90,10 +99,10 @@ def read_value(text: JsonText, tensor: NestedTensor) -> Steps[None]:
         )
     else:
         raw = yield from (text.string() if mark == b'"' else text.scalar())
-        tensor.feed(Run(raw, 1, 1, first=True))
+        tensor.feed(ElementRun(raw, 1, 1, first=True))
 
 
-def is_base64_object(text: JsonText) -> Steps[bool]:
+def is_base64_object(text: JsonTextReader) -> Steps[bool]:
     """Tell whether an element in base64 comes next, in as many brackets as there may be."""
     while True:
         if _BASE64_OBJECT.match(text.seen()):
@@ -116,7 +125,7 @@ def _is_other(seen: bytes) -> bool:
     return bool(rest) and not rest.startswith(b":")
 
 
-def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array of plain values in runs."""
     start = text.place
     scanner = ArrayScanner(tensor.label, text.depth_cap)
@@ -126,10 +135,10 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
             tensor.feed(item)
             if tensor.is_text:
                 yield Pause.TURN
-        if scanner.culprit is not None:
+        if scanner.invalid_text is not None:
             raise bad_request(
                 f"{tensor.label} is not an array of plain values, at byte "
-                f"{start + scanner.culprit_at}, near: {quoted(scanner.culprit)}"
+                f"{start + scanner.invalid_at}, near: {quote_bytes(scanner.invalid_text)}"
             )
         del buffer  # it is held by the text alone, while more is waited for
         text.put_back(*scanner.take_rest())
@@ -138,7 +147,7 @@ def _read_array(text: JsonText, tensor: NestedTensor) -> Steps[None]:
         yield from text.more()
 
 
-def _read_elements(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array of BYTES, of which some are in base64."""
     depth = read = 0
     alone = 1
@@ -169,11 +178,11 @@ def _read_elements(text: JsonText, tensor: NestedTensor) -> Steps[None]:
         tensor.mark(b",")
 
 
-def _read_together(text: JsonText, tensor: NestedTensor, depth: int) -> Steps[int]:
+def _read_together(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) -> Steps[int]:
     """Read what a window holds of an array; give how many elements are to be read one by one."""
     for size in _WINDOWS:
         window = yield from text.window(size)
-        end, ends, deepest = whole_values(window)
+        end, ends, deepest = scan_array_values(window)
         if ends:
             break
     if not end:
@@ -188,7 +197,7 @@ def _read_together(text: JsonText, tensor: NestedTensor, depth: int) -> Steps[in
     return 0
 
 
-def _read_element(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read one element of BYTES: a string, or an object that holds it in base64."""
     mark = yield from text.mark()
     if mark == b'"':
@@ -209,7 +218,7 @@ def _read_element(text: JsonText, tensor: NestedTensor) -> Steps[None]:
     tensor.close_element()
 
 
-def _read_base64(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     text.skip(1)
     decoder = Base64Decoder()
     tensor.open_element()
@@ -224,19 +233,19 @@ def _read_base64(text: JsonText, tensor: NestedTensor) -> Steps[None]:
             ) from None
 
 
-def _read_string(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     whole = yield from text.short_string()
     if whole is None:
         text.skip(1)
         yield from _read_long_string(text, tensor)
         whole = b'""'
-    tensor.feed(Run(whole, 1, 1, first=True))
+    tensor.feed(ElementRun(whole, 1, 1, first=True))
 
 
-def _read_long_string(text: JsonText, tensor: NestedTensor) -> Steps[None]:
+def _read_long_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     while True:
         window = yield from text.window()
-        cut = cut_string(window, len(window) == WINDOW, text.ended)
+        cut = find_string_cut(window, len(window) == WINDOW, text.ended)
         if cut is None:
             yield from text.more()
             continue

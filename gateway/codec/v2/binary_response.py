@@ -9,24 +9,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.codec.elements.decode import TensorFromJson, strings_of
-from gateway.codec.elements.encode import tensor_to_json
-from gateway.codec.elements.fast_decode import REFUSALS, parsed
-from gateway.codec.json.array_scanner import Run, StringPart
+from gateway.codec.elements.decode import TensorDecoder, strings_of
+from gateway.codec.elements.encode import make_tensor_encoder
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
-from gateway.codec.policies import BytesAs, JsonPolicies
-from gateway.codec.v2.json_reader import Elements, JsonTensors
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import skeleton
-from gateway.errors import bad_answer
+from gateway.errors import bad_response
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.error_vocabulary import ANSWER
-from gateway.protocol.json_errors import Cut
-from gateway.protocol.request_header import AnswerForm, Fields, mark_base64, says_base64
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.json_errors import ExtractedArray
+from gateway.protocol.request_header import Fields, OutputEncoding, has_base64_content, mark_base64
 from gateway.protocol.response_header import (
-    DEEPEST_ANSWER,
     MAX_OUTPUTS,
+    MAX_RESPONSE_DEPTH,
     OutputTensor,
-    parse_answer,
+    parse_response_header,
     read_outputs,
 )
 
@@ -34,11 +34,11 @@ Chunks = list[bytes | memoryview]
 
 _AS_IT_COMES = JsonPolicies()
 _encoded = partial(b2a_base64, newline=False)
-_BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
+_BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerParts:
+class ResponseParts:
     """An answer taken apart: its fields, its outputs, and what they hold, in the client's form.
 
     By the index of an output: ``texts`` between the brackets of those that are JSON, the bytes in
@@ -58,14 +58,14 @@ class AnswerParts:
             entries[index] = _in_binary(entries[index], sum(map(len, chunks)))
             tensors += chunks
         is_text = [index in self.texts for index in range(len(entries))]
-        parts = skeleton(self.fields, ANSWER.tensors, is_text)
+        parts = skeleton(self.fields, RESPONSE.tensors, is_text)
         header: Chunks = [parts[0]]
         for index, behind in zip(sorted(self.texts), parts[1:], strict=True):
             header += [*self.texts[index], behind]
         return b"".join(header), tensors
 
 
-class BinaryAnswer(JsonTensors):
+class BinaryResponseConverter(JsonMessageReader):
     """Converts a JSON answer as it arrives, and holds it in the client's form.
 
     The data of outputs that the client wants as JSON stay as the server wrote them, but for BYTES
@@ -77,12 +77,12 @@ class BinaryAnswer(JsonTensors):
 
     def __init__(
         self,
-        form: AnswerForm,
+        form: OutputEncoding,
         header_cap: int,
         spool_cap: int,
         policies: JsonPolicies = _AS_IT_COMES,
     ) -> None:
-        super().__init__(ANSWER, header_cap, DEEPEST_ANSWER, tensor_cap=MAX_OUTPUTS)
+        super().__init__(RESPONSE, header_cap, MAX_RESPONSE_DEPTH, tensor_cap=MAX_OUTPUTS)
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
@@ -97,7 +97,7 @@ class BinaryAnswer(JsonTensors):
         self._check_held()
 
     def work(self) -> bool:
-        """Do a share of what is to be done; see JsonTensors."""
+        """Do a share of what is to be done; see JsonMessageReader."""
         more = super().work()
         self._check_held()
         return more
@@ -111,7 +111,7 @@ class BinaryAnswer(JsonTensors):
             becomes, instead = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
                 becomes, instead = "base64", "ask for all outputs in binary form"
-            raise bad_answer(
+            raise bad_response(
                 f"an answer that becomes {becomes} is held, and is larger than {self._spool_cap} "
                 f"bytes (limits.spool_bytes); {instead}"
             )
@@ -126,7 +126,7 @@ class BinaryAnswer(JsonTensors):
             if index in parts.texts or index in parts.tensors or output.binary_size is None:
                 continue
             if output.binary_size:
-                raise bad_answer(
+                raise bad_response(
                     f"output '{output.name}' of the server's answer has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
@@ -134,7 +134,7 @@ class BinaryAnswer(JsonTensors):
             where[index] = []
         return parts.joined()
 
-    def parts(self) -> AnswerParts:
+    def parts(self) -> ResponseParts:
         """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
         header = self._finished()
         texts: dict[int, Chunks] = {}
@@ -148,19 +148,19 @@ class BinaryAnswer(JsonTensors):
             else:
                 tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
             array.elements = None  # what it held is in the parts
-        return AnswerParts(header.fields, self._outputs, texts, tensors)
+        return ResponseParts(header.fields, self._outputs, texts, tensors)
 
-    def _elements(self, label: str, fields: Fields) -> Elements | None:
+    def _elements(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:
             return None
         if not self._form.wants_binary(str(fields["name"])):
             return self._text_elements(label, fields)
         datatype = fields.get("datatype")
         if isinstance(datatype, str) and datatype in DATATYPES:
-            return TensorFromJson(label, DATATYPES[datatype], ANSWER)
+            return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
         return None
 
-    def _text_elements(self, label: str, fields: Fields) -> Elements | None:
+    def _text_elements(self, label: str, fields: Fields) -> ElementSink | None:
         if not self._policies.wants_base64(str(fields["name"])):
             return _KeptText(label)
         # The content type may come behind the data, which are seen in all of the fields.
@@ -169,8 +169,10 @@ class BinaryAnswer(JsonTensors):
             return None
         return _EncodedText(label) if becomes_base64(fields) else _KeptText(label)
 
-    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, tuple[OutputTensor, ...]]:
-        fields = parse_answer(text, cuts)
+    def _parse(
+        self, text: bytes, cuts: Sequence[ExtractedArray]
+    ) -> tuple[Fields, tuple[OutputTensor, ...]]:
+        fields = parse_response_header(text, cuts)
         self._outputs = read_outputs(fields)
         return fields, self._outputs
 
@@ -189,7 +191,7 @@ class _KeptText:
         """Give the text of an array that is there as a whole."""
         return b"".join(self._chunks)[1:-1]
 
-    def feed(self, item: Run | StringPart) -> None:
+    def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
         if isinstance(item, StringPart):
             self._string.append(item.text)
@@ -205,17 +207,17 @@ class _KeptText:
         self._chunks += [text] if item.first else [b",", text]
         self.size += len(text)
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: ElementRun) -> None:
         """Check that it is JSON, or would be if that had words for NaN and the infinities."""
         if not run.lacks_element:
             text = run.balanced()
-            with suppress(*REFUSALS):
+            with suppress(*PARSE_ERRORS):
                 parsed(text)
                 return
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)
                 return
-        raise bad_answer(f"{self._label} of the server's answer has data that are no JSON array")
+        raise bad_response(f"{self._label} of the server's answer has data that are no JSON array")
 
 
 class _EncodedText:
@@ -223,8 +225,8 @@ class _EncodedText:
 
     def __init__(self, label: str) -> None:
         self.size = 0
-        self._strings = TensorFromJson(label, DATATYPES["BYTES"], ANSWER)
-        self._writer = tensor_to_json(label, DATATYPES["BYTES"], _BASE64)
+        self._strings = TensorDecoder(label, DATATYPES["BYTES"], RESPONSE)
+        self._writer = make_tensor_encoder(label, DATATYPES["BYTES"], _BASE64)
         self._chunks: list[bytes] = []
 
     @property
@@ -232,11 +234,11 @@ class _EncodedText:
         """Give the text between the brackets of an array that is there as a whole."""
         return b"".join(self._chunks)
 
-    def feed(self, item: Run | StringPart) -> None:
+    def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
         strings = self._strings
         before = strings.size
-        if isinstance(item, Run) and not strings.size:
+        if isinstance(item, ElementRun) and not strings.size:
             values = None if item.lacks_element else strings_of(item)
             if values is not None:
                 self._encode(values)
@@ -262,13 +264,13 @@ class _EncodedText:
 
 def becomes_base64(entry: Fields) -> bool:
     """Tell whether an output that is wanted as base64 has data that are text by now."""
-    return entry.get("datatype") == "BYTES" and not says_base64(entry)
+    return entry.get("datatype") == "BYTES" and not has_base64_content(entry)
 
 
 def _in_binary(entry: Fields, size: int) -> Fields:
     """Give an output's fields for data that follows the header as ``size`` bytes."""
     parameters = dict(entry.get("parameters") or {})
-    if "data" in entry and says_base64(entry) and entry["datatype"] == "BYTES":
+    if "data" in entry and has_base64_content(entry) and entry["datatype"] == "BYTES":
         del parameters["content_type"]  # it was that of the data
     plain = {key: value for key, value in entry.items() if key != "data"}
     return {**plain, "parameters": {**parameters, "binary_data_size": size}}

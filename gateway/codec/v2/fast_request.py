@@ -1,7 +1,7 @@
 """Client form → upstream form for a small JSON request at hand as a whole, in a few calls.
 
 Most requests are small, and look like the one before but for their numbers: what stands around
-the data is looked at once and remembered. What is not plain is left to InferRequestCodec, which
+the data is looked at once and remembered. What is not plain is left to InferRequestConverter, which
 also says what is wrong with a request; for all else both give the same.
 """
 
@@ -15,21 +15,21 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.fast_decode import is_read_in_c
-from gateway.codec.elements.offloaded_work import do
+from gateway.codec.elements.fast_decode import has_c_decoder
+from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.elements.rounding import is_rounded, may_decide_ties
 from gateway.codec.json.array_scanner import WINDOW, deepest, end_of_numbers
-from gateway.codec.json.data_extractor import stand_in
-from gateway.codec.offload import Work
+from gateway.codec.json.data_extractor import placeholder
+from gateway.codec.offload import ConversionJob
 from gateway.errors import GatewayError
-from gateway.protocol.request_features import HeaderFacts, read_facts
+from gateway.protocol.request_features import RequestFeatures, read_features
 from gateway.protocol.request_header import (
-    AnswerForm,
+    DataSource,
     InputTensor,
-    Source,
-    parse_header,
-    read_answer_form,
+    OutputEncoding,
+    parse_request_header,
     read_inputs,
+    read_output_encoding,
     request_binary_outputs,
     set_binary_size,
 )
@@ -53,18 +53,18 @@ _NUMERIC = b"0123456789+-.eE, \t\r\n[]"
 
 
 @dataclass(frozen=True, slots=True)
-class SmallRequest:
+class FastRequest:
     """A request as the server will get it: ``body`` starts with ``header_size`` bytes of JSON."""
 
     body: bytes
     header_size: int
-    answer: AnswerForm
-    facts: HeaderFacts
+    answer: OutputEncoding
+    features: RequestFeatures
 
 
-def convert_small_request(
+def fast_convert_request(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
-) -> SmallRequest | None:
+) -> FastRequest | None:
     """Convert a JSON request; ``depth_cap`` is in levels of nesting, ``tensor_cap`` in tensors.
 
     Gives None where a closer look is needed.
@@ -81,7 +81,7 @@ def convert_small_request(
             parts.append(_packed(tensor, array, depth_cap))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an element that is not of the datatype, or not as many as the shape takes
-    return SmallRequest(b"".join(parts), len(plan.header), plan.answer, plan.facts)
+    return FastRequest(b"".join(parts), len(plan.header), plan.answer, plan.features)
 
 
 def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -95,7 +95,7 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
-        around += text[position:at], b'"data":', orjson.dumps(stand_in(len(arrays)))
+        around += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
         arrays.append(text[opening:close])
         position = close
     around.append(text[position:])
@@ -108,7 +108,7 @@ def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = do(tensor.work, array)
+    data = run_job(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")
     return bytes(data)
@@ -133,7 +133,7 @@ class _Tensor:
     """How the numbers of an input are converted: below ``few`` bytes by struct, else by work."""
 
     layout: struct.Struct
-    work: Work
+    work: ConversionJob
     few: int
     is_rounded: bool
 
@@ -144,8 +144,8 @@ class _Plan:
 
     header: bytes
     tensors: tuple[_Tensor, ...]
-    answer: AnswerForm
-    facts: HeaderFacts
+    answer: OutputEncoding
+    features: RequestFeatures
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -154,33 +154,33 @@ def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan 
     if b"\\" in around or around.count(_KEY) != arrays:
         return None
     try:
-        fields = parse_header(around, depth_cap)
+        fields = parse_request_header(around, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
-        answer = read_answer_form(fields, tensor_cap)
+        answer = read_output_encoding(fields, tensor_cap)
     except GatewayError:
         return None
-    facts = read_facts(fields, inputs)
-    if not facts.plain:
+    features = read_features(fields, inputs)
+    if not features.is_plain:
         return None
     entries = [entry for entry in fields["inputs"] if "data" in entry]
-    if [entry["data"] for entry in entries] != [stand_in(number) for number in range(arrays)]:
+    if [entry["data"] for entry in entries] != [placeholder(number) for number in range(arrays)]:
         return None
     if around.count(b'"datatype"') != len(inputs):
         return None
     tensors = []
     for entry, declared in zip(fields["inputs"], inputs, strict=True):
-        if declared.source is Source.DATA:
+        if declared.source is DataSource.DATA:
             layout = _layout(declared)
             if layout is None:
                 return None
-            work = Work(to_json=False, datatype=declared.datatype)
-            few = 0 if is_read_in_c(declared.datatype) else _FEW
+            work = ConversionJob(to_json=False, datatype=declared.datatype)
+            few = 0 if has_c_decoder(declared.datatype) else _FEW
             tensors.append(_Tensor(layout, work, few, is_rounded(declared.datatype)))
             set_binary_size(entry, layout.size)
-        elif declared.source is Source.BINARY:
+        elif declared.source is DataSource.BINARY:
             return None
     request_binary_outputs(fields)
-    return _Plan(orjson.dumps(fields), tuple(tensors), answer, facts)
+    return _Plan(orjson.dumps(fields), tuple(tensors), answer, features)
 
 
 def _layout(declared: InputTensor) -> struct.Struct | None:

@@ -1,7 +1,7 @@
 """Upstream form → client form for a small answer at hand as a whole, in a few calls.
 
 Answers of a model look alike but for their numbers: what stands before the tensors is looked at
-once and remembered. What is not plain is left to JsonAnswer; for all else both give the same.
+once and remembered. What is not plain is left to JsonResponseConverter; for all else both give the same.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.codec.elements.encode import written_as
+from gateway.codec.elements.encode import json_dtype
 from gateway.codec.v2.json_writer import skeleton
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
-from gateway.protocol.error_vocabulary import ANSWER
-from gateway.protocol.response_header import OutputTensor, parse_answer, read_outputs
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
 
 _REMEMBERED = 256
 _LARGEST_HEADER = 16 * 1024
 
 
-def convert_small_answer(body: bytes, header_size: int) -> bytes | None:
+def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     """Write a binary answer as JSON; None where a closer look is needed."""
     if header_size > _LARGEST_HEADER:
         return None
@@ -62,7 +62,7 @@ class _Plan:
 @lru_cache(maxsize=_REMEMBERED)
 def _plan(header: bytes) -> _Plan | None:
     try:
-        fields = parse_answer(header)
+        fields = parse_response_header(header)
         outputs = read_outputs(fields)
     except GatewayError:
         return None
@@ -80,7 +80,7 @@ def _plan(header: bytes) -> _Plan | None:
         tensors.append(_Tensor(size, output.binary_size // dtype.itemsize, dtype))
         size += output.binary_size
     follows = [output.binary_size is not None for output in outputs]
-    pieces = skeleton(fields, ANSWER.tensors, follows)
+    pieces = skeleton(fields, RESPONSE.tensors, follows)
     return _Plan(tuple(pieces), tuple(tensors), size)
 
 
@@ -89,4 +89,4 @@ def _is_plain(output: OutputTensor) -> bool:
     datatype = output.datatype
     if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:
         return False
-    return written_as(datatype) == datatype.dtype
+    return json_dtype(datatype) == datatype.dtype

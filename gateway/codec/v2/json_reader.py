@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.codec.elements.base64_elements import Base64Elements
-from gateway.codec.elements.decode import TensorFromJson
-from gateway.codec.json.array_scanner import Run, StringPart
-from gateway.codec.json.data_extractor import ArrayStart, Event, JsonCutter, stand_in
+from gateway.codec.elements.base64_elements import Base64ElementDecoder
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.json.array_scanner import ElementRun, StringPart
+from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event, placeholder
 from gateway.codec.json.parsed_size import parsed_size
-from gateway.codec.offload import NEVER_DONE, Lender, Loan, Work
-from gateway.errors import GatewayError, without_frames
+from gateway.codec.offload import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
-from gateway.protocol.error_vocabulary import Message, Tensor
-from gateway.protocol.json_errors import Cut
-from gateway.protocol.request_header import Fields, found, says_base64
+from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
+from gateway.protocol.json_errors import ExtractedArray
+from gateway.protocol.request_header import Fields, found, has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 _AT_ONCE = 64
@@ -39,17 +39,17 @@ _OF_LENT = 500
 """A run that is converted elsewhere, likewise."""
 
 
-class Elements(Protocol):
+class ElementSink(Protocol):
     """Takes the runs of one array, and holds what becomes of them; ``size`` is in bytes."""
 
     size: int
 
-    def feed(self, item: Run | StringPart) -> None:
+    def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run, or piece of a long string."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ParsedHeader:
     """The JSON around the data, with a stand-in for each array."""
 
     text: bytes
@@ -61,13 +61,13 @@ class Header:
 class _LentRun:
     """A run that is converted elsewhere, and where in its tensor the result goes."""
 
-    tensor: TensorFromJson
+    tensor: TensorDecoder
     place: int
-    run: Run
-    loan: Loan
+    run: ElementRun
+    future: OffloadFuture
 
 
-class JsonTensors(ABC):
+class JsonMessageReader(ABC):
     """Takes the text of a message; has the elements of its arrays converted, run by run.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting, ``tensor_cap`` a number of
@@ -78,18 +78,18 @@ class JsonTensors(ABC):
 
     def __init__(
         self,
-        message: Message,
+        message: ErrorVocabulary,
         header_cap: int,
         depth_cap: int,
-        lender: Lender | None = None,
+        offloader: Offloader | None = None,
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
         self._message = message
-        self._cutter = JsonCutter(header_cap, depth_cap, message, tensor_cap)
-        self._lender = lender
+        self._cutter = DataExtractor(header_cap, depth_cap, message, tensor_cap)
+        self._lender = offloader
         self._lent: deque[_LentRun] = deque()
-        self._arrays: list[Array] = []
-        self._waiting: deque[tuple[Array, Run | StringPart]] = deque()
+        self._arrays: list[DataArray] = []
+        self._waiting: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
         self._waiting_text = 0
         self._lent_text = 0
         self._converted_size = 0
@@ -100,24 +100,26 @@ class JsonTensors(ABC):
         self._events: Iterator[Event] | None = None
         self._ends = False
         self._failure: GatewayError | None = None
-        self._header: Header | None = None
-        self._encoded: deque[Base64Elements] = deque()
+        self._header: ParsedHeader | None = None
+        self._encoded: deque[Base64ElementDecoder] = deque()
 
     @abstractmethod
-    def _elements(self, label: str, fields: Fields) -> Elements | None:
+    def _elements(self, label: str, fields: Fields) -> ElementSink | None:
         """Make what takes the data of a tensor of which these fields are known by now.
 
         ``label`` names it in errors. Gives None where more has to be known.
         """
 
     @abstractmethod
-    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, Sequence[Tensor]]:
+    def _parse(
+        self, text: bytes, cuts: Sequence[ExtractedArray]
+    ) -> tuple[Fields, Sequence[Tensor]]:
         """Parse the JSON around the data, which was cut out of it; raises GatewayError."""
 
     @property
-    def room(self) -> int:
+    def preferred_read_size(self) -> int:
         """Give the bytes of text that are best fed next: any number will do."""
-        return self._cutter.room
+        return self._cutter.preferred_read_size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Take the next text of the message; ``last`` tells that it is the end.
@@ -151,7 +153,7 @@ class JsonTensors(ABC):
                     break
                 self._take(event)
         except GatewayError as error:
-            self._failure = without_frames(error)
+            self._failure = strip_tracebacks(error)
         return True
 
     def _take(self, event: Event) -> None:
@@ -159,13 +161,13 @@ class JsonTensors(ABC):
             if self._arrays:
                 self._learn(self._arrays[-1], event.previous)
             label = f"{self._message.tensors}[{event.index}]"
-            self._arrays.append(Array(event.index, label))
+            self._arrays.append(DataArray(event.index, label))
             self._learn(self._arrays[-1], event.fields)
         else:
             self._waiting.append((self._arrays[-1], event))
             self._waiting_text += len(event)
 
-    def _learn(self, array: Array, fields: Fields) -> None:
+    def _learn(self, array: DataArray, fields: Fields) -> None:
         """Take note of a tensor's fields: what is there by now of its name and datatype, say."""
         name = fields.get("name")
         if isinstance(name, str):
@@ -232,15 +234,15 @@ class JsonTensors(ABC):
         )
 
     @property
-    def loan(self) -> Loan | None:
+    def future(self) -> OffloadFuture | None:
         """Give the work lent out that has to be done before ``finish``, the first of it."""
-        return self._lent[0].loan if self._lent else None
+        return self._lent[0].future if self._lent else None
 
-    def _convert(self, elements: Elements, item: Run | StringPart) -> None:
+    def _convert(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item, here or elsewhere; what is wrong with it waits for those before it."""
-        if isinstance(elements, TensorFromJson) and isinstance(item, Run):
-            work = Work(to_json=False, datatype=elements.datatype)
-            if work.can_be_lent:
+        if isinstance(elements, TensorDecoder) and isinstance(item, ElementRun):
+            work = ConversionJob(to_json=False, datatype=elements.datatype)
+            if work.can_be_offloaded:
                 self._convert_or_lend(elements, item, work)
                 return
         try:
@@ -248,46 +250,46 @@ class JsonTensors(ABC):
         except GatewayError as error:
             if not self._lent:
                 raise
-            self._failure = without_frames(error)
+            self._failure = strip_tracebacks(error)
             self._waiting.clear()
 
-    def _feed(self, elements: Elements, item: Run | StringPart) -> None:
+    def _feed(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""
         before = elements.size
         elements.feed(item)
         self._converted_size += elements.size - before
         self._converted_count += 1
 
-    def _convert_or_lend(self, tensor: TensorFromJson, run: Run, work: Work) -> None:
-        loan = self._lend(work, run)
-        if loan is None:
+    def _convert_or_lend(self, tensor: TensorDecoder, run: ElementRun, work: ConversionJob) -> None:
+        future = self._lend(work, run)
+        if future is None:
             try:
                 self._feed(tensor, run)
             except GatewayError:
                 if not self._lent:
                     raise
                 # Its fault is known once all before it is counted.
-                loan = NEVER_DONE
-        if loan is not None:
-            self._lent.append(_LentRun(tensor, tensor.leave_out(), run, loan))
+                future = FAILED_FUTURE
+        if future is not None:
+            self._lent.append(_LentRun(tensor, tensor.leave_out(), run, future))
             self._lent_text += len(run)
 
-    def _lend(self, work: Work, run: Run) -> Loan | None:
+    def _lend(self, work: ConversionJob, run: ElementRun) -> OffloadFuture | None:
         if self._lender is None or run.lacks_element:
             return None
-        return self._lender.lend(work, *run.pieces)
+        return self._lender.submit(work, *run.pieces)
 
     def _take_back(self) -> None:
         """Take what was converted elsewhere, in order."""
-        while self._lent and self._lent[0].loan.done:
+        while self._lent and self._lent[0].future.done:
             lent = self._lent.popleft()
             self._lent_text -= len(lent.run)
             before = lent.tensor.size
-            lent.tensor.fill_in(lent.place, lent.run, lent.loan.result)
+            lent.tensor.fill_in(lent.place, lent.run, lent.future.result)
             self._converted_size += lent.tensor.size - before
             self._converted_count += 1
 
-    def _finished(self) -> Header:
+    def _finished(self) -> ParsedHeader:
         """Convert what still waits, and give the header."""
         while self.work():
             pass
@@ -301,57 +303,59 @@ class JsonTensors(ABC):
         fields, tensors = self._parse(text, self._cutter.cuts)
         entries = fields.get(self._message.tensors, [])
         self._check_places(entries)
-        self._header = Header(text, fields, tensors)
+        self._header = ParsedHeader(text, fields, tensors)
         self._header_size = len(text) + parsed_size(text) + _OF_TENSOR * len(tensors)
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._learn(array, entry)
             tensor = array.elements
-            if not isinstance(tensor, TensorFromJson) or not says_base64(entry):
+            if not isinstance(tensor, TensorDecoder) or not has_base64_content(entry):
                 continue
             if tensor.datatype is declared.datatype and tensor.datatype.family is Family.TEXT:
                 label = self._message.label(declared.name)
-                self._encoded.append(Base64Elements(label, tensor, self._message))
+                self._encoded.append(Base64ElementDecoder(label, tensor, self._message))
 
     def _check_places(self, entries: list[Fields]) -> None:
         """Check that every data is an array that was cut out, and stands where it was cut."""
-        places = {array.index: stand_in(number) for number, array in enumerate(self._arrays)}
+        places = {array.index: placeholder(number) for number, array in enumerate(self._arrays)}
         key = self._message.tensors
         for index, entry in enumerate(entries):
             if "data" in entry and (index not in places or entry["data"] != places.pop(index)):
                 raise self._not_cut_out(entry, index)
         if places:
-            raise self._message.fault(f"{self._message.name} has the key {key} more than once")
+            raise self._message.malformed(f"{self._message.name} has the key {key} more than once")
 
     def _not_cut_out(self, entry: Fields, index: int) -> GatewayError:
         """Make the error of data that were not seen as an array while the text came."""
         label = self._message.label_of(entry, index)
         if isinstance(entry["data"], list):
-            return self._message.fault(
+            return self._message.malformed(
                 f'{label}: data must be given once, under the key "data" written without escapes'
             )
-        return self._message.fault(f"{label}: data must be an array, got {found(entry['data'])}")
+        return self._message.malformed(
+            f"{label}: data must be an array, got {found(entry['data'])}"
+        )
 
-    def _converted(self, array: Array, declared: Tensor) -> TensorFromJson:
+    def _converted(self, array: DataArray, declared: Tensor) -> TensorDecoder:
         """Give a converted tensor; the header, which has the last word, must agree."""
         tensor = array.elements
-        assert isinstance(tensor, TensorFromJson)
+        assert isinstance(tensor, TensorDecoder)
         label = self._message.label(declared.name)
         if tensor.datatype is not declared.datatype:
-            raise self._message.fault(f"{label} has more than one datatype")
+            raise self._message.malformed(f"{label} has more than one datatype")
         expected = element_count(declared.shape)
         if tensor.count != expected:
-            raise self._message.fault(
+            raise self._message.malformed(
                 f"{label}: shape {list(declared.shape)} takes {expected} elements, "
                 f"data has {tensor.count}"
             )
         return tensor
 
 
-class Array:
+class DataArray:
     """The data of one tensor; ``elements`` takes them, None while it is not known what does."""
 
     def __init__(self, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.elements: Elements | None = None
+        self.elements: ElementSink | None = None

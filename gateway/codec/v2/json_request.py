@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import orjson
 
-from gateway.codec.elements.encode import TensorToJson, tensor_to_json
-from gateway.codec.policies import BytesAs, JsonPolicies
-from gateway.codec.v2.json_writer import JsonWriter, TensorReader, without_parameter
+from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.json_writer import JsonMessageWriter, TensorReader, without_parameter
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.request_header import Fields, InputTensor, mark_base64, read_inputs
 
 
-class JsonRequest(JsonWriter):
+class JsonRequestConverter(JsonMessageWriter):
     """Writes a request in binary form as JSON while it arrives.
 
     ``header_size`` is its JSON part's, in bytes. BYTES are written as they were in the client's
-    JSON, which ``written_as`` tells by the index of the input, and else by the policy; but as text
+    JSON, which ``input_encodings`` tells by the index of the input, and else by the policy; but as text
     where the input says its content type, which tells the server what to make of them. Outputs that
     are wanted ``as_base64`` are asked for so.
     """
@@ -28,21 +28,21 @@ class JsonRequest(JsonWriter):
         self,
         header_size: int,
         policies: JsonPolicies,
-        written_as: Mapping[int, BytesAs],
+        input_encodings: Mapping[int, BytesEncoding],
         as_base64: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(TensorReader(header_size, _parse, REQUEST), REQUEST)
         self._policies = policies
-        self._written_as = written_as
+        self._written_as = input_encodings
         self._as_base64 = as_base64
-        self._bytes_as: list[BytesAs] = []
+        self._bytes_as: list[BytesEncoding] = []
 
     def _rewritten(self, fields: Fields) -> Fields:
         inputs = fields["inputs"]
         self._bytes_as = [self._form_of(index, entry) for index, entry in enumerate(inputs)]
         for entry, tensor, form in zip(inputs, self._reader.tensors, self._bytes_as, strict=True):
             is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
-            if is_text and form is BytesAs.BASE64:
+            if is_text and form is BytesEncoding.BASE64:
                 mark_base64(entry)
         if "outputs" in fields:
             outputs = [without_parameter(entry, "binary_data") for entry in fields["outputs"]]
@@ -52,16 +52,16 @@ class JsonRequest(JsonWriter):
             fields = {**fields, "outputs": outputs}
         return without_parameter(fields, "binary_data_output")
 
-    def _form_of(self, index: int, entry: Fields) -> BytesAs:
+    def _form_of(self, index: int, entry: Fields) -> BytesEncoding:
         if index in self._written_as:
             return self._written_as[index]
         has_type = "content_type" in entry.get("parameters", {})
-        return BytesAs.UTF8 if has_type else self._policies.bytes_as
+        return BytesEncoding.UTF8 if has_type else self._policies.bytes_encoding
 
-    def _converter_of(self, index: int) -> TensorToJson:
+    def _converter_of(self, index: int) -> TensorEncoder:
         tensor = self._reader.tensors[index]
-        policies = replace(self._policies, bytes_as=self._bytes_as[index])
-        return tensor_to_json(REQUEST.label(tensor.name), tensor.datatype, policies, REQUEST)
+        policies = replace(self._policies, bytes_encoding=self._bytes_as[index])
+        return make_tensor_encoder(REQUEST.label(tensor.name), tensor.datatype, policies, REQUEST)
 
 
 def _parse(header: bytes) -> tuple[Fields, tuple[InputTensor, ...]]:

@@ -10,11 +10,11 @@ from sys import getsizeof
 
 import orjson
 
-from gateway.codec.elements.encode import LentText, TensorToJson, Text
+from gateway.codec.elements.encode import OffloadedText, TensorEncoder, TextChunk
 from gateway.codec.json.parsed_size import parsed_size
-from gateway.codec.offload import Lender
+from gateway.codec.offload import Offloader
 from gateway.errors import GatewayError
-from gateway.protocol.error_vocabulary import Message, Tensor
+from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.request_header import Fields
 from gateway.protocol.tensors import element_count
 
@@ -42,7 +42,7 @@ class TensorReader:
         self,
         header_size: int,
         parse: Callable[[bytes], tuple[Fields, Sequence[Tensor]]],
-        message: Message,
+        message: ErrorVocabulary,
     ) -> None:
         self._header_size = header_size
         self._parse = parse
@@ -73,7 +73,7 @@ class TensorReader:
         data = memoryview(data)  # slices of bytes would be copied for each tensor
         while data:
             if self._current == len(self.tensors):
-                raise self._message.fault(
+                raise self._message.malformed(
                     f"{self._message.name} holds more bytes than its header says"
                 )
             piece, data = data[: self._missing], data[self._missing :]
@@ -99,20 +99,20 @@ class TensorReader:
             self._current += 1
 
 
-def ends_early(message: Message) -> GatewayError:
+def ends_early(message: ErrorVocabulary) -> GatewayError:
     """Make the error of a message that is not whole."""
-    return message.fault(f"{message.name} ends before all that its header says has come")
+    return message.malformed(f"{message.name} ends before all that its header says has come")
 
 
-class JsonWriter(ABC):
+class JsonMessageWriter(ABC):
     """Writes what a reader gives as JSON while it arrives."""
 
-    def __init__(self, reader: TensorReader, message: Message) -> None:
+    def __init__(self, reader: TensorReader, message: ErrorVocabulary) -> None:
         self._reader = reader
         self._message = message
         self._skeleton: deque[bytes] | None = None
         self._skeleton_size = 0
-        self._converter: TensorToJson | None = None
+        self._converter: TensorEncoder | None = None
 
     @property
     def held(self) -> int:
@@ -120,7 +120,7 @@ class JsonWriter(ABC):
         return self._reader.held + self._skeleton_size
 
     @abstractmethod
-    def _converter_of(self, index: int) -> TensorToJson:
+    def _converter_of(self, index: int) -> TensorEncoder:
         """Make the converter of a tensor."""
 
     def _rewritten(self, fields: Fields) -> Fields:
@@ -133,11 +133,11 @@ class JsonWriter(ABC):
         Raises GatewayError: 502 for a broken answer, 406 where a policy refuses a value; 400 for
         either in a request.
         """
-        return b"".join([part for part in self.parts(data) if not isinstance(part, LentText)])
+        return b"".join([part for part in self.parts(data) if not isinstance(part, OffloadedText)])
 
     def parts(
-        self, data: bytes | memoryview, lender: Lender | None = None
-    ) -> Iterator[Text | LentText]:
+        self, data: bytes | memoryview, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
         """Yield the text that the data brings; ``lender`` may have parts of it written elsewhere.
 
         Raises GatewayError as ``feed`` does.
@@ -145,7 +145,7 @@ class JsonWriter(ABC):
         for piece in self._reader.feed(data):
             if self._skeleton is None:
                 yield self._begin()
-            yield from self._write(piece, lender)
+            yield from self._write(piece, offloader)
         if self._skeleton is None and self._reader.fields is not None:
             yield self._begin()
 
@@ -166,26 +166,28 @@ class JsonWriter(ABC):
         self._skeleton_size -= getsizeof(text)
         return text
 
-    def _write(self, piece: TensorPiece, lender: Lender | None) -> Iterator[Text | LentText]:
+    def _write(
+        self, piece: TensorPiece, offloader: Offloader | None
+    ) -> Iterator[TextChunk | OffloadedText]:
         assert self._skeleton is not None
         if self._converter is None:
             self._converter = self._converter_of(piece.index)
-        if lender is None:
+        if offloader is None:
             yield self._converter.feed(piece.data)
         else:
-            yield from self._converter.parts(piece.data, lender)
+            yield from self._converter.parts(piece.data, offloader)
         if piece.last:
             check_count(self._reader.tensors[piece.index], self._converter, self._message)
             self._converter = None
             yield self._next_text(self._skeleton)
 
 
-def check_count(tensor: Tensor, converter: TensorToJson, message: Message) -> None:
+def check_count(tensor: Tensor, converter: TensorEncoder, message: ErrorVocabulary) -> None:
     """Raise GatewayError (502, 400) unless it had as many elements as its shape says."""
     converter.finish()
     expected = element_count(tensor.shape)
     if converter.count != expected:
-        raise message.fault(
+        raise message.malformed(
             f"{message.label(tensor.name)} of {message.name} holds {converter.count} elements, "
             f"its shape {list(tensor.shape)} takes {expected}"
         )

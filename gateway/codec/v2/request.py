@@ -8,26 +8,30 @@ from functools import lru_cache
 
 import orjson
 
-from gateway.codec.elements.decode import TensorFromJson
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.offload import Lender
-from gateway.codec.policies import BytesAs
-from gateway.codec.v2.json_reader import JsonTensors
+from gateway.codec.offload import Offloader
+from gateway.codec.policies import BytesEncoding
+from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
-from gateway.protocol.json_errors import Cut
-from gateway.protocol.request_features import HeaderFacts, may_hide_classification, read_facts
+from gateway.protocol.json_errors import ExtractedArray
+from gateway.protocol.request_features import (
+    RequestFeatures,
+    may_hide_classification,
+    read_features,
+)
 from gateway.protocol.request_header import (
-    AnswerForm,
+    DataSource,
     Fields,
     InputTensor,
-    Source,
-    parse_header,
-    read_answer_form,
+    OutputEncoding,
+    has_base64_content,
+    parse_request_header,
     read_inputs,
+    read_output_encoding,
     request_binary_outputs,
-    says_base64,
     set_binary_size,
 )
 from gateway.protocol.tensors import MAX_TENSORS
@@ -45,9 +49,9 @@ class InferRequest:
 
     header: bytes
     tensors: Body
-    answer: AnswerForm
-    facts: HeaderFacts
-    written_as: Mapping[int, BytesAs] = field(default_factory=dict)
+    answer: OutputEncoding
+    features: RequestFeatures
+    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
     """How the client wrote the elements of inputs in JSON, by their index, if they are BYTES."""
 
     @property
@@ -65,7 +69,7 @@ def _size(part: Sequence[bytes] | int) -> int:
     return part if isinstance(part, int) else sum(map(len, part))
 
 
-class InferRequestCodec(JsonTensors):
+class InferRequestConverter(JsonMessageReader):
     """Converts the JSON part of an infer request as it arrives, and holds the data in binary form.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
@@ -76,25 +80,27 @@ class InferRequestCodec(JsonTensors):
         self,
         header_cap: int,
         depth_cap: int,
-        lender: Lender | None = None,
+        offloader: Offloader | None = None,
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
-        super().__init__(REQUEST, header_cap, depth_cap, lender, tensor_cap)
+        super().__init__(REQUEST, header_cap, depth_cap, offloader, tensor_cap)
         self._depth_cap = depth_cap
         self._tensor_cap = tensor_cap
         self._inputs: tuple[InputTensor, ...] = ()
 
-    def _elements(self, label: str, fields: Fields) -> TensorFromJson | None:
+    def _elements(self, label: str, fields: Fields) -> TensorDecoder | None:
         datatype = fields.get("datatype")
-        if says_base64(fields) and datatype != "BYTES":
+        if has_base64_content(fields) and datatype != "BYTES":
             return None  # it is refused when all is read
         if isinstance(datatype, str) and datatype in DATATYPES:
-            return TensorFromJson(label, DATATYPES[datatype])
+            return TensorDecoder(label, DATATYPES[datatype])
         return None
 
-    def _parse(self, text: bytes, cuts: Sequence[Cut]) -> tuple[Fields, tuple[InputTensor, ...]]:
+    def _parse(
+        self, text: bytes, cuts: Sequence[ExtractedArray]
+    ) -> tuple[Fields, tuple[InputTensor, ...]]:
         try:
-            fields = parse_header(text, self._depth_cap, cuts)
+            fields = parse_request_header(text, self._depth_cap, cuts)
         except GatewayError:
             check_header_end(text, cuts)
             raise
@@ -109,8 +115,8 @@ class InferRequestCodec(JsonTensors):
         header = self._finished()
         fields, inputs = header.fields, self._inputs
         entries = fields["inputs"]
-        answer = read_answer_form(fields, self._tensor_cap)
-        facts = read_facts(fields, inputs)
+        answer = read_output_encoding(fields, self._tensor_cap)
+        features = read_features(fields, inputs)
         converted = {
             array.index: self._converted(array, inputs[array.index]) for array in self._arrays
         }
@@ -119,13 +125,14 @@ class InferRequestCodec(JsonTensors):
         changed = request_binary_outputs(fields) or may_hide_classification(header.text)
         # Byte for byte where nothing had to change.
         text = orjson.dumps(fields) if changed or converted else header.text
-        written_as = {
-            index: BytesAs.BASE64 if inputs[index].base64 else BytesAs.UTF8 for index in converted
+        input_encodings = {
+            index: BytesEncoding.BASE64 if inputs[index].base64 else BytesEncoding.UTF8
+            for index in converted
         }
-        return InferRequest(text, _body(inputs, converted), answer, facts, written_as)
+        return InferRequest(text, _body(inputs, converted), answer, features, input_encodings)
 
 
-LARGEST_REMEMBERED = 4 * 1024
+MAX_CACHED_HEADER = 4 * 1024
 """Bytes of JSON at most that ``header_without_data`` takes."""
 
 _REMEMBERED = 256
@@ -142,15 +149,15 @@ def header_without_data(
     # Escapes could hide the key.
     if b'"data"' in text or b"\\" in text:
         return None
-    codec = InferRequestCodec(len(text), depth_cap, tensor_cap=tensor_cap)
+    codec = InferRequestConverter(len(text), depth_cap, tensor_cap=tensor_cap)
     codec.feed(text, last=True)
     return codec.finish()
 
 
-def _body(inputs: tuple[InputTensor, ...], converted: dict[int, TensorFromJson]) -> Body:
+def _body(inputs: tuple[InputTensor, ...], converted: dict[int, TensorDecoder]) -> Body:
     parts: list[Sequence[bytes] | int] = []
     for index, declared in enumerate(inputs):
-        if declared.source is Source.DATA:
+        if declared.source is DataSource.DATA:
             parts.append(converted[index].chunks)
         elif declared.binary_size is not None:
             parts.append(declared.binary_size)

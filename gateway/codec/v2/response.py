@@ -7,42 +7,47 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.codec.elements.encode import TensorToJson, tensor_to_json
-from gateway.codec.policies import BytesAs, JsonPolicies
-from gateway.codec.v2.binary_response import AnswerParts, BinaryAnswer, Chunks, becomes_base64
+from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import (
+    BinaryResponseConverter,
+    Chunks,
+    ResponseParts,
+    becomes_base64,
+)
 from gateway.codec.v2.json_writer import (
-    JsonWriter,
+    JsonMessageWriter,
     TensorPiece,
     TensorReader,
     check_count,
     ends_early,
 )
-from gateway.errors import bad_answer
+from gateway.errors import bad_response
 from gateway.protocol.datatypes import Family
-from gateway.protocol.error_vocabulary import ANSWER, Tensor
-from gateway.protocol.request_header import AnswerForm, Fields, mark_base64
-from gateway.protocol.response_header import OutputTensor, parse_answer, read_outputs
+from gateway.protocol.error_vocabulary import RESPONSE, Tensor
+from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
+from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
 
 
-def answer_reader(header_size: int) -> TensorReader:
+def response_reader(header_size: int) -> TensorReader:
     """Make the reader of a binary answer; ``header_size`` is the JSON part's, in bytes."""
-    return TensorReader(header_size, _parse, ANSWER)
+    return TensorReader(header_size, _parse, RESPONSE)
 
 
 def _parse(header: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
-    fields = parse_answer(header)
+    fields = parse_response_header(header)
     return fields, read_outputs(fields)
 
 
-class JsonAnswer(JsonWriter):
+class JsonResponseConverter(JsonMessageWriter):
     """Writes an answer as JSON while it arrives."""
 
     def __init__(self, header_size: int, policies: JsonPolicies) -> None:
-        super().__init__(answer_reader(header_size), ANSWER)
+        super().__init__(response_reader(header_size), RESPONSE)
         self._policies = policies
 
-    def _converter_of(self, index: int) -> TensorToJson:
-        return output_converter(self._reader.tensors[index], self._policies)
+    def _converter_of(self, index: int) -> TensorEncoder:
+        return make_output_encoder(self._reader.tensors[index], self._policies)
 
     def _rewritten(self, fields: Fields) -> Fields:
         _mark_base64(fields, self._reader.tensors, self._policies)
@@ -58,7 +63,7 @@ _OF_CHUNK = 48
 """Bytes of memory that a piece of a tensor takes beside its own."""
 
 
-class MixedAnswer:
+class MixedResponseConverter:
     """Holds an answer of JSON and binary outputs, and brings each into the form that is wanted.
 
     The header, which comes first, holds the JSON outputs: so all is held until they are known.
@@ -69,7 +74,7 @@ class MixedAnswer:
     def __init__(
         self,
         header_size: int,
-        form: AnswerForm,
+        form: OutputEncoding,
         policies: JsonPolicies,
         header_cap: int,
         spool_cap: int,
@@ -79,11 +84,11 @@ class MixedAnswer:
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
-        self._json = BinaryAnswer(form, header_cap, spool_cap, policies)
+        self._json = BinaryResponseConverter(form, header_cap, spool_cap, policies)
         self._behind = b""
-        self._parts: AnswerParts | None = None
+        self._parts: ResponseParts | None = None
         self._reader: TensorReader | None = None
-        self._converters: dict[int, TensorToJson] = {}
+        self._converters: dict[int, TensorEncoder] = {}
         self._size = 0
         self._chunks = 0
 
@@ -126,7 +131,7 @@ class MixedAnswer:
         while self.work():
             pass
         if self._reader is None or self._parts is None:
-            raise ends_early(ANSWER)
+            raise ends_early(RESPONSE)
         self._reader.finish()
         _mark_base64(self._parts.fields, self._parts.outputs, self._policies)
         return self._parts.joined()
@@ -140,11 +145,11 @@ class MixedAnswer:
                 parts.texts.pop(index, None)
                 parts.tensors.pop(index, None)
         self._parts = parts
-        self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), ANSWER)
+        self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), RESPONSE)
         self._take(self._reader, parts, self._behind)
         self._behind = b""
 
-    def _take(self, reader: TensorReader, parts: AnswerParts, data: bytes | memoryview) -> None:
+    def _take(self, reader: TensorReader, parts: ResponseParts, data: bytes | memoryview) -> None:
         for piece in reader.feed(data):
             output = parts.outputs[piece.index]
             if self._form.wants_binary(output.name):
@@ -156,11 +161,11 @@ class MixedAnswer:
 
     def _text(self, output: Tensor, piece: TensorPiece) -> bytes:
         if piece.index not in self._converters:
-            self._converters[piece.index] = output_converter(output, self._policies)
+            self._converters[piece.index] = make_output_encoder(output, self._policies)
         converter = self._converters[piece.index]
         text = converter.feed(piece.data)
         if piece.last:
-            check_count(output, converter, ANSWER)
+            check_count(output, converter, RESPONSE)
         return text
 
     def _hold(self, where: Chunks, data: bytes | memoryview) -> None:
@@ -168,17 +173,17 @@ class MixedAnswer:
         self._size += len(data)
         self._chunks += 1
         if self._json.data_held + self._size > self._spool_cap:
-            raise bad_answer(
+            raise bad_response(
                 f"an answer of JSON and binary outputs is held, and is larger than "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
             )
 
 
-def output_converter(output: Tensor, policies: JsonPolicies) -> TensorToJson:
+def make_output_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
     """Make the converter of one output to JSON."""
     if policies.wants_base64(output.name):
-        policies = replace(policies, bytes_as=BytesAs.BASE64)
-    return tensor_to_json(ANSWER.label(output.name), output.datatype, policies)
+        policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
+    return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
 
 
 def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:

@@ -29,6 +29,6 @@ curl -sN URL/v2/models/upper/generate_stream -d '{"INPUT0": "word by word"}'
 """
 
 
-def curl_lines(gateway_url: str) -> str:
+def curl_commands(gateway_url: str) -> str:
     """Return curl commands for a POSIX shell, at most 100 columns wide for a usual URL."""
     return _LINES.replace("URL", gateway_url.rstrip("/"))

@@ -9,11 +9,11 @@ from gateway.demo.server import documents
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import Array
 from gateway.demo.show.client import Caller, Reply, ShowError, client_session
-from gateway.demo.show.curl import curl_lines
+from gateway.demo.show.curl import curl_commands
 from gateway.demo.show.digest import describe, digest
 from gateway.demo.show.page import Page, milliseconds
 
-__all__ = ["ShowError", "curl_lines", "run_show"]
+__all__ = ["ShowError", "curl_commands", "run_show"]
 
 ROUNDS: Final = 5  # timed calls of each kind where two ways are compared
 

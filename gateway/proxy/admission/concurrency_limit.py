@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
 from gateway.proxy.admission.deadline import Deadline
 
 
-class Gate:
+class ConcurrencyLimit:
     """Has ``most`` places; for one of them ``waiting`` exchanges may wait, ``patience`` seconds.
 
     Who has less time left waits for that long. Who comes first is let in first. ``place`` tells of
@@ -19,7 +19,7 @@ class Gate:
     """
 
     def __init__(self, place: str, most: int, waiting: int, patience: float) -> None:
-        self.inside = 0
+        self.active = 0
         """Exchanges that were let in and have not left."""
         self._place = place
         self._most = most
@@ -32,11 +32,11 @@ class Gate:
         """Give the exchanges that wait."""
         return len(self._waiting)
 
-    def enter_at_once(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take a place if one is free, and nobody waits for it."""
-        if self.inside >= self._most:
+        if self.active >= self._most:
             return False  # only then does anybody wait
-        self.inside += 1
+        self.active += 1
         return True
 
     async def enter(self, deadline: Deadline) -> None:
@@ -44,16 +44,16 @@ class Gate:
 
         That is where the deadline would come, too: it is no server that has not answered.
         """
-        if self.enter_at_once():
+        if self.try_acquire():
             return
         if len(self._waiting) >= self._most_waiting:
             raise self._full(f"and {self._most_waiting} more wait")
-        with deadline.left_inside() as left:
+        with deadline.suspended() as left:
             await self._wait(min(self._patience, left))
 
     def leave(self) -> None:
         """Give the place to who has waited longest, or back."""
-        self.inside -= 1
+        self.active -= 1
         if self._waiting:
             self._let_in()
 
@@ -66,11 +66,11 @@ class Gate:
 
     def _let_in(self) -> None:
         """Give the places that are free to those who have waited longest."""
-        while self._waiting and self.inside < self._most:
+        while self._waiting and self.active < self._most:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
-                self.inside += 1
+                self.active += 1
 
     async def _wait(self, seconds: float) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,33 +95,33 @@ class Gate:
         return overloaded(f"{self._place} is busy: {self._most} requests are under way, {why}")
 
 
-def enter_at_once(gates: Sequence[Gate]) -> bool:
+def try_acquire(concurrency_limits: Sequence[ConcurrencyLimit]) -> bool:
     """Take a place at each, or at none."""
-    for number, gate in enumerate(gates):
-        if not gate.enter_at_once():
-            leave(gates[:number])
+    for number, concurrency_limit in enumerate(concurrency_limits):
+        if not concurrency_limit.try_acquire():
+            leave(concurrency_limits[:number])
             return False
     return True
 
 
-async def enter(gates: Sequence[Gate], deadline: Deadline) -> None:
+async def enter(concurrency_limits: Sequence[ConcurrencyLimit], deadline: Deadline) -> None:
     """Take a place at each, one after the other, or at none; raises GatewayError (503)."""
     entered = 0
     try:
-        for gate in gates:
-            await gate.enter(deadline)
+        for concurrency_limit in concurrency_limits:
+            await concurrency_limit.enter(deadline)
             entered += 1
     except BaseException:
-        leave(gates[:entered])
+        leave(concurrency_limits[:entered])
         raise
 
 
-def leave(gates: Sequence[Gate]) -> None:
+def leave(concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
     """Give the places back."""
-    for gate in gates:
-        gate.leave()
+    for concurrency_limit in concurrency_limits:
+        concurrency_limit.leave()
 
 
 def overloaded(message: str) -> GatewayError:
     """Make the error of a request that comes when too much is under way."""
-    return GatewayError(ErrorKind.OVERLOADED, message, retry_after=TRY_AGAIN)
+    return GatewayError(ErrorKind.OVERLOADED, message, retry_after=RETRY_AFTER)

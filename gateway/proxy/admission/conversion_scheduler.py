@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-LARGEST_WITHOUT = 32 * 1024
+MAX_UNSCHEDULED = 32 * 1024
 """Bytes of a request that need no turn: they are converted in little time."""
 
 
-class Turns:
+class ConversionScheduler:
     """Lets one exchange convert a chunk in each turn of the event loop."""
 
     def __init__(self) -> None:

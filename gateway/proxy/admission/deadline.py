@@ -77,7 +77,7 @@ class Deadline:
             return self.error(self._missed)
         return error
 
-    def wait_for_client(self) -> None:
+    def expect_client(self) -> None:
         """Note that something moved, and that it is the client's turn."""
         self._server = None
         self._moved = self._loop.time()
@@ -97,29 +97,29 @@ class Deadline:
                 f"{self._receiving:.0f} s (limits.body_rate: {self._body_rate} bytes a second)",
             )
 
-    def wait_for_server(self, url: str) -> None:
+    def expect_server(self, url: str) -> None:
         """Note that something moved, and that it is the turn of the server at ``url``."""
         self._server = url
         self._moved = self._loop.time()
 
     @contextmanager
-    def left_to_parts(self) -> Iterator[None]:
+    def suspended_for_parts(self) -> Iterator[None]:
         """Leave the time to tasks that run inside, each of which keeps a ``part`` of its own.
 
         So what one of them waits for in vain does not end the others. It is the client's turn then,
         for a while also where they took all the time: what the others did is to be told.
         """
         try:
-            with self.left_inside():
+            with self.suspended():
                 yield
         finally:
             self._timer.cancel()
-            self.wait_for_client()
+            self.expect_client()
             self._last = max(self._end, self._moved + _FOR_THE_ANSWER)
             self._look_again()
 
     @contextmanager
-    def left_inside(self) -> Iterator[float]:
+    def suspended(self) -> Iterator[float]:
         """Leave the time to what runs inside and ends by itself; give the seconds that it has.
 
         So it can say on its own what it has waited for. Something has moved before and behind it.

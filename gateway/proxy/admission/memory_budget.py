@@ -7,11 +7,11 @@ from typing import Protocol, Self
 
 from gateway.errors import GatewayError
 from gateway.proxy.admission.concurrency_limit import overloaded
-from gateway.proxy.admission.conversion_scheduler import Turns
-from gateway.system.buffers import LEAST_STREAM, BufferAccount
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
 
 
-class HeldBytes:
+class MemoryBudget:
     """Counts the bytes that calls hold of bodies; together with ``buffers``, ``most`` at a time.
 
     Those are what connections buffer of bodies in transit, which have their share of the memory.
@@ -25,9 +25,9 @@ class HeldBytes:
         """Give the bytes that are held and buffered."""
         return self.buffers.total
 
-    def holding(self) -> Holding:
+    def reserve(self) -> Reservation:
         """Begin to count for an exchange; nothing of it counts any more once that is closed."""
-        return Holding(self)
+        return Reservation(self)
 
     def change(self, size: int) -> None:
         """Count so many bytes more, or fewer; raises GatewayError (503) over the cap."""
@@ -37,12 +37,12 @@ class HeldBytes:
 
     def admit(self) -> None:
         """Check that there is room for one more call; raises GatewayError (503) if not."""
-        if self.buffers.free < LEAST_STREAM:
+        if self.buffers.free < MIN_STREAM_BYTES:
             raise self._full()
 
-    def allow(self, most: int) -> None:
+    def set_limit(self, most: int) -> None:
         """Have another cap from now on; what is held stays, even where that is more."""
-        self.buffers.allow(most)
+        self.buffers.set_limit(most)
 
     def _full(self) -> GatewayError:
         buffers = self.buffers
@@ -53,14 +53,14 @@ class HeldBytes:
         )
 
 
-class Holding:
+class Reservation:
     """What one exchange holds, while its context is open."""
 
-    def __init__(self, held: HeldBytes) -> None:
+    def __init__(self, held: MemoryBudget) -> None:
         self._held = held
         self._size = 0
 
-    def is_now(self, size: int) -> None:
+    def resize(self, size: int) -> None:
         """Note how many bytes it holds now; raises GatewayError (503) where those are too many."""
         self._held.change(size - self._size)
         self._size = size
@@ -71,8 +71,8 @@ class Holding:
         self._size = size
 
     def more(self, size: int) -> None:
-        """Note that it holds so many bytes more; raises GatewayError (503) as ``is_now`` does."""
-        self.is_now(self._size + size)
+        """Note that it holds so many bytes more; raises GatewayError (503) as ``resize`` does."""
+        self.resize(self._size + size)
 
     def __enter__(self) -> Self:
         """Hold nothing yet."""
@@ -85,10 +85,10 @@ class Holding:
         traceback: TracebackType | None,
     ) -> None:
         """Hold nothing any more."""
-        self.is_now(0)
+        self.resize(0)
 
 
-class HeldWork(Protocol):
+class BufferingCodec(Protocol):
     """A codec with work that it does piece by piece, and what it holds of a body, in bytes."""
 
     @property
@@ -99,8 +99,8 @@ class HeldWork(Protocol):
         """Do a piece; tell whether there was one."""
 
 
-async def work_off(codec: HeldWork, holding: Holding, turns: Turns) -> None:
+async def work_off(codec: BufferingCodec, holding: Reservation, turns: ConversionScheduler) -> None:
     """Do what a codec has to do, with a turn for others after each piece."""
     while codec.work():
-        holding.is_now(codec.held)
+        holding.resize(codec.held)
         await turns.next()

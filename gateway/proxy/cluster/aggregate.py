@@ -8,23 +8,23 @@ from typing import Any
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import bad_answer
+from gateway.errors import bad_response
 from gateway.protocol.v1 import model_entries
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.broadcast import whole_body
 from gateway.proxy.cluster.model_lists import model_lists
 from gateway.proxy.cluster.scatter_gather import (
-    FAILED,
-    Asked,
-    Reply,
+    FAILED_ENDPOINTS,
+    BufferedResponse,
+    SubResponse,
     agreed,
     ask_every_endpoint,
     pass_on,
     question,
 )
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.upstream.transport import UpstreamRequest
 
 _EVERYTHING = b"{}"
@@ -33,7 +33,7 @@ _EVERYTHING = b"{}"
 
 async def repository_index(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -45,21 +45,21 @@ async def repository_index(
     that have no list of their models, as they can never say. Raises GatewayError (502) that names
     who fails: an index without its models would say that there are none.
     """
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         index = await _index(request, route, deadline, holding)
         lists = await model_lists(request, index, route, upstreams, deadline, holding)
         if not lists.are_good:
             await pass_on(lists.error(request), answer, deadline)
             return
-        entries = await _gathered(lists.given, _Models(), _upstream, route.turns)
+        entries = await _gathered(lists.given, _Models(), _upstream, route.scheduler)
         headers = _json()
         headers.update(lists.headers)
-        deadline.wait_for_client()
+        deadline.expect_client()
         await answer.send(200, "", headers, b"[%b]" % entries)
 
 
 async def _index(
-    request: ClientRequest, route: Route, deadline: Deadline, holding: Holding
+    request: ClientRequest, route: Route, deadline: Deadline, holding: Reservation
 ) -> UpstreamRequest:
     """Ask for the index as the client does; what an empty body means, some want to be told."""
     body = await whole_body(request, route.limits, deadline, holding)
@@ -73,7 +73,7 @@ async def _index(
 
 async def statistics(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -83,17 +83,17 @@ async def statistics(
     A header names those that fail: what the others have counted is no less true.
     """
     asked_for = question(request, request.target)
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         asked = await ask_every_endpoint(route, upstreams, lambda _: asked_for, deadline, holding)
         failed = [each.name for each in asked if not each.good]
         if len(failed) == len(asked):
             await pass_on(agreed(request, asked), answer, deadline)
             return
-        entries = await _gathered(asked, _statistics, _endpoint, route.turns)
+        entries = await _gathered(asked, _statistics, _endpoint, route.scheduler)
         headers = _json()
         if failed:
-            headers[FAILED] = ", ".join(failed)
-        deadline.wait_for_client()
+            headers[FAILED_ENDPOINTS] = ", ".join(failed)
+        deadline.expect_client()
         await answer.send(200, "", headers, b'{"model_stats":[%b]}' % entries)
 
 
@@ -103,10 +103,10 @@ class _Models:
     def __init__(self) -> None:
         self._given: set[tuple[str, str, str]] = set()
 
-    def __call__(self, document: Any, who: Asked) -> Any:
+    def __call__(self, document: Any, who: SubResponse) -> Any:
         return [model for model in model_entries(document) if self._is_new(who, model)]
 
-    def _is_new(self, who: Asked, model: Mapping[str, Any]) -> bool:
+    def _is_new(self, who: SubResponse, model: Mapping[str, Any]) -> bool:
         """Tell it by what tells models apart: their names and versions."""
         what = (who.upstream, str(model.get("name")), str(model.get("version")))
         is_new = what not in self._given
@@ -114,23 +114,23 @@ class _Models:
         return is_new
 
 
-def _upstream(asked: Asked) -> dict[str, str]:
+def _upstream(asked: SubResponse) -> dict[str, str]:
     return {"upstream": asked.upstream}
 
 
-def _statistics(document: Any, _: Asked) -> Any:
+def _statistics(document: Any, _: SubResponse) -> Any:
     return document["model_stats"]
 
 
-def _endpoint(asked: Asked) -> dict[str, str]:
+def _endpoint(asked: SubResponse) -> dict[str, str]:
     return {"upstream": asked.upstream, "endpoint": asked.name}
 
 
 async def _gathered(
-    asked: Iterable[Asked],
-    entries_of: Callable[[Any, Asked], Any],
-    names_of: Callable[[Asked], Mapping[str, str]],
-    turns: Turns,
+    asked: Iterable[SubResponse],
+    entries_of: Callable[[Any, SubResponse], Any],
+    names_of: Callable[[SubResponse], Mapping[str, str]],
+    turns: ConversionScheduler,
 ) -> bytes:
     """Write the entries of all good answers as the inside of one list, with names in each."""
     parts = []
@@ -142,9 +142,9 @@ async def _gathered(
 
 
 def _entries(
-    reply: Reply,
-    who: Asked,
-    entries_of: Callable[[Any, Asked], Any],
+    reply: BufferedResponse,
+    who: SubResponse,
+    entries_of: Callable[[Any, SubResponse], Any],
     names: Mapping[str, str],
 ) -> bytes:
     try:
@@ -153,7 +153,7 @@ def _entries(
             raise TypeError
         return orjson.dumps([{**entry, **names} for entry in entries])[1:-1]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise bad_answer(f"{who.name} did not answer with a list of models") from None
+        raise bad_response(f"{who.name} did not answer with a list of models") from None
 
 
 def _json() -> CIMultiDict[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Sequence
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import Endpoint
+from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody, kept
 from gateway.proxy.cluster.scatter_gather import (
     agreed,
@@ -16,7 +16,7 @@ from gateway.proxy.cluster.scatter_gather import (
     pass_on,
     question,
 )
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Limits, Route, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route, Upstream
 from gateway.proxy.passthrough import forward, forwarded_body
 from gateway.upstream.transport import Body
 
@@ -26,7 +26,7 @@ TargetAt = Callable[[Upstream], str]
 
 async def to_every_endpoint(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -41,7 +41,7 @@ async def to_every_endpoint(
     if endpoints_of(upstreams) == 1:
         await forward(request, answer, route, deadline, target_at(route.upstream))
         return
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         body = await whole_body(request, route.limits, deadline, holding)
         asked = await ask_every_endpoint(
             route,
@@ -56,8 +56,8 @@ async def to_every_endpoint(
 
 async def load(
     request: ClientRequest,
-    answer: ClientAnswer,
-    asked: Endpoint,
+    answer: ClientResponse,
+    asked: Operation,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -72,11 +72,11 @@ async def load(
     finally:
         for upstream in upstreams:
             upstream.metadata.drop(asked.model or "")
-            upstream.pool.ask_again()
+            upstream.pool.refresh_models()
 
 
 async def whole_body(
-    request: ClientRequest, limits: Limits, deadline: Deadline, holding: Holding
+    request: ClientRequest, limits: Limits, deadline: Deadline, holding: Reservation
 ) -> Body:
     """Give all of a client's body, which several servers are to have; None where there is none.
 
@@ -84,7 +84,7 @@ async def whole_body(
     """
     body = ClientBody(request, limits.request_bytes, deadline)
     _check_held(body.size or 0, limits)
-    passed = await forwarded_body(request, body, limits.json_depth, holding, few_chunks=False)
+    passed = await forwarded_body(request, body, limits.json_depth, holding, limits_chunks=False)
     if not isinstance(passed, AsyncIterable):
         return passed
     chunks: list[bytes] = []

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, without_frames
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import ClientAnswer, Upstream
+from gateway.proxy.interfaces import ClientResponse, Upstream
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
 PROBE_TIME = 2.0
 """Seconds within which an endpoint has to say that it is ready."""
 
-KEPT = 1.0
+CACHE_SECONDS = 1.0
 """Seconds for which an outcome holds, so that probes of the gateway do not multiply."""
 
 _READY = "/v2/health/ready"
@@ -30,18 +30,18 @@ Check = Callable[[Upstream], Awaitable[tuple[str, ...]]]
 """Tells of each endpoint of an upstream why it cannot be used, or nothing if one of them can."""
 
 
-async def live(answer: ClientAnswer) -> None:
+async def live(answer: ClientResponse) -> None:
     """Answer that the gateway lives, whatever its servers do."""
     await answer.send(200, "", CIMultiDict(_JSON), b'{"live":true}')
 
 
-async def ready(answer: ClientAnswer, readiness: Readiness, deadline: Deadline) -> None:
+async def ready(answer: ClientResponse, readiness: Readiness, deadline: Deadline) -> None:
     """Answer that the gateway is ready; raises GatewayError (503) that tells what is not."""
-    deadline.wait_for_server(f"the endpoints of {', '.join(readiness.names)}")
+    deadline.expect_server(f"the endpoints of {', '.join(readiness.names)}")
     missing = await readiness.missing()
     if missing:
         raise GatewayError(ErrorKind.NOT_READY, f"not ready: {missing}")
-    deadline.wait_for_client()
+    deadline.expect_client()
     await answer.send(200, "", CIMultiDict(_JSON), b'{"ready":true}')
 
 
@@ -102,7 +102,7 @@ class Readiness:
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._look_at(upstream)) for upstream in self._upstreams]
         self._missing = ", ".join(filter(None, (look.result() for look in looks)))
-        self._expires = self._clock() + KEPT
+        self._expires = self._clock() + CACHE_SECONDS
         return self._missing
 
     async def _look_at(self, upstream: Upstream) -> str:
@@ -124,7 +124,7 @@ async def unusable(upstream: Upstream) -> tuple[str, ...]:
     """
     pool = upstream.pool
     if not pool.endpoints:
-        return (pool.why_empty,)
+        return (pool.empty_reason,)
     if pool.unreachable is not None:
         records = [member.calls for member in pool.members]
         whys = [each.last_error if each.connect_failures else None for each in records]
@@ -151,7 +151,7 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
     """Tell why an endpoint is not ready; None if it is."""
     try:
         async with asyncio.timeout(PROBE_TIME):
-            headers = CIMultiDict(endpoint.own_request)
+            headers = CIMultiDict(endpoint.own_request_headers)
             response = await endpoint.send(UpstreamRequest("GET", _READY, headers))
             try:
                 while await response.read():
@@ -159,7 +159,7 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
             finally:
                 response.close()
     except GatewayError as error:
-        without_frames(error)
+        strip_tracebacks(error)
         return error.message
     except TimeoutError:
         return f"{endpoint.url} did not say in {PROBE_TIME:g} s that it is ready"

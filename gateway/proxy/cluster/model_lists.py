@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from gateway.errors import GatewayError
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.scatter_gather import (
-    FAILED,
-    Asked,
-    Reply,
+    FAILED_ENDPOINTS,
+    BufferedResponse,
+    SubResponse,
     agreed,
     ask_where_they_differ,
     question,
@@ -36,8 +36,8 @@ class ModelLists:
     ``given`` are the answers of who has a list, be they errors; ``lacking`` those of who has none.
     """
 
-    given: list[Asked]
-    lacking: list[Asked]
+    given: list[SubResponse]
+    lacking: list[SubResponse]
 
     @property
     def are_good(self) -> bool:
@@ -48,9 +48,9 @@ class ModelLists:
     def headers(self) -> dict[str, str]:
         """Give the header of an answer that names whose models it lacks, if it does any's."""
         lacking = ", ".join(each.name for each in self.lacking)
-        return {FAILED: lacking} if lacking else {}
+        return {FAILED_ENDPOINTS: lacking} if lacking else {}
 
-    def error(self, request: ClientRequest) -> Reply:
+    def error(self, request: ClientRequest) -> BufferedResponse:
         """Give the servers' own error, where lists are not good; raises GatewayError as agreed."""
         return agreed(request, self.given or self.lacking)
 
@@ -61,7 +61,7 @@ async def model_lists(
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
-    holding: Holding,
+    holding: Reservation,
 ) -> ModelLists:
     """Ask one endpoint of each upstream, or all where those differ, for the models there.
 
@@ -96,9 +96,9 @@ async def _wait_until_known(upstreams: Sequence[Upstream], deadline: Deadline) -
         with contextlib.suppress(GatewayError), part:
             await until_known([upstream], part)
 
-    unknown = [upstream for upstream in upstreams if upstream.speech.dialect is None]
+    unknown = [upstream for upstream in upstreams if upstream.dialect_state.dialect is None]
     if unknown:
-        with deadline.left_to_parts():
+        with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
                 for upstream in unknown:
                     group.create_task(wait_for(upstream, deadline.part(_TO_BE_KNOWN)))
@@ -111,15 +111,15 @@ def _v1_list(request: ClientRequest) -> UpstreamRequest:
 
 
 def _speaks_v1(upstream: Upstream) -> bool:
-    return upstream.speech.dialect is not None and upstream.dialect.speaks_v1
+    return upstream.dialect_state.dialect is not None and upstream.dialect.speaks_v1
 
 
-def _has_none(asked: Asked, upstream: Upstream, index: UpstreamRequest) -> bool:
+def _has_none(asked: SubResponse, upstream: Upstream, index: UpstreamRequest) -> bool:
     """Tell whether who was asked says that it has no list, and never will."""
-    if not isinstance(asked.outcome, Reply):
+    if not isinstance(asked.outcome, BufferedResponse):
         return False
-    dialect, status = upstream.speech.dialect, asked.outcome.status
-    if dialect is not None and not dialect.lists_models:
+    dialect, status = upstream.dialect_state.dialect, asked.outcome.status
+    if dialect is not None and not dialect.has_model_list:
         return status == 400 or status in _HAS_NONE
     # By GET, an index is refused also where there is one: the specification has POST.
     return status in _HAS_NONE and (index.method == "POST" or _speaks_v1(upstream))

@@ -10,21 +10,21 @@ from functools import partial
 import orjson
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
-from gateway.proxy.admission.concurrency_limit import Gate, enter, leave
+from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, enter, leave
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import response_chunks, write
 from gateway.proxy.headers import check_lengths, end_to_end
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
-from gateway.proxy.retry import Attempts
-from gateway.upstream.pool.lease import Loan
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
+from gateway.proxy.retry import UpstreamCall
+from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 LARGEST_REPLY = 4 * 1024 * 1024
 """Bytes that are held of one server's answer."""
 
-FAILED = "Tensorgate-Failed-Endpoints"
+FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
 """The header of an answer that lacks what these endpoints would have said."""
 
 _SHOWN = 200
@@ -32,7 +32,7 @@ _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class BufferedResponse:
     """A server's answer, whole."""
 
     status: int
@@ -42,7 +42,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubResponse:
     """One who was asked, and what came of it.
 
     ``name`` is an endpoint's URL, or says which upstream it is if any of its endpoints would do.
@@ -50,12 +50,12 @@ class Asked:
 
     upstream: str
     name: str
-    outcome: Reply | GatewayError
+    outcome: BufferedResponse | GatewayError
 
     @property
-    def good(self) -> Reply | None:
+    def good(self) -> BufferedResponse | None:
         """Give the answer, if it tells of no error."""
-        if isinstance(self.outcome, Reply) and 200 <= self.outcome.status < 300:
+        if isinstance(self.outcome, BufferedResponse) and 200 <= self.outcome.status < 300:
             return self.outcome
         return None
 
@@ -91,9 +91,9 @@ async def ask_every_endpoint(
     upstreams: Sequence[Upstream],
     question_to: Callable[[Upstream], UpstreamRequest],
     deadline: Deadline,
-    holding: Holding,
+    holding: Reservation,
     model: str | None = None,
-) -> list[Asked]:
+) -> list[SubResponse]:
     """Ask every endpoint, those that are left out too; one that is in two upstreams, once.
 
     Where endpoints differ in their models, those are asked that have ``model`` now, if any has, and
@@ -102,7 +102,7 @@ async def ask_every_endpoint(
     way, 400 for a head that an upstream does not take.
     """
 
-    async def ask(having: str | None) -> list[Asked]:
+    async def ask(having: str | None) -> list[SubResponse]:
         asks: dict[str, _Ask] = {}
         for upstream in upstreams:
             _add_every_endpoint(asks, upstream, question_to(upstream), holding, having)
@@ -116,8 +116,8 @@ async def ask_one_of_each(
     upstreams: Sequence[Upstream],
     request: UpstreamRequest,
     deadline: Deadline,
-    holding: Holding,
-) -> list[Asked]:
+    holding: Reservation,
+) -> list[SubResponse]:
     """Ask one endpoint of each upstream: another one, where the first cannot be reached.
 
     The route tells where else. The rest is as with ``ask_every_endpoint``.
@@ -131,8 +131,8 @@ async def ask_where_they_differ(
     upstreams: Sequence[Upstream],
     question_to: Callable[[Upstream], UpstreamRequest],
     deadline: Deadline,
-    holding: Holding,
-) -> list[Asked]:
+    holding: Reservation,
+) -> list[SubResponse]:
     """Ask one endpoint of each upstream; of one whose endpoints differ in their models, every one.
 
     The rest is as with ``ask_one_of_each`` and ``ask_every_endpoint``.
@@ -140,27 +140,27 @@ async def ask_where_they_differ(
     asks: dict[str, _Ask] = {}
     for upstream in upstreams:
         request = question_to(upstream)
-        if upstream.pool.differs:
+        if upstream.pool.discovers_models:
             _add_every_endpoint(asks, upstream, request, holding)
         else:
             asks[upstream.name] = _ask_of_one(route, upstream, request, holding)
     return await _all(asks.values(), _gates(route, upstreams), deadline)
 
 
-def agreed(request: ClientRequest, asked: Sequence[Asked]) -> Reply:
+def agreed(request: ClientRequest, asked: Sequence[SubResponse]) -> BufferedResponse:
     """Give the first answer, if all went well, or all were answered with the same error.
 
     Else raises GatewayError (502) that tells where it went well, and who failed and why. Where all
     failed in the same way without an answer, it is of that kind (503, 504).
     """
-    replies = [each.outcome for each in asked if isinstance(each.outcome, Reply)]
+    replies = [each.outcome for each in asked if isinstance(each.outcome, BufferedResponse)]
     done = [each.name for each in asked if each.good]
     if len(replies) == len(asked):
         alike = len({reply.status for reply in replies}) == 1
         if alike or len(done) == len(asked):
             return replies[0]
     errors = [each.outcome for each in asked if isinstance(each.outcome, GatewayError)]
-    kind, again = ErrorKind.BAD_ANSWER, None
+    kind, again = ErrorKind.BAD_RESPONSE, None
     if not replies and len({error.kind for error in errors}) == 1:
         kind, again = errors[0].kind, errors[0].retry_after
     what = f"{request.method} {shortened(request.target.partition('?')[0])}"
@@ -170,15 +170,15 @@ def agreed(request: ClientRequest, asked: Sequence[Asked]) -> Reply:
 
 
 async def pass_on(
-    reply: Reply,
-    answer: ClientAnswer,
+    reply: BufferedResponse,
+    answer: ClientResponse,
     deadline: Deadline,
-    added: Mapping[str, str] | None = None,
+    added_headers: Mapping[str, str] | None = None,
 ) -> None:
     """Give the client a server's answer as it is, but for the headers in ``added``."""
     headers = end_to_end(reply.headers)
-    headers.update(added or {})
-    deadline.wait_for_client()
+    headers.update(added_headers or {})
+    deadline.expect_client()
     await answer.start(reply.status, reply.reason, headers)
     await write(answer, reply.body, deadline)
     await answer.finish()
@@ -189,7 +189,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_Ask = Callable[[Deadline], Coroutine[None, None, Asked | None]]
+_Ask = Callable[[Deadline], Coroutine[None, None, SubResponse | None]]
 """Asks somebody; None where there was nothing to ask."""
 
 
@@ -197,96 +197,108 @@ def _add_every_endpoint(
     asks: dict[str, _Ask],
     upstream: Upstream,
     request: UpstreamRequest,
-    holding: Holding,
+    holding: Reservation,
     model: str | None = None,
 ) -> None:
-    check_lengths(request, upstream.speech.dialect)
-    for loan in upstream.pool.every_endpoint():
+    check_lengths(request, upstream.dialect_state.dialect)
+    for loan in upstream.pool.lease_all():
         ask = partial(_ask_endpoint, upstream.name, loan, request, holding, model)
         asks.setdefault(loan.endpoint.url, ask)
 
 
 def _ask_of_one(
-    route: Route, upstream: Upstream, request: UpstreamRequest, holding: Holding
+    route: Route, upstream: Upstream, request: UpstreamRequest, holding: Reservation
 ) -> _Ask:
     # The places of all who are asked are taken already.
-    return partial(_ask_upstream, replace(route, upstream=upstream, gates=()), request, holding)
+    return partial(
+        _ask_upstream, replace(route, upstream=upstream, concurrency_limits=()), request, holding
+    )
 
 
-async def _all(asks: Iterable[_Ask], gates: Sequence[Gate], deadline: Deadline) -> list[Asked]:
+async def _all(
+    asks: Iterable[_Ask], concurrency_limits: Sequence[ConcurrencyLimit], deadline: Deadline
+) -> list[SubResponse]:
     """Ask all at once; one who does not answer in time does not keep the others from it."""
-    await enter(gates, deadline)
+    await enter(concurrency_limits, deadline)
     try:
-        with deadline.left_to_parts():
+        with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(ask(deadline.part())) for ask in asks]
     finally:
-        leave(gates)
+        leave(concurrency_limits)
     return [asked for task in tasks if (asked := task.result()) is not None]
 
 
-def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[Gate]:
+def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[ConcurrencyLimit]:
     """Give the gates of a route and of all upstreams, each once: all of it is one exchange.
 
     They are in the same order for all, so that no two exchanges wait for each other's places:
     those of upstreams come first, as with a route's.
     """
-    common = [gate for gate in route.gates if gate is not route.upstream.gate]
+    common = [
+        concurrency_limit
+        for concurrency_limit in route.concurrency_limits
+        if concurrency_limit is not route.upstream.concurrency_limit
+    ]
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
-    return [upstream.gate for upstream in by_name if upstream.gate is not None] + common
+    return [
+        upstream.concurrency_limit for upstream in by_name if upstream.concurrency_limit is not None
+    ] + common
 
 
 async def _ask_endpoint(
     upstream: str,
-    loan: Loan,
+    loan: Lease,
     request: UpstreamRequest,
-    holding: Holding,
+    holding: Reservation,
     model: str | None,
     deadline: Deadline,
-) -> Asked | None:
+) -> SubResponse | None:
     """Ask an endpoint, unless it says that it does not have ``model``."""
     url = loan.endpoint.url
     try:
         with loan as endpoint, deadline:
-            deadline.wait_for_server(url)
-            if model is not None and not await loan.may_have(model):
+            deadline.expect_server(url)
+            if model is not None and not await loan.may_have_model(model):
                 return None
-            deadline.wait_for_server(url)
+            deadline.expect_server(url)
             response = await endpoint.send(request)
-            loan.judge(response.status)
+            loan.classify_status(response.status)
             try:
-                return Asked(upstream, url, await whole_reply(response, url, deadline, holding))
+                return SubResponse(
+                    upstream, url, await whole_reply(response, url, deadline, holding)
+                )
             finally:
                 response.close()
     except GatewayError as error:
-        return Asked(upstream, url, without_frames(error))
+        return SubResponse(upstream, url, strip_tracebacks(error))
 
 
 async def _ask_upstream(
-    route: Route, request: UpstreamRequest, holding: Holding, deadline: Deadline
-) -> Asked:
+    route: Route, request: UpstreamRequest, holding: Reservation, deadline: Deadline
+) -> SubResponse:
     upstream = route.upstream.name
     name = f"upstream {upstream}"
     try:
         with deadline:
-            async with Attempts(route, request, deadline) as attempt:
+            async with UpstreamCall(route, request, deadline) as attempt:
                 reply = await whole_reply(attempt.response, attempt.url, deadline, holding)
-                return Asked(upstream, name, reply)
+                return SubResponse(upstream, name, reply)
     except GatewayError as error:
-        return Asked(upstream, name, without_frames(error))
+        return SubResponse(upstream, name, strip_tracebacks(error))
 
 
 async def whole_reply(
-    response: UpstreamResponse, url: str, deadline: Deadline, holding: Holding
-) -> Reply:
+    response: UpstreamResponse, url: str, deadline: Deadline, holding: Reservation
+) -> BufferedResponse:
     """Read a server's answer; raises GatewayError: 502 over the cap, 503 if too much is held."""
     body = bytearray()
     async for chunk in response_chunks(response, url, deadline):
         holding.more(len(chunk))
         body += chunk
         if len(body) > LARGEST_REPLY:
-            raise bad_answer(f"{url} answered more than {LARGEST_REPLY} bytes")
-    return Reply(response.status, response.reason, response.headers, bytes(body))
+            raise bad_response(f"{url} answered more than {LARGEST_REPLY} bytes")
+    return BufferedResponse(response.status, response.reason, response.headers, bytes(body))
 
 
 def _error_text(body: bytes) -> str:

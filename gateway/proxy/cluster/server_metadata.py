@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_answer
+from gateway.errors import bad_response
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
-    Asked,
-    Reply,
+    BufferedResponse,
+    SubResponse,
     agreed,
     ask_one_of_each,
     pass_on,
@@ -20,9 +20,9 @@ from gateway.proxy.cluster.scatter_gather import (
 )
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_response import relay_document
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.passthrough import forward_answer
-from gateway.proxy.retry import Attempts
+from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import UpstreamRequest
 
 _EXTENSION = "binary_tensor_data"
@@ -31,7 +31,7 @@ _LARGEST_DOCUMENT = 1024 * 1024
 
 async def server_metadata(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -44,7 +44,7 @@ async def server_metadata(
     if len(upstreams) == 1:
         await _of_one(asked, answer, route, deadline)
         return
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         replies = await ask_one_of_each(route, upstreams, asked, deadline, holding)
         first = agreed(request, replies)
         good = [(each, each.good) for each in replies if each.good]
@@ -52,14 +52,14 @@ async def server_metadata(
             await pass_on(first, answer, deadline)
             return
         document = orjson.dumps(_shared([_fields(each, reply) for each, reply in good]))
-        deadline.wait_for_client()
+        deadline.expect_client()
         await answer.send(first.status, first.reason, with_body(first.headers, {}), document)
 
 
 async def _of_one(
-    asked: UpstreamRequest, answer: ClientAnswer, route: Route, deadline: Deadline
+    asked: UpstreamRequest, answer: ClientResponse, route: Route, deadline: Deadline
 ) -> None:
-    async with Attempts(route, asked, deadline) as attempt:
+    async with UpstreamCall(route, asked, deadline) as attempt:
         response, url = attempt.response, attempt.url
         if response.status != 200:
             await forward_answer(response, answer, url, deadline)
@@ -82,13 +82,13 @@ def _with_extension(document: bytes) -> bytes:
     return orjson.dumps(fields)
 
 
-def _fields(asked: Asked, reply: Reply) -> dict[str, Any]:
+def _fields(asked: SubResponse, reply: BufferedResponse) -> dict[str, Any]:
     try:
         fields = orjson.loads(reply.body)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise bad_answer(f"{asked.name} answered what is no server metadata")
+        raise bad_response(f"{asked.name} answered what is no server metadata")
     return fields
 
 

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.broadcast import TargetAt, to_every_endpoint
 from gateway.proxy.cluster.scatter_gather import (
-    FAILED,
-    Reply,
+    FAILED_ENDPOINTS,
+    BufferedResponse,
     agreed,
     ask_every_endpoint,
     endpoints_of,
     pass_on,
     question,
 )
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.passthrough import forward
 
-DIFFERING = "Tensorgate-Differing-Endpoints"
+DIFFERING_ENDPOINTS = "Tensorgate-Differing-Endpoints"
 """The header that names the endpoints whose settings differ from those of the answer."""
 
 
 async def server_settings(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -38,7 +38,7 @@ async def server_settings(
     if request.method == "POST":
         await to_every_endpoint(request, answer, route, upstreams, deadline, target_at, model)
     elif request.method == "GET" and endpoints_of(upstreams) > 1:
-        with route.held.holding() as holding:
+        with route.held.reserve() as holding:
             await _read(request, answer, route, upstreams, deadline, target_at, holding, model)
     else:
         await forward(request, answer, route, deadline, target_at(route.upstream))
@@ -46,7 +46,7 @@ async def server_settings(
 
 async def log_setting(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -57,12 +57,12 @@ async def log_setting(
 
 async def _read(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
     target_at: TargetAt,
-    holding: Holding,
+    holding: Reservation,
     model: str | None,
 ) -> None:
     """Answer with the first endpoint's settings, and tell where they are others."""
@@ -82,13 +82,13 @@ async def _read(
     wanted = _settings(first)
     differing = [url for url, reply in found.items() if reply and _settings(reply) != wanted]
     failed = [url for url, reply in found.items() if reply is None]
-    named = {DIFFERING: differing, FAILED: failed}
+    named = {DIFFERING_ENDPOINTS: differing, FAILED_ENDPOINTS: failed}
     await pass_on(
         first, answer, deadline, {name: ", ".join(urls) for name, urls in named.items() if urls}
     )
 
 
-def _settings(reply: Reply) -> object:
+def _settings(reply: BufferedResponse) -> object:
     """Read settings, in which the order of the names does not count."""
     try:
         return orjson.loads(reply.body)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import Endpoint
+from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.server_settings import server_settings
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.server_dialect import until_known
 
 _log = logging.getLogger("tensorgate.trace")
@@ -17,8 +17,8 @@ _log = logging.getLogger("tensorgate.trace")
 
 async def trace_setting(
     request: ClientRequest,
-    answer: ClientAnswer,
-    asked: Endpoint,
+    answer: ClientResponse,
+    asked: Operation,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,

@@ -7,23 +7,29 @@ from collections.abc import Sequence
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.protocol.model_name import named_by
-from gateway.protocol.operations import Endpoint, model_path
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import Operation, model_path
 from gateway.protocol.v1 import (
     error_document,
-    listed_models,
     models_document,
     ready_document,
-    says_ready,
+    ready_model_names,
+    reports_ready,
 )
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.model_lists import ModelLists, model_lists
-from gateway.proxy.cluster.scatter_gather import Asked, Reply, pass_on, question, whole_reply
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route, Upstream
+from gateway.proxy.cluster.scatter_gather import (
+    BufferedResponse,
+    SubResponse,
+    pass_on,
+    question,
+    whole_reply,
+)
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.passthrough import forward
-from gateway.proxy.retry import Attempts
+from gateway.proxy.retry import UpstreamCall
 from gateway.proxy.server_dialect import understand, until_known
 from gateway.upstream.transport import UpstreamRequest
 
@@ -38,8 +44,8 @@ One that is alone has the request then, and may answer it in a way of its own.
 
 async def v1_models(
     request: ClientRequest,
-    answer: ClientAnswer,
-    asked: Endpoint,
+    answer: ClientResponse,
+    asked: Operation,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
@@ -58,8 +64,8 @@ async def v1_models(
 
 async def _tell_of_model(
     request: ClientRequest,
-    answer: ClientAnswer,
-    asked: Endpoint,
+    answer: ClientResponse,
+    asked: Operation,
     model: str,
     route: Route,
     deadline: Deadline,
@@ -67,24 +73,24 @@ async def _tell_of_model(
     await understand(request, asked, route.upstream, deadline)
     await until_known([route.upstream], deadline)
     if route.upstream.dialect.speaks_v1:
-        await forward(request, answer, route, deadline, model=named_by(asked))
+        await forward(request, answer, route, deadline, model=model_name_of(asked))
         return
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         reply = await _readiness(request, asked, model, route, deadline, holding)
         await pass_on(reply, answer, deadline)
 
 
 async def _readiness(
     request: ClientRequest,
-    asked: Endpoint,
+    asked: Operation,
     model: str,
     route: Route,
     deadline: Deadline,
-    holding: Holding,
-) -> Reply:
+    holding: Reservation,
+) -> BufferedResponse:
     path = model_path(model, asked.version)
     reply = await _ask(request, path + "/ready", asked, route, deadline, holding)
-    if reply.status == 200 and says_ready(reply.body):
+    if reply.status == 200 and reports_ready(reply.body):
         return _reply(200, ready_document(model))
     # Servers answer alike for models that are not ready and those that they do not have.
     reply = await _ask(request, path, asked, route, deadline, holding)
@@ -95,12 +101,12 @@ async def _readiness(
 
 async def _tell_of_all(
     request: ClientRequest,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     upstreams: Sequence[Upstream],
     deadline: Deadline,
 ) -> None:
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         index = _index(request)
         lists = await model_lists(request, index, route, upstreams, deadline, holding)
         asked = (*lists.given, *lists.lacking)
@@ -115,15 +121,15 @@ async def _tell_of_all(
     await forward(request, answer, route, deadline)
 
 
-def _has_no_index(asked: Asked) -> bool:
-    return isinstance(asked.outcome, Reply) and asked.outcome.status in _NO_INDEX
+def _has_no_index(asked: SubResponse) -> bool:
+    return isinstance(asked.outcome, BufferedResponse) and asked.outcome.status in _NO_INDEX
 
 
-async def _list(lists: ModelLists, route: Route) -> Reply:
+async def _list(lists: ModelLists, route: Route) -> BufferedResponse:
     names: list[str] = []
     for each in lists.given:
         names += _models(each)
-        await route.turns.next()
+        await route.scheduler.next()
     return _reply(200, models_document(names))
 
 
@@ -138,31 +144,31 @@ def _index(request: ClientRequest) -> UpstreamRequest:
 async def _ask(
     request: ClientRequest,
     target: str,
-    asked: Endpoint,
+    asked: Operation,
     route: Route,
     deadline: Deadline,
-    holding: Holding,
-) -> Reply:
-    model = named_by(asked)
-    async with Attempts(route, question(request, target), deadline, model=model) as attempt:
+    holding: Reservation,
+) -> BufferedResponse:
+    model = model_name_of(asked)
+    async with UpstreamCall(route, question(request, target), deadline, model=model) as attempt:
         return await whole_reply(attempt.response, attempt.url, deadline, holding)
 
 
-def _models(asked: Asked) -> list[str]:
+def _models(asked: SubResponse) -> list[str]:
     try:
         assert asked.good is not None
-        return listed_models(orjson.loads(asked.good.body))
+        return ready_model_names(orjson.loads(asked.good.body))
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise bad_answer(f"{asked.name} did not answer with a list of models") from None
+        raise bad_response(f"{asked.name} did not answer with a list of models") from None
 
 
-def _error(reply: Reply) -> Reply:
+def _error(reply: BufferedResponse) -> BufferedResponse:
     """Say a server's error as V1 clients expect it."""
     return _reply(reply.status, error_document(reply.body, reply.reason), reply.reason)
 
 
-def _reply(status: int, document: bytes, reason: str = "") -> Reply:
+def _reply(status: int, document: bytes, reason: str = "") -> BufferedResponse:
     headers = CIMultiDict(
         {"Content-Type": "application/json", "Content-Length": str(len(document))}
     )
-    return Reply(status, reason, CIMultiDictProxy(headers), document)
+    return BufferedResponse(status, reason, CIMultiDictProxy(headers), document)

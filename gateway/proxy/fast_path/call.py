@@ -10,16 +10,16 @@ from functools import lru_cache, partial
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.header_length_check import check_header_length
-from gateway.errors import GatewayError, without_frames
-from gateway.observe.failure_log import FAILURES
+from gateway.errors import GatewayError, strip_tracebacks
+from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.model_name import ModelName
-from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.concurrency_limit import leave
 from gateway.proxy.admission.deadline import Deadline, not_done, nothing_moved, server_timeout
-from gateway.proxy.admission.timeout_queue import Watch
-from gateway.proxy.dispatch import FAULT, error_body, error_headers, in_time
+from gateway.proxy.admission.timeout_queue import TimeoutQueue
+from gateway.proxy.dispatch import INTERNAL_ERROR, error_body, error_headers, run_with_deadline
 from gateway.proxy.filters.compression import CompressedAnswer, varying
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_response import (
@@ -29,19 +29,19 @@ from gateway.proxy.infer.convert_response import (
     whole_as_json,
     with_empty_data,
 )
-from gateway.proxy.interfaces import ClientAnswer, Route, StraightClient
+from gateway.proxy.interfaces import ClientResponse, FastPathClient, Route
 from gateway.proxy.passthrough import forward_answer
-from gateway.proxy.retry import Again, Attempts
-from gateway.proxy.router import Choice
-from gateway.upstream.pool.lease import Loan, Outcome, told_by
-from gateway.upstream.pool.outlier_detection import FIRST_ERROR
+from gateway.proxy.retry import RetryState, UpstreamCall
+from gateway.proxy.router import WeightedChoice
+from gateway.upstream.pool.lease import Lease, Outcome, outcome_of
+from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
 from gateway.upstream.transport import (
-    AnswerHead,
     HeaderLines,
-    RequestStart,
-    Sent,
+    PendingRequest,
+    RequestTemplate,
     UpstreamRequest,
     UpstreamResponse,
+    UpstreamResponseHead,
 )
 
 COPIES = 2
@@ -50,20 +50,20 @@ COPIES = 2
 _REMEMBERED = 512
 """Heads of answers, and what becomes of them."""
 
-_ALL_JSON = AnswerForm(binary_by_default=False, binary_by_output={})
+_ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
 
 _log = logging.getLogger("tensorgate.exchange")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallPlan:
     """What becomes of requests with the same head."""
 
-    start: RequestStart
+    start: RequestTemplate
     passed: CIMultiDictProxy[str]
     """The client's headers that go to the server."""
-    choice: Choice
-    watch: Watch
+    choice: WeightedChoice
+    watch: TimeoutQueue
     converts: bool
     """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
     model: ModelName | None = None
@@ -85,14 +85,15 @@ class Plan:
         """Tell whether servers of a dialect, or of one not known yet, take what it makes."""
         if dialect is None:
             return not (self.converts or self.versioned or self.untyped)
-        if self.converts and (dialect.lists_outputs or not dialect.binary):
+        if self.converts and (dialect.binary_only_if_listed or not dialect.binary):
             return False
         return not (
-            (self.versioned and not dialect.versions) or (self.untyped and dialect.wants_json_type)
+            (self.versioned and not dialect.versioned_paths)
+            or (self.untyped and dialect.requires_json_type)
         )
 
 
-class StraightExchange:
+class FastPathCall:
     """A request that was sent, until its client has the answer, or a task sees to that.
 
     It is the Receiver of that answer, and Watched until then.
@@ -100,12 +101,12 @@ class StraightExchange:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CallPlan,
         route: Route,
         headers: HeaderLines,
         body: bytes,
-        loan: Loan,
-        client: StraightClient,
+        loan: Lease,
+        client: FastPathClient,
     ) -> None:
         self._plan = plan
         self._route = route
@@ -114,48 +115,48 @@ class StraightExchange:
         self._loan = loan
         self._watch = plan.watch
         self._client = client
-        self._sent: Sent | None = None
+        self._sent: PendingRequest | None = None
 
-    def under_way(self, sent: Sent) -> None:
+    def in_flight(self, sent: PendingRequest) -> None:
         """Note that the server has been asked."""
         self._sent = sent
-        self._loan.take()
+        self._loan.acquire()
         self._watch.add(self)
         self._route.held.buffers.reserved += COPIES * len(self._body)
 
-    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Answer the client."""
         if self._is_unwanted(head.status):
             return
         try:
             headers, data = self._answer(head, bytes(body))
         except Exception as error:
-            outcome, why = told_by(error)
+            outcome, why = outcome_of(error)
             # The server has answered well if it is the client's form that its answer does not fit.
-            self._end(Outcome.ANSWERED if outcome is Outcome.UNKNOWN else outcome, why)
+            self._end(Outcome.SUCCEEDED if outcome is Outcome.UNKNOWN else outcome, why)
             self._answer_failure(error)
             return
-        if head.status < FIRST_ERROR:
-            self._end(Outcome.ANSWERED)
+        if head.status < FIRST_ERROR_STATUS:
+            self._end(Outcome.SUCCEEDED)
         else:
-            self._end(*self._loan.judge(head.status))
+            self._end(*self._loan.classify_status(head.status))
         if self._plan.varies:
             headers = varying(headers)
         self._client.answer(head.status, head.reason, headers, data)
 
-    def begun(self, response: UpstreamResponse) -> None:
+    def on_headers(self, response: UpstreamResponse) -> None:
         """Have a task pass the answer on as it comes."""
         if self._is_unwanted(response.status):
             return
         spent = self._watch.remove(self)
-        over = partial(self._end, *self._loan.judge(response.status))
-        self._client.go_on(partial(self._relay, response, spent), over)
+        over = partial(self._end, *self._loan.classify_status(response.status))
+        self._client.continue_in_task(partial(self._relay, response, spent), over)
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
-        outcome, why = told_by(error)
-        if self._again.after_failure(error, self._loan.endpoint):
-            without_frames(error)
+        outcome, why = outcome_of(error)
+        if self._again.should_retry_error(error, self._loan.endpoint):
+            strip_tracebacks(error)
             self._go_on_elsewhere(outcome, why)
         else:
             self._end(outcome, why)
@@ -164,19 +165,19 @@ class StraightExchange:
     def _is_unwanted(self, status: int) -> bool:
         """Tell whether another endpoint is asked, as this one answered so; have a task do it."""
         statuses = self._route.retry.statuses
-        if not statuses or not self._again.after_answer(status, self._loan.endpoint):
+        if not statuses or not self._again.should_retry_status(status, self._loan.endpoint):
             return False
-        self._go_on_elsewhere(*self._loan.retried(status))
+        self._go_on_elsewhere(*self._loan.classify_retried(status))
         return True
 
     def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Have a task ask another endpoint: it is one exchange, with its places and its time."""
         spent = self._let_go(outcome, why)
-        self._client.go_on(partial(self._ask_another, spent), self._leave)
+        self._client.continue_in_task(partial(self._ask_another, spent), self._leave)
 
     @property
-    def _again(self) -> Again:
-        return Again(self._route.upstream, self._route.retry, [], self._plan.model)
+    def _again(self) -> RetryState:
+        return RetryState(self._route.upstream, self._route.retry, [], self._plan.model)
 
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
@@ -198,7 +199,7 @@ class StraightExchange:
 
     def _leave(self) -> None:
         """Give back the places and the memory."""
-        leave(self._route.gates)
+        leave(self._route.concurrency_limits)
         self._route.held.buffers.reserved -= COPIES * len(self._body)
 
     def _let_go(self, outcome: Outcome, why: str) -> float:
@@ -207,10 +208,10 @@ class StraightExchange:
         sent, self._sent = self._sent, None
         spent = self._watch.remove(self)
         sent.close()
-        self._loan.give_back(outcome, why)
+        self._loan.release(outcome, why)
         return spent
 
-    def _answer(self, head: AnswerHead, body: bytes) -> tuple[HeaderLines, bytes]:
+    def _answer(self, head: UpstreamResponseHead, body: bytes) -> tuple[HeaderLines, bytes]:
         """Give headers and body of the client's answer; raises GatewayError."""
         if not self._plan.converts or head.status != 200:
             return _passed(head), body
@@ -234,59 +235,63 @@ class StraightExchange:
             start = self._plan.start
             where = (request_id or "-", start.method, start.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
-        without_frames(error)
-        told = error if isinstance(error, GatewayError) else FAULT
-        FAILURES.write(told, request_id)
+        strip_tracebacks(error)
+        told = error if isinstance(error, GatewayError) else INTERNAL_ERROR
+        FAILURE_LOG.write(told, request_id)
         headers = error_headers(request_id)
         if self._plan.varies:
             headers = varying(headers)
         body = error_body(told.message)
         self._client.answer(told.kind.value.status, "", headers, body, last=fault)
 
-    async def _relay(self, response: UpstreamResponse, spent: float, answer: ClientAnswer) -> None:
+    async def _relay(
+        self, response: UpstreamResponse, spent: float, answer: ClientResponse
+    ) -> None:
         url = self._loan.endpoint.url
         answer = self._varying(answer)
 
         async def run(deadline: Deadline) -> None:
-            deadline.wait_for_server(url)
+            deadline.expect_server(url)
             try:
                 await self._pass_on(response, url, answer, deadline)
             except BaseException as error:
-                self._end(*told_by(deadline.cause(error)))
+                self._end(*outcome_of(deadline.cause(error)))
                 raise
 
         try:
-            await in_time(run, answer, self._deadline(spent))
+            await run_with_deadline(run, answer, self._deadline(spent))
         finally:
             response.close()
 
-    async def _ask_another(self, spent: float, answer: ClientAnswer) -> None:
+    async def _ask_another(self, spent: float, answer: ClientResponse) -> None:
         start = self._plan.start
         headers = CIMultiDict([*start.headers, *self._headers])
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
         asked = UpstreamRequest(start.method, start.target, headers, body)
         answer = self._varying(answer)
-        inside = replace(self._route, gates=())  # it has its places already
+        inside = replace(self._route, concurrency_limits=())  # it has its places already
 
         async def run(deadline: Deadline) -> None:
             tried = (self._loan.endpoint,)
             model = self._plan.model
-            async with Attempts(inside, asked, deadline, tried, model) as attempt:
+            async with UpstreamCall(inside, asked, deadline, tried, model) as attempt:
                 await self._pass_on(attempt.response, attempt.url, answer, deadline)
 
-        await in_time(run, answer, self._deadline(spent))
+        await run_with_deadline(run, answer, self._deadline(spent))
 
     async def _pass_on(
-        self, response: UpstreamResponse, url: str, answer: ClientAnswer, deadline: Deadline
+        self, response: UpstreamResponse, url: str, answer: ClientResponse, deadline: Deadline
     ) -> None:
         if self._plan.converts:
             await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
         else:
             await forward_answer(response, answer, url, deadline)
 
-    def _varying(self, answer: ClientAnswer) -> ClientAnswer:
-        return CompressedAnswer(answer, None, self._route.turns) if self._plan.varies else answer
+    def _varying(self, answer: ClientResponse) -> ClientResponse:
+        return (
+            CompressedAnswer(answer, None, self._route.scheduler) if self._plan.varies else answer
+        )
 
     def _deadline(self, spent: float) -> Deadline:
         return self._route.limits.deadline(spent)
@@ -298,12 +303,12 @@ def header_lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLin
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _passed(head: AnswerHead) -> HeaderLines:
+def _passed(head: UpstreamResponseHead) -> HeaderLines:
     return header_lines(end_to_end(head.headers))
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _as_json(head: AnswerHead, cap: int) -> tuple[int | None, HeaderLines]:
+def _as_json(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
     """Give the size of the JSON part, None if there are no tensors behind it, and the headers."""
     header_size = answer_header_size(head, cap)
     changed = {} if header_size is None else {"Content-Type": "application/json"}

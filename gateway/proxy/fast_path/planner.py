@@ -14,22 +14,22 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import LARGEST as LARGEST_CONVERTED
-from gateway.codec.v2.fast_request import SmallRequest, convert_small_request
+from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
+from gateway.codec.v2.fast_request import FastRequest, fast_convert_request
 from gateway.errors import GatewayError
-from gateway.protocol.model_name import named_by
-from gateway.protocol.operations import EndpointKind
-from gateway.proxy.admission.concurrency_limit import enter_at_once, leave
-from gateway.proxy.admission.conversion_scheduler import LARGEST_WITHOUT
-from gateway.proxy.admission.timeout_queue import Watch
-from gateway.proxy.fast_path.call import COPIES, Plan, StraightExchange, header_lines
+from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.concurrency_limit import leave, try_acquire
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.admission.timeout_queue import TimeoutQueue
+from gateway.proxy.fast_path.call import COPIES, CallPlan, FastPathCall, header_lines
 from gateway.proxy.filters.content_codings import accepted_coding
-from gateway.proxy.filters.mirror import Head
+from gateway.proxy.filters.mirror import MirroredHead
 from gateway.proxy.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
 from gateway.proxy.infer.cloud_content_types import is_cloud_form
-from gateway.proxy.interfaces import Limits, Route, StraightClient
-from gateway.proxy.router import Found, Routes
-from gateway.upstream.transport import HeaderLines, RequestStart
+from gateway.proxy.interfaces import FastPathClient, Limits, Route
+from gateway.proxy.router import RouteMatch, Router
+from gateway.upstream.transport import HeaderLines, RequestTemplate
 
 LARGEST = 64 * 1024
 """Bytes of a request that passes as it is."""
@@ -38,17 +38,17 @@ _LONG = 4 * 1024
 """Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
 
 
-class Straight:
+class FastPath:
     """Makes exchanges of requests at hand."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Router) -> None:
         self._routes = routes
         patiences = {_patience(rule.limits) for rule in routes.rules}
-        self._watches = {patience: Watch(patience) for patience in patiences}
+        self._watches = {patience: TimeoutQueue(patience) for patience in patiences}
 
     def plan(
         self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
-    ) -> Plan | None:
+    ) -> CallPlan | None:
         """Tell what becomes of requests with this head; None if they go the ordinary way."""
         if method == "HEAD" or "Expect" in headers or has_longer_part(target, headers, _LONG):
             return None
@@ -61,47 +61,47 @@ class Straight:
         varies = bool(found.compress)
         if varies and accepted_coding(headers, found.compress):
             return None
-        largest = LARGEST if found.is_forwarded else LARGEST_CONVERTED
+        largest = LARGEST if found.is_passthrough else MAX_FAST_REQUEST
         if length > min(largest, limits.request_bytes):
             return None
         watch = self._watches[_patience(limits)]
         target, kind, model = found.target, found.asked.kind, found.asked.model
         versioned = found.asked.version is not None
-        passed = to_server(headers, found.withheld)
+        passed = to_server(headers, found.dropped_headers)
         mirror = _mirror(found, method, passed, length)
-        if "Content-Encoding" in headers and kind is not EndpointKind.OTHER:
+        if "Content-Encoding" in headers and kind is not OperationKind.OTHER:
             return None  # a header that says of none is not passed on either
-        if found.is_forwarded:
+        if found.is_passthrough:
             if "Content-Length" not in passed and (length or method != "GET"):
                 return None  # the transport tells how the body is framed
             sent = header_lines(passed)
-        elif kind is EndpointKind.INFER and _may_be_json(headers, length, limits):
+        elif kind is OperationKind.INFER and _may_be_json(headers, length, limits):
             # The answer has to be read here: none that is compressed is asked for.
             changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
             sent = header_lines(with_body(passed, changed))
         else:
             return None
-        plan = Plan(
-            RequestStart(method, target, sent),
+        plan = CallPlan(
+            RequestTemplate(method, target, sent),
             passed,
             found.choice,
             watch,
-            not found.is_forwarded,
-            named_by(found.asked),
+            not found.is_passthrough,
+            model_name_of(found.asked),
             mirror,
             varies=varies,
             versioned=versioned,
-            untyped=found.is_forwarded and length > 0 and "Content-Type" not in passed,
+            untyped=found.is_passthrough and length > 0 and "Content-Type" not in passed,
             declared=found.choice.next.models.get(model or ""),
         )
         return _made_for_now(plan)
 
-    def begin(self, plan: Plan, body: bytes, client: StraightClient) -> StraightExchange | None:
+    def begin(self, plan: CallPlan, body: bytes, client: FastPathClient) -> FastPathCall | None:
         """Send a request to a server; None if it goes the ordinary way."""
-        headers = client.added
+        headers = client.added_headers
         received = body
         route = plan.choice.next
-        dialect = route.upstream.speech.dialect
+        dialect = route.upstream.dialect_state.dialect
         if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
             return None
         if plan.converts:
@@ -121,24 +121,26 @@ class Straight:
         sent = None
         try:
             pool = route.upstream.pool
-            loan = pool.endpoint((), plan.model, pool.key_of(plan.passed, client.added))
-            exchange = StraightExchange(plan, route, headers, body, loan, client)
-            sent = loan.endpoint.send_at_once(plan.start, headers, body, exchange)
+            loan = pool.endpoint(
+                (), plan.model, pool.hash_key_of(plan.passed, client.added_headers)
+            )
+            exchange = FastPathCall(plan, route, headers, body, loan, client)
+            sent = loan.endpoint.try_send_nowait(plan.start, headers, body, exchange)
         except GatewayError:
             return None  # the ordinary way says that there is none
         finally:
             if sent is None:
-                leave(route.gates)
+                leave(route.concurrency_limits)
         if sent is None:
             return None
         plan.choice.take()
-        exchange.under_way(sent)
+        exchange.in_flight(sent)
         if plan.mirror is not None:
-            plan.mirror(received, client.added)
+            plan.mirror(received, client.added_headers)
         return exchange
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Give how many exchanges wait for a server; those that a task ends are not counted."""
         return sum(watch.watched for watch in self._watches.values())
 
@@ -152,7 +154,7 @@ def _admitted(route: Route, size: int) -> bool:
     """Tell whether there is room for a request that takes ``size`` bytes, and take its places."""
     if size > route.held.buffers.free:
         return False  # the ordinary way says that too much is held
-    return enter_at_once(route.gates)  # it may wait, as a task
+    return try_acquire(route.concurrency_limits)  # it may wait, as a task
 
 
 def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:
@@ -162,31 +164,33 @@ def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) ->
     return 0 < length <= limits.header_bytes
 
 
-def _converted(plan: Plan, body: bytes, route: Route) -> SmallRequest | None:
+def _converted(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
     """Convert a request whose answer is all JSON; None where the ordinary way looks closer."""
-    if len(body) > LARGEST_WITHOUT and not route.turns.take():
+    if len(body) > MAX_UNSCHEDULED and not route.scheduler.take():
         return None  # those of many clients may come in the same turn of the event loop
-    request = convert_small_request(body, route.limits.json_depth, route.limits.max_tensors)
+    request = fast_convert_request(body, route.limits.json_depth, route.limits.max_tensors)
     if request is None or not request.answer.all_json or request.answer.as_base64:
         return None
-    if plan.declared is not None and not plan.declared.takes(request.facts.inputs):
+    if plan.declared is not None and not plan.declared.accepts(request.features.inputs):
         return None  # the ordinary way says why not
     return request
 
 
-def _made_for_now(plan: Plan) -> Plan:
+def _made_for_now(plan: CallPlan) -> CallPlan:
     """Note a dialect that the plan suits: it is that of most requests, or of all."""
-    dialect = plan.choice.next.upstream.speech.dialect
+    dialect = plan.choice.next.upstream.dialect_state.dialect
     return replace(plan, dialect=dialect) if plan.suits(dialect) else plan
 
 
 def _mirror(
-    found: Found, method: str, headers: CIMultiDictProxy[str], length: int
+    found: RouteMatch, method: str, headers: CIMultiDictProxy[str], length: int
 ) -> Callable[[bytes, HeaderLines], None] | None:
     """Give what takes the bodies of requests with the same head, where they are mirrored."""
     if found.mirror is None:
         return None
-    return partial(found.mirror.offer, Head(method, found.target, headers, length, found.asked))
+    return partial(
+        found.mirror.sample, MirroredHead(method, found.target, headers, length, found.asked)
+    )
 
 
 def _patience(limits: Limits) -> float:

@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 
-MOST = 1000
+MAX_KEYS = 1000
 """Keys of a group at most: each request with a head that is not remembered is compared with all."""
 
 _AUTHORIZATION = "Authorization"
@@ -33,26 +33,26 @@ class KeyGroup:
     def __init__(self, name: str, header: str | None, keys: Iterable[str]) -> None:
         self.name = name
         self.header = header
-        self.renew(keys)
+        self.replace_keys(keys)
 
-    def renew(self, keys: Iterable[str]) -> None:
+    def replace_keys(self, keys: Iterable[str]) -> None:
         """Take these keys for those that there were."""
         self._digests = tuple(map(_digest, keys))
 
     @property
-    def shown_in(self) -> str:
+    def header_name(self) -> str:
         """Give the name of the header in which clients show a key."""
         return self.header or _AUTHORIZATION
 
-    def lets_in(self, headers: CIMultiDictProxy[str]) -> bool:
+    def authenticates(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request shows one of the keys."""
-        values = headers.getall(self.shown_in, [])
+        values = headers.getall(self.header_name, [])
         if len(values) != 1:
             return False  # which of several is meant, servers would have to guess
         key = values[0] if self.header else _bearer(values[0])
-        return key is not None and self.holds(key)
+        return key is not None and self.contains(key)
 
-    def holds(self, key: str) -> bool:
+    def contains(self, key: str) -> bool:
         """Tell whether a key is one of these.
 
         What is compared are digests, with all of them, so that time tells nothing of a key.
@@ -69,7 +69,7 @@ class UnauthenticatedError(GatewayError):
         self.challenge = challenge
 
 
-class Doorkeeper:
+class Authenticator:
     """Knows all groups of keys that any route asks for.
 
     Who shows no key of these is told the same whatever it asks for, so that nobody learns which
@@ -82,7 +82,7 @@ class Doorkeeper:
 
     def known(self, headers: CIMultiDictProxy[str]) -> frozenset[KeyGroup]:
         """Give the groups of which a request shows a key."""
-        return frozenset([group for group in self._groups if group.lets_in(headers)])
+        return frozenset([group for group in self._groups if group.authenticates(headers)])
 
     def __bool__(self) -> bool:
         """Tell whether there are any keys."""
@@ -94,9 +94,9 @@ class Doorkeeper:
         if len(values) != 1:
             return bool(values)  # a head has room for many, and each would be compared with all
         key = _bearer(values[0])
-        return key is not None and any(group.holds(key) for group in self._groups)
+        return key is not None and any(group.contains(key) for group in self._groups)
 
-    def refusal(self, headers: CIMultiDictProxy[str]) -> UnauthenticatedError:
+    def unauthenticated_error(self, headers: CIMultiDictProxy[str]) -> UnauthenticatedError:
         """Make the error of a request that shows no key."""
         wanted = " or ".join(map(_how, self._headers))
         shows_one = _bearer(headers.get(_AUTHORIZATION, "")) is not None
@@ -104,7 +104,7 @@ class Doorkeeper:
         return UnauthenticatedError(f"a valid key is needed: {wanted}", ", ".join(challenges))
 
 
-def read_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
+def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
     """Read keys, one on each line; empty lines and those that begin with # do not count.
 
     Raises ValueError, which says which ``word`` is no key, by its number, and does not repeat it.
@@ -121,8 +121,8 @@ def read_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
         keys.append(line)
     if not keys:
         raise ValueError("there is no key")
-    if len(keys) > MOST:
-        raise ValueError(f"there are more than {MOST} keys")
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"there are more than {MAX_KEYS} keys")
     return tuple(dict.fromkeys(keys))
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.filters.content_codings import accepted_coding, encoded
 from gateway.proxy.headers import HEADER_LENGTH
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, HeaderLines
-from gateway.proxy.router import Found
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
+from gateway.proxy.router import RouteMatch
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -33,17 +33,17 @@ _AS_THEY_ARE = frozenset((204, 205, 206, 304))
 _REMEMBERED = 512
 
 
-def compressed(answer: ClientAnswer, request: ClientRequest, found: Found) -> ClientAnswer:
+def compressed(answer: ClientResponse, request: ClientRequest, found: RouteMatch) -> ClientResponse:
     """Give the answer to write to, where the request's route compresses answers: see below."""
     if not found.compress:
         return answer
     coding = None
     if request.method != "HEAD":
         coding = accepted_coding(request.headers, found.compress)
-    return CompressedAnswer(answer, coding, found.choice.next.turns)
+    return CompressedAnswer(answer, coding, found.choice.next.scheduler)
 
 
-class CompressedAnswer(ClientAnswer):
+class CompressedAnswer(ClientResponse):
     """Compresses what is written; without a ``coding``, says that another client might see that.
 
     What is too small, encoded already or not to be transformed stays as it is, and so do
@@ -51,7 +51,9 @@ class CompressedAnswer(ClientAnswer):
     write goes out as a whole.
     """
 
-    def __init__(self, answer: ClientAnswer, coding: str | None, turns: Turns) -> None:
+    def __init__(
+        self, answer: ClientResponse, coding: str | None, turns: ConversionScheduler
+    ) -> None:
         self.request_id = answer.request_id
         self._answer = answer
         self._coding = coding

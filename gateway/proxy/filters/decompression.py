@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.decompress import Inflater
-from gateway.protocol.operations import Endpoint, EndpointKind
+from gateway.codec.decompress import Decompressor
+from gateway.protocol.operations import Operation, OperationKind
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
-from gateway.proxy.body_io import CHUNK, ClientBody
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
 from gateway.proxy.filters.content_codings import content_coding, encoded
 from gateway.proxy.interfaces import ClientRequest, Route
 
@@ -17,10 +17,10 @@ _OF_THE_CODED = ("Content-Encoding", "Content-Length")
 
 async def decoded(
     request: ClientRequest,
-    asked: Endpoint,
+    asked: Operation,
     route: Route,
     deadline: Deadline,
-    holding: Holding,
+    holding: Reservation,
 ) -> ClientRequest:
     """Give a request as it would have come without a content coding, and without saying of one.
 
@@ -28,7 +28,7 @@ async def decoded(
     that are not known here passes as it is. Raises GatewayError: 415 for a coding that is not
     known; for what is read at once, as reading what is left does.
     """
-    if asked.kind is EndpointKind.OTHER or "Content-Encoding" not in request.headers:
+    if asked.kind is OperationKind.OTHER or "Content-Encoding" not in request.headers:
         return request
     if not encoded(request.headers):
         # Triton answers 501 where such a header is empty.
@@ -57,15 +57,15 @@ class DecodedRequest(ClientRequest):
         coding: str,
         route: Route,
         deadline: Deadline,
-        holding: Holding,
+        holding: Reservation,
     ) -> None:
         self.method = request.method
         self.target = request.target
         self.headers = request.headers
         self.content_length: int | None = None
         self._received = ClientBody(request, route.limits.request_bytes, deadline)
-        self._inflater = Inflater(coding, route.limits.inflation)
-        self._turns = route.turns
+        self._inflater = Decompressor(coding, route.limits.inflation)
+        self._turns = route.scheduler
         self._holding = holding
         self._first = b""
         self._ended = False
@@ -74,10 +74,10 @@ class DecodedRequest(ClientRequest):
         """Decode the first chunk: where that is all, the body has a length, as others do."""
         pieces = []
         size = 0
-        while size <= CHUNK and (piece := await self._next()):
+        while size <= CHUNK_SIZE and (piece := await self._next()):
             pieces.append(piece)
             size += len(piece)
-            self._holding.is_now(self._inflater.held + size)
+            self._holding.resize(self._inflater.held + size)
         self._first = b"".join(pieces)
         headers = _without(self.headers, *_OF_THE_CODED)
         if self._ended:
@@ -90,7 +90,7 @@ class DecodedRequest(ClientRequest):
         first, self._first = self._first, b""
         return first or await self._next()
 
-    async def read_in_time(self, deadline: Deadline) -> bytes:
+    async def read_within(self, deadline: Deadline) -> bytes:
         """Give the next piece: time is kept where it comes, as that is not what is read here."""
         return await self.read()
 
@@ -111,7 +111,7 @@ class DecodedRequest(ClientRequest):
             return
         data = await self._received.read()
         self._inflater.feed(data, last=not data)
-        self._holding.is_now(self._inflater.held)
+        self._holding.resize(self._inflater.held)
 
 
 def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:

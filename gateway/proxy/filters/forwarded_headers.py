@@ -49,7 +49,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarding:
+class ForwardedPolicy:
     """Say what servers are told.
 
     ``headers`` is for X-Forwarded-For, -Proto and -Host, and for Forwarded where it is in use. What
@@ -65,10 +65,10 @@ class Forwarding:
     identity: str = ""
 
     @property
-    def replaced(self) -> frozenset[str]:
+    def replaced_headers(self) -> frozenset[str]:
         """Name, in lower case, the client's headers that those made here take the place of."""
         names = [_FOR, _PROTO, _HOST, _FORWARDED] if self.headers else []
-        names += [name for name, _ in self.own_request]
+        names += [name for name, _ in self.own_request_headers]
         names += [REQUEST_ID] if self.request_id else []
         return frozenset(name.lower() for name in names)
 
@@ -78,7 +78,7 @@ class Forwarding:
         return f"{_PSEUDONYM}-{self.identity}" if self.identity else _PSEUDONYM
 
     @property
-    def own_request(self) -> HeaderLines:
+    def own_request_headers(self) -> HeaderLines:
         """Give the header that names this gateway, as a request that it makes itself has it.
 
         Without Via, which some servers take for a reason not to compress, CDN-Loop does it: a
@@ -88,7 +88,7 @@ class Forwarding:
             return ((_VIA, f"1.1 {self.pseudonym}"),)
         return ((_CDN_LOOP, self.pseudonym),) if self.identity else ()
 
-    def has_passed(self, headers: CIMultiDictProxy[str]) -> bool:
+    def is_loop(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has been through this gateway before."""
         if not self.identity:
             return False
@@ -104,17 +104,17 @@ class Forwarding:
         return any(address in network for network in self.trusted)
 
 
-SILENT = Forwarding(headers=False, trusted=(), via=False, request_id=False)
+NO_FORWARDED_HEADERS = ForwardedPolicy(headers=False, trusted=(), via=False, request_id=False)
 """Servers are told what the client says, and no more."""
 
 
-class Introduction:
+class ForwardedHeaders:
     """Makes the headers that go to servers beside the client's, for the requests of a connection.
 
     Requests with the same head differ in their id alone.
     """
 
-    def __init__(self, forwarding: Forwarding, peer: Peer) -> None:
+    def __init__(self, forwarding: ForwardedPolicy, peer: Peer) -> None:
         self.forwarding = forwarding
         self._peer = peer
         self._gives_ids = forwarding.request_id

@@ -18,15 +18,15 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, without_frames
-from gateway.protocol.operations import KINDS, Endpoint
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.filters.mirror_stats import Tally
-from gateway.proxy.filters.nobody import Nobody, answered
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, HeaderLines, Route
-from gateway.upstream.metadata_cache import ServerRefusalError
+from gateway.proxy.filters.mirror_stats import MirrorStats
+from gateway.proxy.filters.nobody import DiscardResponse, answered
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, Route
+from gateway.upstream.metadata_cache import UpstreamResponseError
 
-MIRRORED = KINDS["infer"] | KINDS["generate"]
+MIRRORED_KINDS = OPERATION_KINDS["infer"] | OPERATION_KINDS["generate"]
 """The kinds of which there are copies: they change nothing at a server."""
 
 _OF_THE_CLIENT = frozenset(
@@ -36,18 +36,18 @@ _OF_THE_CLIENT = frozenset(
 
 _log = logging.getLogger("tensorgate.mirror")
 
-Dispatch = Callable[[ClientRequest, ClientAnswer, Endpoint, Route, Deadline], Awaitable[None]]
+Dispatch = Callable[[ClientRequest, ClientResponse, Operation, Route, Deadline], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class MirroredHead:
     """What is copied of a request but for its body; see ClientRequest."""
 
     method: str
     target: str
     headers: CIMultiDictProxy[str]
     content_length: int | None
-    asked: Endpoint
+    asked: Operation
 
 
 class Mirror:
@@ -67,14 +67,14 @@ class Mirror:
     ) -> None:
         self.route = route
         self.share = share
-        self.tally = Tally(route.upstream.name, clock)
+        self.stats = MirrorStats(route.upstream.name, clock)
         self._dispatch = dispatch
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Give the number of copies under way."""
         return len(self._tasks)
 
@@ -82,12 +82,12 @@ class Mirror:
         """Tell whether one more may be under way; where it may not, that is counted."""
         if self._closed:
             return False
-        if self.under_way >= self._most:
-            self.tally.left_out(f"{self._most} are under way (mirror.most)")
+        if self.in_flight >= self._most:
+            self.stats.left_out(f"{self._most} are under way (mirror.most)")
             return False
         return True
 
-    def send(self, copy: Copy) -> None:
+    def send(self, copy: MirroredRequest) -> None:
         """Have a task send a copy; it is dropped where too many are under way."""
         if not self.admits():
             copy.drop()
@@ -103,19 +103,19 @@ class Mirror:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.tally.tell()
+        self.stats.tell()
 
-    async def _exchange(self, copy: Copy) -> None:
-        answer = Nobody()
+    async def _exchange(self, copy: MirroredRequest) -> None:
+        answer = DiscardResponse()
         try:
             with self.route.limits.deadline() as deadline:
                 await self._dispatch(copy, answer, copy.asked, self.route, deadline)
             why = answer.failure
-        except ServerRefusalError as refusal:
-            without_frames(refusal)
+        except UpstreamResponseError as refusal:
+            strip_tracebacks(refusal)
             why = answered(refusal.status, refusal.body)
         except GatewayError as error:
-            without_frames(error)
+            strip_tracebacks(error)
             if error.kind in _OF_THE_CLIENT:
                 return
             why = error.message
@@ -123,27 +123,27 @@ class Mirror:
             # A fault of our own: never a silent one.
             _log.exception("mirroring %s %s failed", copy.method, copy.target)
             why = "the gateway failed"
-        self.tally.sent(why)
+        self.stats.sent(why)
 
-    def _over(self, copy: Copy, task: asyncio.Task[None]) -> None:
+    def _over(self, copy: MirroredRequest, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         copy.drop()
 
 
-class Copy(ClientRequest):
+class MirroredRequest(ClientRequest):
     """A request whose body is taken piece by piece, and which is sent once all of it is there.
 
     What it holds counts until it is dropped.
     """
 
-    def __init__(self, head: Head, mirror: Mirror) -> None:
+    def __init__(self, head: MirroredHead, mirror: Mirror) -> None:
         self.method = head.method
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.content_length
         self.asked = head.asked
         self._mirror = mirror
-        self._holding = mirror.route.held.holding()
+        self._holding = mirror.route.held.reserve()
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._collecting = True
@@ -158,7 +158,7 @@ class Copy(ClientRequest):
             self._give_up(f"its body is larger than {cap} bytes (limits.spool_bytes)")
             return
         try:
-            self._holding.is_now(self._size)
+            self._holding.resize(self._size)
         except GatewayError as error:
             self._give_up(error.message)
             return
@@ -174,7 +174,7 @@ class Copy(ClientRequest):
             return b""
         piece = self._pieces.popleft()
         self._size -= len(piece)
-        self._holding.is_now(self._size)
+        self._holding.resize(self._size)
         await asyncio.sleep(0)
         return piece
 
@@ -183,7 +183,7 @@ class Copy(ClientRequest):
         self._collecting = False
         self._pieces.clear()
         self._size = 0
-        self._holding.is_now(0)
+        self._holding.resize(0)
 
     def end(self) -> None:
         """Take it that nothing more comes; what is not whole by now is not sent."""
@@ -191,32 +191,32 @@ class Copy(ClientRequest):
             self.drop()
 
     def _give_up(self, why: str) -> None:
-        self._mirror.tally.left_out(why)
+        self._mirror.stats.left_out(why)
         self.drop()
 
 
-class Sample:
+class MirrorSampler:
     """Chooses the requests of which there are copies; ``random`` gives numbers in [0, 1)."""
 
     def __init__(self, mirror: Mirror, random: Callable[[], float]) -> None:
         self._mirror = mirror
         self._random = random
 
-    def offer(self, head: Head, body: bytes, added: HeaderLines = ()) -> None:
+    def sample(self, head: MirroredHead, body: bytes, added_headers: HeaderLines = ()) -> None:
         """Copy a request at hand as a whole, with headers that are added to its own, or not."""
         if self._is_chosen():
-            headers = CIMultiDictProxy(CIMultiDict([*head.headers.items(), *added]))
-            Copy(replace(head, headers=headers), self._mirror).add(body)
+            headers = CIMultiDictProxy(CIMultiDict([*head.headers.items(), *added_headers]))
+            MirroredRequest(replace(head, headers=headers), self._mirror).add(body)
 
     @contextmanager
-    def copying(self, request: ClientRequest, asked: Endpoint) -> Iterator[ClientRequest]:
+    def tee(self, request: ClientRequest, asked: Operation) -> Iterator[ClientRequest]:
         """Give a request of which there will be a copy if it is read to its end, or not."""
         if not self._is_chosen():
             yield request
             return
         length = request.content_length
-        head = Head(request.method, request.target, request.headers, length, asked)
-        copy = Copy(head, self._mirror)
+        head = MirroredHead(request.method, request.target, request.headers, length, asked)
+        copy = MirroredRequest(head, self._mirror)
         if length == 0:
             copy.add(b"")  # nobody reads what is not there
         try:
@@ -231,7 +231,7 @@ class Sample:
 class _Copied(ClientRequest):
     """A client's request; what is read of it goes into the copy too."""
 
-    def __init__(self, request: ClientRequest, copy: Copy) -> None:
+    def __init__(self, request: ClientRequest, copy: MirroredRequest) -> None:
         self.method = request.method
         self.target = request.target
         self.headers = request.headers

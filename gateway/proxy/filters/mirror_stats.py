@@ -6,15 +6,15 @@ import logging
 import math
 from collections.abc import Callable
 
-from gateway.errors import one_line
+from gateway.errors import escape_for_log
 
-QUIET = 60.0
+LOG_INTERVAL = 60.0
 """Seconds between two lines."""
 
 _log = logging.getLogger("tensorgate.mirror")
 
 
-class Tally:
+class MirrorStats:
     """Counts the requests to the upstream ``name``; ``clock`` gives seconds.
 
     The first failure is told at once. Those that follow are told with the first request that ends a
@@ -62,10 +62,10 @@ class Tally:
         return bool(self._failed or self._left_out)
 
     def _note(self, how: str, why: str) -> None:
-        self._last = one_line(why)
+        self._last = escape_for_log(why)
         _log.debug("a request to the mirror '%s' %s: %s", self._name, how, self._last)
 
     def _tell_in_time(self) -> None:
         if self._has_news and (now := self._clock()) >= self._quiet_until:
-            self._quiet_until = now + QUIET
+            self._quiet_until = now + LOG_INTERVAL
             self.tell()

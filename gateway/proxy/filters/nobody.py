@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from multidict import CIMultiDict
 
-from gateway.proxy.interfaces import ClientAnswer
+from gateway.proxy.interfaces import ClientResponse
 
 _SHOWN = 200
 """Bytes of a failed answer that the log repeats."""
 
 
-class Nobody(ClientAnswer):
+class DiscardResponse(ClientResponse):
     """Drops an answer, but for what it says of a failure."""
 
     def __init__(self) -> None:

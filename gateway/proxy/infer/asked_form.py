@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.response import has_text_for_base64
 from gateway.errors import GatewayError
-from gateway.protocol.request_header import AnswerForm
-from gateway.protocol.response_header import is_in_form, parse_answer
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import write
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.buffered_response import relay_in_binary, relay_mixed
-from gateway.proxy.interfaces import ClientAnswer, Route
+from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.upstream.transport import UpstreamResponse
 
 _Chunks = AsyncIterator[bytes | memoryview]
@@ -24,8 +24,8 @@ async def relay_in_form(
     response: UpstreamResponse,
     chunks: _Chunks,
     header_size: int | None,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     deadline: Deadline,
 ) -> None:
@@ -37,7 +37,7 @@ async def relay_in_form(
     if header_size is None:
         await relay_in_binary(response, chunks, answer, form, route, deadline)
         return
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         if header_size <= route.limits.header_bytes:
             first = await _first(chunks, header_size, holding)
             chunks = _with_first(first, chunks)
@@ -50,7 +50,7 @@ async def relay_in_form(
         await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
 
 
-async def _first(chunks: _Chunks, size: int, holding: Holding) -> list[bytes | memoryview]:
+async def _first(chunks: _Chunks, size: int, holding: Reservation) -> list[bytes | memoryview]:
     """Take the first chunks, of so many bytes or more where there are."""
     first: list[bytes | memoryview] = []
     while size > 0 and (chunk := await anext(chunks, b"")):
@@ -67,12 +67,12 @@ async def _with_first(first: Sequence[bytes | memoryview], chunks: _Chunks) -> _
         yield chunk
 
 
-def _is_in_form(header: bytes, form: AnswerForm, policies: JsonPolicies) -> bool:
+def _is_in_form(header: bytes, form: OutputEncoding, policies: JsonPolicies) -> bool:
     """Tell whether an answer is as the client wants it; what makes no sense is looked at closer."""
     try:
-        fields = parse_answer(header)
+        fields = parse_response_header(header)
     except GatewayError:
         return False
-    return is_in_form(fields, form) and not any(
+    return has_encoding(fields, form) and not any(
         has_text_for_base64(entry, policies) for entry in fields.get("outputs", ())
     )

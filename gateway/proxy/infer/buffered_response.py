@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from gateway.codec.v2.binary_response import BinaryAnswer
-from gateway.codec.v2.response import MixedAnswer
-from gateway.protocol.request_header import AnswerForm
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.response import MixedResponseConverter
+from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import work_off
 from gateway.proxy.body_io import write
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.interfaces import ClientAnswer, Route
+from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.upstream.transport import UpstreamResponse
 
 _PIECE = 32 * 1024
@@ -23,8 +23,8 @@ _Chunks = AsyncIterator[bytes | memoryview]
 async def relay_in_binary(
     response: UpstreamResponse,
     chunks: _Chunks,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     deadline: Deadline,
 ) -> None:
@@ -33,16 +33,16 @@ async def relay_in_binary(
     BYTES that are wanted as base64 become that.
     """
     limits = route.limits
-    codec = BinaryAnswer(form, limits.header_bytes, limits.spool_bytes, route.policies)
-    with route.held.holding() as holding:
+    codec = BinaryResponseConverter(form, limits.header_bytes, limits.spool_bytes, route.policies)
+    with route.held.reserve() as holding:
         async for chunk in chunks:
             for start in range(0, len(chunk), _PIECE):
                 codec.feed(chunk[start : start + _PIECE])
-                holding.is_now(codec.held)
-                await route.turns.next()
-                await work_off(codec, holding, route.turns)
+                holding.resize(codec.held)
+                await route.scheduler.next()
+                await work_off(codec, holding, route.scheduler)
         codec.feed(b"", last=True)
-        await work_off(codec, holding, route.turns)
+        await work_off(codec, holding, route.scheduler)
         header, tensors = codec.finish()
         await _send(response, answer, header, tensors, deadline)
 
@@ -51,28 +51,30 @@ async def relay_mixed(
     response: UpstreamResponse,
     chunks: _Chunks,
     header_size: int,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     deadline: Deadline,
 ) -> None:
     """Pass on an answer of JSON with tensors behind it, each output in the form that is wanted."""
     limits = route.limits
-    codec = MixedAnswer(header_size, form, route.policies, limits.header_bytes, limits.spool_bytes)
-    with route.held.holding() as holding:
+    codec = MixedResponseConverter(
+        header_size, form, route.policies, limits.header_bytes, limits.spool_bytes
+    )
+    with route.held.reserve() as holding:
         async for chunk in chunks:
             for start in range(0, len(chunk), _PIECE):
                 codec.feed(chunk[start : start + _PIECE])
-                holding.is_now(codec.held)
-                await route.turns.next()
-                await work_off(codec, holding, route.turns)
+                holding.resize(codec.held)
+                await route.scheduler.next()
+                await work_off(codec, holding, route.scheduler)
         header, tensors = codec.finish()
         await _send(response, answer, header, tensors, deadline)
 
 
 async def _send(
     response: UpstreamResponse,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     header: bytes,
     tensors: Sequence[bytes | memoryview],
     deadline: Deadline,

@@ -5,17 +5,23 @@ from __future__ import annotations
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
-from gateway.protocol.cloud_types import PARAMETER, Cloud, is_of_cloud, parse_cloud_type, typed
+from gateway.protocol.cloud_types import (
+    HEADER_SIZE_PARAMETER,
+    Cloud,
+    format_cloud_type,
+    is_cloud_type,
+    parse_cloud_type,
+)
 from gateway.proxy.headers import HEADER_LENGTH, header_length
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
 
 def is_cloud_form(headers: CIMultiDictProxy[str]) -> bool:
     """Tell whether the content type may be one that tells the header length."""
-    return any(map(is_of_cloud, headers.getall("Content-Type", ())))
+    return any(map(is_cloud_type, headers.getall("Content-Type", ())))
 
 
-def in_ordinary_form(request: ClientRequest, answer: ClientAnswer) -> ClientAnswer:
+def in_ordinary_form(request: ClientRequest, answer: ClientResponse) -> ClientResponse:
     """Have a request say its header length as servers know it; give who takes the answer.
 
     Raises GatewayError (400) for a length that is none, is larger than the body, or is not the one
@@ -30,26 +36,30 @@ def in_ordinary_form(request: ClientRequest, answer: ClientAnswer) -> ClientAnsw
     if size is None:
         size = said
     elif said is not None and size != said:
-        raise bad_request(f"{HEADER_LENGTH} is {said}, but {PARAMETER} of the Content-Type {size}")
+        raise bad_request(
+            f"{HEADER_LENGTH} is {said}, but {HEADER_SIZE_PARAMETER} of the Content-Type {size}"
+        )
     _check_size(request, size)
     ordinary = CIMultiDict(headers)
     ordinary["Content-Type"] = "application/json" if size is None else "application/octet-stream"
     if size is not None:
         ordinary[HEADER_LENGTH] = str(size)
     request.headers = CIMultiDictProxy(ordinary)
-    return _TypedAnswer(answer, found.cloud) if found.cloud.types_answers else answer
+    return _TypedAnswer(answer, found.cloud) if found.cloud.length_in_response_type else answer
 
 
 def _check_size(request: ClientRequest, size: int | None) -> None:
     length = request.content_length
     if size is not None and length is not None and size > length:
-        raise bad_request(f"{PARAMETER} of the Content-Type is {size}, the body has {length} bytes")
+        raise bad_request(
+            f"{HEADER_SIZE_PARAMETER} of the Content-Type is {size}, the body has {length} bytes"
+        )
 
 
-class _TypedAnswer(ClientAnswer):
+class _TypedAnswer(ClientResponse):
     """Passes an answer on, with its header length in its type, where it has one."""
 
-    def __init__(self, answer: ClientAnswer, cloud: Cloud) -> None:
+    def __init__(self, answer: ClientResponse, cloud: Cloud) -> None:
         self.request_id = answer.request_id
         self._answer = answer
         self._cloud = cloud
@@ -82,4 +92,4 @@ class _TypedAnswer(ClientAnswer):
         size = headers.get(HEADER_LENGTH, "")
         if status == 200 and size.isascii() and size.isdigit():
             del headers[HEADER_LENGTH]
-            headers["Content-Type"] = typed(self._cloud, size)
+            headers["Content-Type"] = format_cloud_type(self._cloud, size)

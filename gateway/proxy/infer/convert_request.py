@@ -6,31 +6,31 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.codec.policies import BytesAs
-from gateway.codec.v2.fast_request import LARGEST, convert_small_request
+from gateway.codec.policies import BytesEncoding
+from gateway.codec.v2.fast_request import LARGEST, fast_convert_request
 from gateway.codec.v2.request import (
-    LARGEST_REMEMBERED,
+    MAX_CACHED_HEADER,
     InferRequest,
-    InferRequestCodec,
+    InferRequestConverter,
     header_without_data,
 )
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.operations import Endpoint
-from gateway.protocol.raw_binary import raw_binary_preamble
-from gateway.protocol.request_features import HeaderFacts
-from gateway.protocol.request_header import AnswerForm
-from gateway.proxy.admission.conversion_scheduler import LARGEST_WITHOUT
+from gateway.protocol.operations import Operation
+from gateway.protocol.raw_binary import make_raw_binary_preamble
+from gateway.protocol.request_features import RequestFeatures
+from gateway.protocol.request_header import OutputEncoding
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding, work_off
-from gateway.proxy.body_io import CHUNK, ClientBody, kept
+from gateway.proxy.admission.memory_budget import Reservation, work_off
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept
 from gateway.proxy.headers import HEADER_LENGTH, header_length
 from gateway.proxy.infer.listed_outputs import listing_outputs
 from gateway.proxy.infer.metadata import model_metadata
 from gateway.proxy.interfaces import ClientRequest, Route
 from gateway.upstream.transport import Body
 
-ALL_BINARY = AnswerForm(binary_by_default=True, binary_by_output={})
-_NO_FACTS = HeaderFacts(())
+ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
+_NO_FACTS = RequestFeatures(())
 
 _UNKNOWN = sys.maxsize
 """The bytes of a body that does not say how many there are."""
@@ -47,9 +47,9 @@ class Converted:
     body: Body
     size: int
     header_size: int
-    answer: AnswerForm
-    facts: HeaderFacts
-    written_as: Mapping[int, BytesAs] = field(default_factory=dict)
+    answer: OutputEncoding
+    features: RequestFeatures
+    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
     by_metadata: bool = False
 
     @property
@@ -59,7 +59,7 @@ class Converted:
 
 
 async def convert(
-    request: ClientRequest, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
+    request: ClientRequest, asked: Operation, route: Route, deadline: Deadline, holding: Reservation
 ) -> Converted:
     """Bring a request into binary form; binary tensors at its end may be still to come.
 
@@ -75,10 +75,10 @@ async def convert(
 async def _convert_json(
     body: ClientBody,
     length: int | None,
-    asked: Endpoint,
+    asked: Operation,
     route: Route,
     deadline: Deadline,
-    holding: Holding,
+    holding: Reservation,
 ) -> Converted:
     """Convert a request whose JSON part has this length, or is all of the body."""
     if length is None and body.size == 0:
@@ -88,14 +88,14 @@ async def _convert_json(
     largest = min(LARGEST, route.limits.header_bytes)
     if length is None and body.size is not None and body.size <= largest:
         text = await body.whole(holding)
-        if len(text) > LARGEST_WITHOUT:
-            await route.turns.next()
-        small = convert_small_request(text, route.limits.json_depth, route.limits.max_tensors)
+        if len(text) > MAX_UNSCHEDULED:
+            await route.scheduler.next()
+        small = fast_convert_request(text, route.limits.json_depth, route.limits.max_tensors)
         if small is not None:
             old = small.body[: small.header_size]
             header = await listing_outputs(old, small.answer, asked, route, deadline)
             whole = small.body if header is old else header + small.body[len(old) :]
-            return Converted((whole,), len(whole), len(header), small.answer, small.facts)
+            return Converted((whole,), len(whole), len(header), small.answer, small.features)
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -114,46 +114,48 @@ async def _convert_json(
         request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return Converted(held, length, len(header), request.answer, request.facts, request.written_as)
+    return Converted(
+        held, length, len(header), request.answer, request.features, request.input_encodings
+    )
 
 
 async def _read_json(
-    body: ClientBody, length: int | None, route: Route, holding: Holding
+    body: ClientBody, length: int | None, route: Route, holding: Reservation
 ) -> InferRequest:
     missing = _UNKNOWN if length is None else length
-    text = await body.read(min(CHUNK, missing))
-    if len(text) == length and length <= min(LARGEST_REMEMBERED, route.limits.header_bytes):
+    text = await body.read(min(CHUNK_SIZE, missing))
+    if len(text) == length and length <= min(MAX_CACHED_HEADER, route.limits.header_bytes):
         alone = header_without_data(bytes(text), route.limits.json_depth, route.limits.max_tensors)
         if alone is not None:
             return alone
-    codec = InferRequestCodec(
+    codec = InferRequestConverter(
         route.limits.header_bytes,
         route.limits.json_depth,
-        route.lender_for(body.size),
+        route.offloader_for(body.size),
         route.limits.max_tensors,
     )
     size = body.size if length is None else length
-    is_small = size is not None and size <= LARGEST_WITHOUT
+    is_small = size is not None and size <= MAX_UNSCHEDULED
     taken = 0
     while text:
         codec.feed(text)
         missing -= len(text)
         taken += len(text)
-        while codec.work() or taken >= CHUNK:
+        while codec.work() or taken >= CHUNK_SIZE:
             if not is_small:
                 taken = 0
-                holding.is_now(codec.held)
-                await route.turns.next()
+                holding.resize(codec.held)
+                await route.scheduler.next()
             is_small = False  # what there is to do beyond a share is too much at once
-        text = await body.read(min(codec.room, missing)) if missing else b""
+        text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:
-        await work_off(codec, holding, route.turns)
-        if codec.loan is None:
+        await work_off(codec, holding, route.scheduler)
+        if codec.future is None:
             return codec.finish()
-        await codec.loan.wait()
+        await codec.future.wait()
 
 
 def _held_body(request: InferRequest) -> Body:
@@ -165,7 +167,7 @@ def _held_body(request: InferRequest) -> Body:
                 return None
         else:
             chunks += part
-    return [b"".join(chunks)] if request.content_length <= CHUNK else chunks
+    return [b"".join(chunks)] if request.content_length <= CHUNK_SIZE else chunks
 
 
 async def _streamed_body(
@@ -188,7 +190,7 @@ async def _streamed_body(
 
 async def _whole(chunks: AsyncIterator[bytes | memoryview], length: int) -> Body:
     """Make one of a small body's chunks: what is at hand as a whole can be sent again."""
-    return chunks if length > CHUNK else [b"".join([chunk async for chunk in chunks])]
+    return chunks if length > CHUNK_SIZE else [b"".join([chunk async for chunk in chunks])]
 
 
 async def _check_end(body: ClientBody) -> None:
@@ -197,7 +199,7 @@ async def _check_end(body: ClientBody) -> None:
 
 
 async def _convert_raw(
-    body: ClientBody, asked: Endpoint, route: Route, deadline: Deadline, holding: Holding
+    body: ClientBody, asked: Operation, route: Route, deadline: Deadline, holding: Reservation
 ) -> Converted:
     """Put the header that a raw binary request lacks before its bytes."""
     model = await model_metadata(asked, route, deadline)
@@ -207,12 +209,12 @@ async def _convert_raw(
         chunks = await _spool(body, route.limits.spool_bytes, holding)
         size = sum(map(len, chunks))
     try:
-        preamble = raw_binary_preamble(model, size)
+        preamble = make_raw_binary_preamble(model, size)
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
         route.upstream.metadata.drop(asked.model or "")
         model = await model_metadata(asked, route, deadline)
-        preamble = raw_binary_preamble(model, size)
+        preamble = make_raw_binary_preamble(model, size)
     header = await listing_outputs(preamble.header, ALL_BINARY, asked, route, deadline)
     start = header + preamble.prefix
     length = len(start) + size
@@ -220,7 +222,7 @@ async def _convert_raw(
     return Converted(held, length, len(header), ALL_BINARY, _NO_FACTS, by_metadata=True)
 
 
-async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes]:
+async def _spool(body: ClientBody, cap: int, holding: Reservation) -> list[bytes]:
     chunks: list[bytes] = []
     size = 0
     async for chunk in kept(body.rest()):
@@ -231,7 +233,7 @@ async def _spool(body: ClientBody, cap: int, holding: Holding) -> list[bytes]:
                 f"a raw binary request without Content-Length, or compressed, is held, and is "
                 f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
             )
-        holding.is_now(size)
+        holding.resize(size)
         chunks.append(chunk)
     return chunks
 

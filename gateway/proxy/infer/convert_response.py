@@ -11,22 +11,26 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.codec.elements.encode import LentText, Text
+from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
-from gateway.codec.v2.binary_response import BinaryAnswer
-from gateway.codec.v2.fast_response import convert_small_answer
-from gateway.codec.v2.response import JsonAnswer, MixedAnswer
-from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.protocol.request_header import AnswerForm
-from gateway.protocol.response_header import check_promised, parse_answer, read_outputs
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import (
+    check_no_binary_promised,
+    parse_response_header,
+    read_outputs,
+)
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK, response_chunks, whole_response, write
+from gateway.proxy.body_io import CHUNK_SIZE, response_chunks, whole_response, write
 from gateway.proxy.headers import HEADER_LENGTH, end_to_end, with_body
 from gateway.proxy.infer.asked_form import relay_in_form
 from gateway.proxy.infer.buffered_response import relay_mixed
-from gateway.proxy.interfaces import ClientAnswer, Route
+from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.proxy.passthrough import forward_answer
-from gateway.upstream.transport import AnswerHead, UpstreamResponse
+from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 
 _PIECE = 64 * 1024
 """Bytes of an answer that become text at a time, some three times as many."""
@@ -40,8 +44,8 @@ _MOST_WAITING = 10
 
 async def relay_answer(
     response: UpstreamResponse,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     url: str,
     deadline: Deadline,
@@ -51,7 +55,7 @@ async def relay_answer(
     An answer passes untouched where it surely is, or is seen to be, in that form already.
     """
     route = with_wishes(route, form)
-    as_asked = route.upstream.dialect.answers_as_asked
+    as_asked = route.upstream.dialect.honors_output_encoding
     with naming_endpoint(url):
         if response.status != 200 or (form.all_binary and as_asked):
             await _forward_binary(response, answer, route, url, deadline)
@@ -62,7 +66,7 @@ async def relay_answer(
 
 
 async def _forward_binary(
-    response: UpstreamResponse, answer: ClientAnswer, route: Route, url: str, deadline: Deadline
+    response: UpstreamResponse, answer: ClientResponse, route: Route, url: str, deadline: Deadline
 ) -> None:
     """Pass on, as it is, an error or an answer whose outputs the client wants in binary form."""
     headers = response.headers
@@ -77,7 +81,7 @@ async def _forward_binary(
 
 def _as_promised(document: bytes) -> bytes:
     """Give an answer as it is; raises GatewayError (502) for one that promises tensors."""
-    check_promised(document)
+    check_no_binary_promised(document)
     return document
 
 
@@ -91,7 +95,7 @@ async def json_alone(
         yield chunk
 
 
-def with_wishes(route: Route, form: AnswerForm) -> Route:
+def with_wishes(route: Route, form: OutputEncoding) -> Route:
     """Have the policies know which outputs a request wants as base64."""
     if not form.as_base64:
         return route
@@ -100,8 +104,8 @@ def with_wishes(route: Route, form: AnswerForm) -> Route:
 
 async def _relay_binary(
     response: UpstreamResponse,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     url: str,
     deadline: Deadline,
@@ -123,8 +127,8 @@ async def _relay_binary(
 
 async def _relay_doubted(
     response: UpstreamResponse,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     url: str,
     deadline: Deadline,
@@ -132,7 +136,7 @@ async def _relay_doubted(
     """Pass on an answer whose outputs may be JSON although they were asked for in binary form."""
     # Data may stand in the header: they count as what is held.
     header_size = answer_header_size(response, None)
-    text_is_fine = header_size is not None or not route.policies.some_base64
+    text_is_fine = header_size is not None or not route.policies.any_base64
     if form.all_json and text_is_fine and (header_size or 0) <= route.limits.header_bytes:
         await _relay_binary(response, answer, form, route, url, deadline)
         return
@@ -144,8 +148,8 @@ async def _relay_doubted(
 
 def naming(url: str, error: GatewayError) -> GatewayError:
     """Name the endpoint in an error of its answer: the codecs, which know of none, do not."""
-    if error.kind is ErrorKind.BAD_ANSWER and url not in error.message:
-        return bad_answer(f"{url}: {error.message}")
+    if error.kind is ErrorKind.BAD_RESPONSE and url not in error.message:
+        return bad_response(f"{url}: {error.message}")
     return error
 
 
@@ -161,7 +165,7 @@ def naming_endpoint(url: str) -> Iterator[None]:
         raise named from error
 
 
-def answer_header_size(head: AnswerHead, cap: int | None) -> int | None:
+def answer_header_size(head: UpstreamResponseHead, cap: int | None) -> int | None:
     """Give the size of the JSON before an answer's tensors; None where there are none.
 
     Raises GatewayError (502) for one that is no number or above the cap, if there is one.
@@ -177,9 +181,9 @@ def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int |
         return None
     value = ", ".join(values)  # which is no number where there are two
     if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise bad_answer(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
+        raise bad_response(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
-        raise bad_answer(
+        raise bad_response(
             f"the server's answer has {value} bytes of JSON before the tensors; "
             f"at most {cap} are taken (limits.header_bytes)"
         )
@@ -189,51 +193,54 @@ def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int |
 async def _relay_as_json(
     response: UpstreamResponse,
     header_size: int,
-    answer: ClientAnswer,
+    answer: ClientResponse,
     route: Route,
     url: str,
     deadline: Deadline,
 ) -> None:
     headers = with_body(response.headers, {"Content-Type": "application/json"})
     size = response.content_length
-    if size is not None and size <= CHUNK:
+    if size is not None and size <= CHUNK_SIZE:
         body = await whole_response(response, url, deadline)
         text = whole_as_json(body, header_size, route)
-        deadline.wait_for_client()
+        deadline.expect_client()
         await answer.send(200, response.reason, headers, text)
         return
-    codec = JsonAnswer(header_size, route.policies)
-    lender = route.lender_for(size)
-    waiting: deque[Text | LentText] = deque()
-    with route.held.holding() as holding:
+    codec = JsonResponseConverter(header_size, route.policies)
+    offloader = route.offloader_for(size)
+    waiting: deque[TextChunk | OffloadedText] = deque()
+    with route.held.reserve() as holding:
         async for chunk in response_chunks(response, url, deadline):
             for start in range(0, len(chunk), _PIECE):
-                waiting.extend(codec.parts(chunk[start : start + _PIECE], lender))
+                waiting.extend(codec.parts(chunk[start : start + _PIECE], offloader))
                 holding.note(codec.held + sum(map(_size_of, waiting)))
                 if waiting and not answer.started:
                     await answer.start(200, response.reason, headers)
                 await _write_parts(waiting, answer, deadline, _MOST_WAITING)
-                await route.turns.next()
+                await route.scheduler.next()
         codec.finish()
         await _write_parts(waiting, answer, deadline, 0)
     await answer.finish()
 
 
-def _size_of(part: Text | LentText) -> int:
+def _size_of(part: TextChunk | OffloadedText) -> int:
     """Give the bytes of a part of an answer, about; what is lent is in memory of its own."""
-    return _PIECE if isinstance(part, LentText) else len(part)
+    return _PIECE if isinstance(part, OffloadedText) else len(part)
 
 
 async def _write_parts(
-    parts: deque[Text | LentText], answer: ClientAnswer, deadline: Deadline, most_left: int
+    parts: deque[TextChunk | OffloadedText],
+    answer: ClientResponse,
+    deadline: Deadline,
+    most_left: int,
 ) -> None:
     """Write, in order, the parts that are there, and wait for those beyond ``most_left``."""
     while parts:
         part = parts[0]
-        if isinstance(part, LentText):
-            if not part.loan.done and len(parts) <= most_left:
+        if isinstance(part, OffloadedText):
+            if not part.future.done and len(parts) <= most_left:
                 return
-            await part.loan.wait()
+            await part.future.wait()
             part = part.text()
         parts.popleft()
         if part:
@@ -242,9 +249,9 @@ async def _write_parts(
 
 def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
     """Write a whole answer as JSON; raises GatewayError."""
-    text = convert_small_answer(body, header_size)
+    text = fast_convert_response(body, header_size)
     if text is None:
-        codec = JsonAnswer(header_size, route.policies)
+        codec = JsonResponseConverter(header_size, route.policies)
         text = codec.feed(body)
         codec.finish()
     return text
@@ -253,7 +260,7 @@ def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
 async def relay_document(
     response: UpstreamResponse,
     chunks: AsyncIterator[bytes | memoryview],
-    answer: ClientAnswer,
+    answer: ClientResponse,
     change: Callable[[bytes], bytes],
     cap: int,
     route: Route,
@@ -262,16 +269,16 @@ async def relay_document(
     """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
     first: list[bytes | memoryview] = []
     size = 0
-    with route.held.holding() as holding:
+    with route.held.reserve() as holding:
         async for chunk in chunks:
             first.append(chunk)
             size += len(chunk)
             if size > cap:
                 break
-            holding.is_now(size)
+            holding.resize(size)
         else:
             document = change(b"".join(first))
-            deadline.wait_for_client()
+            deadline.expect_client()
             await answer.send(200, response.reason, with_body(response.headers, {}), document)
             return
         await answer.start(response.status, response.reason, end_to_end(response.headers))
@@ -282,36 +289,38 @@ async def relay_document(
     await answer.finish()
 
 
-def with_empty_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
+def with_empty_data(document: bytes, form: OutputEncoding, route: Route) -> bytes:
     """Give an answer without tensors behind it the data that the client wants as JSON.
 
     Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
     OpenVINO Model Server without any size. What servers give as text although it was asked for in
     binary form may have to become base64. Raises GatewayError (502) for one that promises tensors.
     """
-    check_promised(document)
-    may_be_text = not route.upstream.dialect.answers_as_asked
-    convert = _with_base64 if route.policies.some_base64 and may_be_text else _with_data
+    check_no_binary_promised(document)
+    may_be_text = not route.upstream.dialect.honors_output_encoding
+    convert = _with_base64 if route.policies.any_base64 and may_be_text else _with_data
     try:
         return convert(document, form, route)
     except GatewayError:
         return document  # not what we know: the client shall see what the server said
 
 
-def _with_data(document: bytes, form: AnswerForm, route: Route) -> bytes:
+def _with_data(document: bytes, form: OutputEncoding, route: Route) -> bytes:
     if b'"binary_data_size"' not in document and not _EMPTY.search(document):
         return document
-    if all(output.binary_size is None for output in read_outputs(parse_answer(document))):
+    if all(output.binary_size is None for output in read_outputs(parse_response_header(document))):
         return document
     if form.all_json:
         return whole_as_json(document, len(document), route)
     caps = route.limits.header_bytes, route.limits.spool_bytes
-    mixed = MixedAnswer(len(document), form, route.policies, *caps)
+    mixed = MixedResponseConverter(len(document), form, route.policies, *caps)
     mixed.feed(document)
     return mixed.finish()[0]
 
 
-def _with_base64(document: bytes, form: AnswerForm, route: Route) -> bytes:
-    codec = BinaryAnswer(form, route.limits.header_bytes, route.limits.spool_bytes, route.policies)
+def _with_base64(document: bytes, form: OutputEncoding, route: Route) -> bytes:
+    codec = BinaryResponseConverter(
+        form, route.limits.header_bytes, route.limits.spool_bytes, route.policies
+    )
     codec.feed(document, last=True)
     return codec.finish()[0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
-from gateway.codec.v2.json_request import JsonRequest
-from gateway.protocol.request_header import AnswerForm
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.protocol.request_header import OutputEncoding
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.infer.buffered_response import relay_in_binary
 from gateway.proxy.infer.convert_response import naming_endpoint, with_wishes
-from gateway.proxy.interfaces import ClientAnswer, Route
+from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.proxy.passthrough import forward_answer
 from gateway.upstream.transport import Body, UpstreamResponse
 
@@ -22,7 +22,9 @@ _PIECE = 32 * 1024
 """Bytes of a larger one that are written at a time."""
 
 
-def json_body(body: Body, size: int, writer: Callable[[], JsonRequest], turns: Turns) -> Body:
+def json_body(
+    body: Body, size: int, writer: Callable[[], JsonRequestConverter], turns: ConversionScheduler
+) -> Body:
     """Write a request in binary form, of so many bytes, as JSON.
 
     A small one at hand is written as a whole; raises GatewayError (400) for what JSON cannot hold.
@@ -45,7 +47,10 @@ class _WrittenAnew(AsyncIterable[bytes]):
     """A request in binary form at hand, as JSON: it can be sent more than once."""
 
     def __init__(
-        self, body: Sequence[bytes | memoryview], writer: Callable[[], JsonRequest], turns: Turns
+        self,
+        body: Sequence[bytes | memoryview],
+        writer: Callable[[], JsonRequestConverter],
+        turns: ConversionScheduler,
     ) -> None:
         self._body = body
         self._writer = writer
@@ -62,7 +67,7 @@ async def _each(chunks: Sequence[bytes | memoryview]) -> AsyncIterator[bytes | m
 
 
 async def _written(
-    body: AsyncIterator[bytes | memoryview], codec: JsonRequest, turns: Turns
+    body: AsyncIterator[bytes | memoryview], codec: JsonRequestConverter, turns: ConversionScheduler
 ) -> AsyncIterator[bytes]:
     async for chunk in body:
         data = memoryview(chunk)
@@ -72,15 +77,15 @@ async def _written(
     codec.finish()
 
 
-def passes_as_it_is(form: AnswerForm, route: Route) -> bool:
+def passes_as_it_is(form: OutputEncoding, route: Route) -> bool:
     """Tell whether a client gets the JSON that the server writes."""
-    return form.all_json and not with_wishes(route, form).policies.some_base64
+    return form.all_json and not with_wishes(route, form).policies.any_base64
 
 
 async def relay_json_answer(
     response: UpstreamResponse,
-    answer: ClientAnswer,
-    form: AnswerForm,
+    answer: ClientResponse,
+    form: OutputEncoding,
     route: Route,
     url: str,
     deadline: Deadline,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v1.response import PredictAnswerCodec
-from gateway.errors import bad_answer
-from gateway.protocol.v1 import Predicted, error_document
+from gateway.codec.v1.response import PredictResponseConverter
+from gateway.errors import bad_response
+from gateway.protocol.v1 import V1ResponseLayout, error_document
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding
-from gateway.proxy.body_io import CHUNK, write
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import CHUNK_SIZE, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_response import stated_header_size
-from gateway.proxy.interfaces import ClientAnswer, Route
+from gateway.proxy.interfaces import ClientResponse, Route
 
 _PIECE = 32 * 1024
 """Bytes of an answer that become text at a time, four times as many."""
 
 
-class PredictAnswer(ClientAnswer):
+class PredictAnswer(ClientResponse):
     """Takes a binary answer, or a server's error; tells the client of it the V1 way.
 
     ``holding`` counts what is held of it. A small answer goes out as a whole, a larger one as it
@@ -27,11 +27,11 @@ class PredictAnswer(ClientAnswer):
 
     def __init__(
         self,
-        answer: ClientAnswer,
-        predicted: Predicted,
+        answer: ClientResponse,
+        predicted: V1ResponseLayout,
         route: Route,
         deadline: Deadline,
-        holding: Holding,
+        holding: Reservation,
     ) -> None:
         self.request_id = answer.request_id
         self._answer = answer
@@ -39,7 +39,7 @@ class PredictAnswer(ClientAnswer):
         self._route = route
         self._deadline = deadline
         self._holding = holding
-        self._codec: PredictAnswerCodec | None = None
+        self._codec: PredictResponseConverter | None = None
         self._waiting = bytearray()
         self._worked = 0
         self._status = 0
@@ -62,10 +62,10 @@ class PredictAnswer(ClientAnswer):
         if self._codec is None:
             # A server's error, or an answer without a tensor behind it, as all of them are empty.
             self._waiting += data
-            self._holding.is_now(len(self._waiting))
+            self._holding.resize(len(self._waiting))
             cap = self._route.limits.header_bytes
             if self._status == 200 and len(self._waiting) > cap:
-                raise bad_answer(
+                raise bad_response(
                     f"the server's answer has more than {cap} bytes of JSON "
                     "(limits.header_bytes) and no binary tensors behind it"
                 )
@@ -74,7 +74,7 @@ class PredictAnswer(ClientAnswer):
         for start in range(0, len(data), _PIECE):
             piece = data[start : start + _PIECE]
             text = self._codec.feed(piece)
-            self._holding.is_now(self._codec.held + len(self._waiting))
+            self._holding.resize(self._codec.held + len(self._waiting))
             await self._tell(text, len(piece))
 
     async def finish(self) -> None:
@@ -101,9 +101,9 @@ class PredictAnswer(ClientAnswer):
         """Drop the client's connection."""
         self._answer.abort()
 
-    def _codec_of(self, header_size: int) -> PredictAnswerCodec:
+    def _codec_of(self, header_size: int) -> PredictResponseConverter:
         cap = self._route.limits.spool_bytes
-        return PredictAnswerCodec(header_size, self._predicted, self._route.policies, cap)
+        return PredictResponseConverter(header_size, self._predicted, self._route.policies, cap)
 
     async def _tell(self, text: bytes, work: int) -> None:
         """Write text, once there is more than goes out as a whole.
@@ -112,7 +112,7 @@ class PredictAnswer(ClientAnswer):
         text for a long time, and what the server has sent by then is there without a pause.
         """
         self._waiting += text
-        if len(self._waiting) > CHUNK:
+        if len(self._waiting) > CHUNK_SIZE:
             if not self._answer.started:
                 await self._answer.start(self._status, self._reason, self._headers)
             text = bytes(self._waiting)
@@ -121,8 +121,8 @@ class PredictAnswer(ClientAnswer):
         self._worked += work
         if self._worked >= _PIECE:
             self._worked = 0
-            await self._route.turns.next()
+            await self._route.scheduler.next()
 
     async def _send(self, body: bytes) -> None:
-        self._deadline.wait_for_client()
+        self._deadline.expect_client()
         await self._answer.send(self._status, self._reason, self._headers, body)

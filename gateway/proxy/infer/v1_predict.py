@@ -6,15 +6,15 @@ from contextlib import closing
 
 from multidict import CIMultiDictProxy
 
-from gateway.codec.v1.request import PredictRequest, PredictRequestCodec
+from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.model_name import named_by
-from gateway.protocol.operations import Endpoint
+from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import Operation
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document, infer_path
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Holding, work_off
-from gateway.proxy.body_io import CHUNK, ClientBody
+from gateway.proxy.admission.memory_budget import Reservation, work_off
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_request import ALL_BINARY, Converted
@@ -22,15 +22,15 @@ from gateway.proxy.infer.handler import send_converted
 from gateway.proxy.infer.listed_outputs import listing_outputs
 from gateway.proxy.infer.metadata import model_metadata
 from gateway.proxy.infer.predict_answer import PredictAnswer
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Route
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route
 from gateway.proxy.passthrough import forward
-from gateway.upstream.metadata_cache import ServerRefusalError
+from gateway.upstream.metadata_cache import UpstreamResponseError
 
 
 async def predict(
     request: ClientRequest,
-    answer: ClientAnswer,
-    asked: Endpoint,
+    answer: ClientResponse,
+    asked: Operation,
     route: Route,
     deadline: Deadline,
 ) -> None:
@@ -42,10 +42,10 @@ async def predict(
                 f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
                 "is converted"
             )
-        await forward(request, answer, route, deadline, model=named_by(asked))
+        await forward(request, answer, route, deadline, model=model_name_of(asked))
         return
     body = ClientBody(request, route.limits.request_bytes, deadline)
-    with route.held.holding() as holding, route.held.holding() as answer_holding:
+    with route.held.reserve() as holding, route.held.reserve() as answer_holding:
         try:
             converted = await _convert(body, model, route, holding, _id_of(request))
         except GatewayError:
@@ -54,7 +54,7 @@ async def predict(
             raise
         header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
         ready = _as_converted(header, converted)
-        holding.is_now(ready.held)
+        holding.resize(ready.held)
         told = PredictAnswer(answer, converted.predicted, route, deadline, answer_holding)
         await send_converted(
             _AsInfer(request, asked),
@@ -72,18 +72,18 @@ def _id_of(request: ClientRequest) -> str:
     return given if given.isascii() else ""
 
 
-async def _metadata(asked: Endpoint, route: Route, deadline: Deadline) -> ModelMetadata:
+async def _metadata(asked: Operation, route: Route, deadline: Deadline) -> ModelMetadata:
     try:
         return await model_metadata(asked, route, deadline)
-    except ServerRefusalError as refusal:
+    except UpstreamResponseError as refusal:
         document = error_document(refusal.body, "the server does not tell of this model")
-        raise ServerRefusalError(refusal.status, "application/json", document) from None
+        raise UpstreamResponseError(refusal.status, "application/json", document) from None
 
 
 class _AsInfer(ClientRequest):
     """The head of the infer request that a predict request becomes; its body has been read."""
 
-    def __init__(self, request: ClientRequest, asked: Endpoint) -> None:
+    def __init__(self, request: ClientRequest, asked: Operation) -> None:
         self.method = request.method
         self.target = infer_path(asked) + "".join(request.target.partition("?")[1:])
         headers = end_to_end(request.headers)
@@ -97,29 +97,33 @@ class _AsInfer(ClientRequest):
 
 
 async def _convert(
-    body: ClientBody, model: ModelMetadata, route: Route, holding: Holding, request_id: str
+    body: ClientBody, model: ModelMetadata, route: Route, holding: Reservation, request_id: str
 ) -> PredictRequest:
     if body.size == 0:
         raise bad_request("the request has no body")
     limits = route.limits
-    codec = PredictRequestCodec(model, limits.header_bytes, limits.json_depth, limits.max_tensors)
+    codec = PredictRequestConverter(
+        model, limits.header_bytes, limits.json_depth, limits.max_tensors
+    )
     with closing(codec):
         worked = 0
-        while text := await body.read(codec.room):
+        while text := await body.read(codec.preferred_read_size):
             codec.feed(text)
             worked += len(text)
-            while codec.work() or worked >= CHUNK:
+            while codec.work() or worked >= CHUNK_SIZE:
                 worked = 0
-                holding.is_now(codec.held)
-                await route.turns.next()
+                holding.resize(codec.held)
+                await route.scheduler.next()
         codec.feed(b"", last=True)
-        await work_off(codec, holding, route.turns)
+        await work_off(codec, holding, route.scheduler)
         return codec.finish(request_id)
 
 
 def _as_converted(header: bytes, request: PredictRequest) -> Converted:
     chunks = [header, *request.tensors]
     size = sum(map(len, chunks))
-    held = [b"".join(chunks)] if size <= CHUNK else chunks
-    facts, written_as = request.facts, request.written_as
-    return Converted(held, size, len(header), ALL_BINARY, facts, written_as, by_metadata=True)
+    held = [b"".join(chunks)] if size <= CHUNK_SIZE else chunks
+    features, input_encodings = request.features, request.input_encodings
+    return Converted(
+        held, size, len(header), ALL_BINARY, features, input_encodings, by_metadata=True
+    )

@@ -16,12 +16,12 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from gateway.settings.values.units import (
-    Between,
+    Bounded,
+    format_percent,
     parse_count,
     parse_duration,
-    parse_share,
+    parse_percent,
     parse_size,
-    share_text,
 )
 from gateway.settings.values.wording import describe
 
@@ -37,20 +37,20 @@ class Section(BaseModel):
 
 def size(least: str, most: str) -> PlainValidator:
     """Return the check of a size in bytes."""
-    return PlainValidator(Between(parse_size, least, most), json_schema_input_type=int | str)
+    return PlainValidator(Bounded(parse_size, least, most), json_schema_input_type=int | str)
 
 
 def time(least: str, most: str) -> PlainValidator:
     """Return the check of a duration in seconds."""
-    return PlainValidator(Between(parse_duration, least, most), json_schema_input_type=float | str)
+    return PlainValidator(Bounded(parse_duration, least, most), json_schema_input_type=float | str)
 
 
 def count(least: str, most: str) -> PlainValidator:
     """Return the check of a whole number."""
-    return PlainValidator(Between(parse_count, least, most), json_schema_input_type=int | str)
+    return PlainValidator(Bounded(parse_count, least, most), json_schema_input_type=int | str)
 
 
-def listed(value: object) -> tuple[object, ...]:
+def as_tuple(value: object) -> tuple[object, ...]:
     """Return the items of a list, of which a single one may stand without brackets.
 
     Of what is no list, and no single item either, there are none.
@@ -81,7 +81,7 @@ def _as_list(value: object) -> object:
         _check_is_one(value)
     if isinstance(value, Mapping):
         raise ValueError(f"expected one or a list, got {describe(value)}")
-    return listed(value) or value
+    return as_tuple(value) or value
 
 
 def _check_is_one(text: str) -> None:
@@ -111,8 +111,8 @@ def _file(value: object) -> object:
 File = Annotated[str, BeforeValidator(_file)]
 Percentage = Annotated[
     float,
-    PlainValidator(Between(parse_share, "0%", "100%"), json_schema_input_type=str),
-    PlainSerializer(share_text, return_type=str),
+    PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=str),
+    PlainSerializer(format_percent, return_type=str),
 ]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]

@@ -55,7 +55,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Between(Generic[Number]):
+class Bounded(Generic[Number]):
     """Parse a value and hold it to two bounds, both allowed and both written as operators do."""
 
     parse: Callable[[object], Number]
@@ -81,7 +81,7 @@ def parse_count(value: object) -> int:
     raise ValueError(f"expected a whole number, got {describe(value)}{hint}")
 
 
-def parse_share(value: object) -> float:
+def parse_percent(value: object) -> float:
     """Return a part of a whole, from text such as ``50%``. Raises ValueError."""
     if isinstance(value, str) and (found := _SHARE.fullmatch(value)):
         return float(found[1]) / 100
@@ -89,8 +89,8 @@ def parse_share(value: object) -> float:
     raise ValueError(f"expected a share such as 50%, got {describe(value)}{hint}")
 
 
-def share_text(share: float) -> str:
-    """Write a part of a whole as ``parse_share`` reads it."""
+def format_percent(share: float) -> str:
+    """Write a part of a whole as ``parse_percent`` reads it."""
     return f"{share * 100:g}%"
 
 
@@ -148,7 +148,7 @@ def _plain_share(value: object) -> str | None:
         return None
     number = float(text)
     if "." in text and number <= 1:  # a part of one
-        return share_text(number)
+        return format_percent(number)
     return f"{number:g}%" if number <= 100 else None
 
 

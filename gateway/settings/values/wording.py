@@ -27,8 +27,8 @@ _ELSEWHERE = {
     "double": "FP64",
     "string": "BYTES",
     "str": "BYTES",
-    "least_request": "least_outstanding",
-    "least_conn": "least_outstanding",
+    "least_request": "choose_least_request",
+    "least_conn": "choose_least_request",
     "mlserver": "json",
     "ovms": "openvino",
     "verbose": "debug",
@@ -44,7 +44,7 @@ _ELSEWHERE = {
 }
 
 
-def path_text(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """Return a path as an operator reads it: ``upstreams["a b"].endpoints[0]``."""
     return "".join(_step(part) for part in path).removeprefix(".")
 
@@ -76,7 +76,7 @@ def spaces(count: int) -> str:
     return "1 space" if count == 1 else f"{count} spaces"
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
+def closest_name(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that was meant, as far as that can be told.
 
     Case and the sign between words do not count; names that other programs use are known as well.
@@ -95,13 +95,13 @@ def nearest(name: object, known: Iterable[str]) -> str | None:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a message: the known name that was meant, or nothing."""
-    near = nearest(name, known)
+    near = closest_name(name, known)
     if near is None:
         return ""
     return f"; did you mean {near}{', without quotes' if near == name else ''}?"
 
 
-def among(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name: what was meant, or else all that is known."""
     every = list(known)
     shown = ", ".join(every[:_LISTED]) + (", ..." if len(every) > _LISTED else "")

@@ -37,7 +37,7 @@ _NO_SPACE = re.compile(_KEY + r":(?!//)[^\s].*")
 _EQUALS = re.compile(_KEY + r"\s*=.*")
 
 
-def worded(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
+def translate(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
     """Return an error of PyYAML's in an operator's words."""
     lines = [line[:_SEARCHED] for line in text.splitlines()]
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]

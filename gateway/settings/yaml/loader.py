@@ -12,11 +12,11 @@ from typing import Final
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gateway.settings.problems import Problem, UnreadableError
-from gateway.settings.values.wording import KeyPath, describe, path_text
+from gateway.settings.values.wording import KeyPath, describe, format_path
 from gateway.settings.yaml.environment import expand, is_reference
 from gateway.settings.yaml.nodes import MAX_DEPTH, MAX_NODES, compose
 
-BROKEN: Final = object()
+INVALID: Final = object()
 """Stands for a value whose problem has been told already."""
 
 _WORDS = {"~": None, "null": None, "true": True, "false": False}
@@ -27,7 +27,7 @@ _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Name a place in the file; line and column count from 1."""
 
     line: int
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlDocument:
     """Hold the values of a file, where each was written, and what is wrong with them so far.
 
     A value in a mapping is placed at its key, an item of a list at itself. ``unquoted`` has what
@@ -44,14 +44,14 @@ class Source:
     """
 
     value: object
-    places: Mapping[KeyPath, Place]
+    positions: Mapping[KeyPath, Position]
     problems: tuple[Problem, ...]
     unquoted: Mapping[KeyPath, object] = field(default_factory=dict)
     empty: tuple[KeyPath, ...] = ()
     ends: Mapping[KeyPath, int] = field(default_factory=dict)
 
 
-def read_source(text: str, environ: Mapping[str, str]) -> Source:
+def parse_yaml(text: str, environ: Mapping[str, str]) -> YamlDocument:
     """Return what the text says, with ``environ`` filled in. Raises UnreadableError."""
     root = compose(text)
     if root is None or root.value == "":
@@ -59,15 +59,17 @@ def read_source(text: str, environ: Mapping[str, str]) -> Source:
     walk = _Walk(environ)
     value = walk.value(root, ())
     problems = tuple(walk.problems.values())
-    return Source(value, walk.places, problems, walk.unquoted, tuple(walk.empty), walk.ends)
+    return YamlDocument(
+        value, walk.positions, problems, walk.unquoted, tuple(walk.empty), walk.ends
+    )
 
 
 @dataclass(slots=True)
 class _Walk:
     environ: Mapping[str, str]
-    places: dict[KeyPath, Place] = field(default_factory=dict)
+    positions: dict[KeyPath, Position] = field(default_factory=dict)
     # By place and message: an alias shows the same fault again.
-    problems: dict[tuple[Place, str], Problem] = field(default_factory=dict)
+    problems: dict[tuple[Position, str], Problem] = field(default_factory=dict)
     unquoted: dict[KeyPath, object] = field(default_factory=dict)
     empty: list[KeyPath] = field(default_factory=list)
     ends: dict[KeyPath, int] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class _Walk:
                 return self._scalar(node, path)
 
     def _item(self, node: Node, path: KeyPath) -> object:
-        self.places[path] = _place(node)
+        self.positions[path] = _place(node)
         return self.value(node, path)
 
     def _mapping(self, mapping: MappingNode, path: KeyPath) -> dict[str, object]:
@@ -96,7 +98,7 @@ class _Walk:
             if key.value in values:
                 continue  # an entry that is merged in gives way to those before it
             key_path = (*path, key.value)
-            self.places[key_path] = _place(key)
+            self.positions[key_path] = _place(key)
             values[key.value] = self.value(node, key_path)
         return values
 
@@ -106,7 +108,7 @@ class _Walk:
         while todo:
             mapping = todo.pop()
             merged: list[MappingNode] = []
-            own: dict[str, Place] = {}
+            own: dict[str, Position] = {}
             for key, node in mapping.value:
                 self._count(key)
                 if not self._usable(key, path, own):
@@ -117,7 +119,7 @@ class _Walk:
                     yield key, node
             todo += reversed(merged)
 
-    def _usable(self, key: Node, path: KeyPath, own: dict[str, Place]) -> bool:
+    def _usable(self, key: Node, path: KeyPath, own: dict[str, Position]) -> bool:
         """Tell whether a key is text that its mapping does not hold yet."""
         place = _place(key)
         if not isinstance(key, ScalarNode):
@@ -160,10 +162,10 @@ class _Walk:
         from_environment = f": {written} is empty" if written else ""
         return self._report(_place(node), path, f"no value is given{from_environment}")
 
-    def _report(self, place: Place, path: KeyPath, message: str) -> object:
-        problem = Problem(path_text(path), place.line, place.column, message)
+    def _report(self, place: Position, path: KeyPath, message: str) -> object:
+        problem = Problem(format_path(path), place.line, place.column, message)
         self.problems.setdefault((place, message), problem)
-        return BROKEN
+        return INVALID
 
     def _count(self, node: Node) -> None:
         self.seen += 1
@@ -172,8 +174,8 @@ class _Walk:
             raise UnreadableError(message, _place(node).line)
 
 
-def _place(node: Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: Node) -> Position:
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _typed(text: str) -> object:

@@ -7,7 +7,7 @@ from yaml.nodes import Node
 from yaml.reader import ReaderError
 
 from gateway.settings.problems import UnreadableError
-from gateway.settings.yaml.errors import at, worded
+from gateway.settings.yaml.errors import at, translate
 
 MAX_DEPTH = 32
 """How deep lists and mappings may nest; settings need 5."""
@@ -56,7 +56,7 @@ def compose(text: str) -> Node | None:
     try:
         return composer.get_single_node()
     except yaml.MarkedYAMLError as error:
-        raise worded(text, error) from None
+        raise translate(text, error) from None
     except (ValueError, OverflowError):
         # PyYAML hands escapes such as "\UFFFFFFFF" to chr() and long version numbers to int().
         raise at(composer.get_mark(), "not valid YAML: a number out of range") from None

@@ -20,7 +20,7 @@ _QUEUE_IS_FULL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsTarget:
     """Hold what TLS to a server takes: its settings, and what the server's certificate names."""
 
     context: ssl.SSLContext
@@ -28,7 +28,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class TcpServer:
+class TcpAddress:
     """Name a server by host and port; ``tls`` where it is spoken to over TLS.
 
     ``address`` is the one of the host's that is meant, if not any of them is.
@@ -36,7 +36,7 @@ class TcpServer:
 
     host: str
     port: int
-    tls: Tls | None = None
+    tls: TlsTarget | None = None
     address: str | None = None
 
     @property
@@ -52,7 +52,7 @@ class TcpServer:
         return f"{host}:{self.port}"
 
     @property
-    def has_name(self) -> bool:
+    def has_host_name(self) -> bool:
         """Tell whether the host is a name, of which the addresses can be looked up."""
         try:
             ip_address(self.host)
@@ -69,7 +69,7 @@ class TcpServer:
 
 
 @dataclass(frozen=True, slots=True)
-class UnixServer:
+class UnixAddress:
     """Name a server by the path of its Unix socket."""
 
     tls: ClassVar[None] = None
@@ -104,10 +104,10 @@ class UnixServer:
             raise
 
 
-ServerAddress = TcpServer | UnixServer
+ServerAddress = TcpAddress | UnixAddress
 
 
-def server_at(
+def parse_server_url(
     url: str, context: ssl.SSLContext | None = None, server_name: str | None = None
 ) -> ServerAddress:
     """Give the address that ``http://host:port``, ``https://host:port`` or ``unix:/path`` names.
@@ -116,12 +116,12 @@ def server_at(
     certificate must name instead of the host.
     """
     if url.startswith("unix:"):
-        return UnixServer(url.removeprefix("unix:"))
+        return UnixAddress(url.removeprefix("unix:"))
     parts = urlsplit(url)
     host, _, port = parts.netloc.rpartition(":")
     host = host.strip("[]")
     if parts.scheme != "https":
-        return TcpServer(host, int(port))
+        return TcpAddress(host, int(port))
     assert context is not None
     # RFC 6066, section 3: without the dot that a name may end in.
-    return TcpServer(host, int(port), Tls(context, (server_name or host).rstrip(".")))
+    return TcpAddress(host, int(port), TlsTarget(context, (server_name or host).rstrip(".")))

@@ -37,12 +37,12 @@ _EXHAUSTED = frozenset(
 )
 
 
-def is_exhausted(error: Exception) -> bool:
+def is_local_exhaustion(error: Exception) -> bool:
     """Tell whether it is on this side that a connection fails, for lack of what it takes."""
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
-def why_not(error: Exception, server_name: str | None = None) -> str:
+def describe_connect_error(error: Exception, server_name: str | None = None) -> str:
     """Tell why there is no connection; ``server_name`` is given where it was to be over TLS."""
     match error:
         case TimeoutError():
@@ -50,7 +50,7 @@ def why_not(error: Exception, server_name: str | None = None) -> str:
         case ssl.SSLCertVerificationError():
             return _why_not_trusted(error, server_name)
         case ssl.SSLError():
-            return why_no_tls(error)
+            return describe_tls_error(error)
         case ConnectionResetError(errno=None):
             # The event loop's own, at an end where none was expected.
             return "it closed the connection within the TLS handshake"
@@ -63,19 +63,19 @@ def why_not(error: Exception, server_name: str | None = None) -> str:
             return str(error)
 
 
-def why_no_tls(error: ssl.SSLError) -> str:
+def describe_tls_error(error: ssl.SSLError) -> str:
     """Tell why TLS failed, for another reason than the server's certificate."""
     reason = error.reason or ""
     if reason in _NO_TLS:
         return "it does not speak TLS"
     if reason in _OTHER_VERSION:
         return "it speaks no TLS of version 1.2 or newer"
-    if refused := why_refused(error):
+    if refused := describe_certificate_refusal(error):
         return refused
     return f"TLS failed: {reason.lower().replace('_', ' ') or error}"
 
 
-def why_refused(error: Exception | None) -> str | None:
+def describe_certificate_refusal(error: Exception | None) -> str | None:
     """Tell why the server refused the gateway's certificate, if that is what the error says."""
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     if reason in _NO_CERTIFICATE:

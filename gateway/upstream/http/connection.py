@@ -8,30 +8,30 @@ from typing import Protocol
 
 from httptools import HttpResponseParser
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
+from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
-    SMALL_HEAD,
+    MAX_CACHED_HEAD,
     HeadReader,
     MalformedError,
     ResponseHead,
     parse_response_head,
 )
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.http.connect_errors import why_refused
+from gateway.upstream.http.connect_errors import describe_certificate_refusal
 
 _WHOLE = 64 * 1024
 """Bytes of a body that is given as a whole: it is converted or written at once."""
 
-MAX_INTERIM = 100
+MAX_INTERIM_RESPONSES = 100
 """Interim (1xx) responses to one request at most, as in Python's and Ruby's own HTTP clients."""
 
 _SOON = 1.0
 """Seconds within which a server's close may have crossed the request on its way."""
 
 
-class CrossedError(GatewayError):
+class StaleConnectionError(GatewayError):
     """A kept connection was closed just as it was used again, before a byte of the answer.
 
     RFC 9112, section 9.3.1: the server had closed it for being idle, so that it never took up the
@@ -42,13 +42,13 @@ class CrossedError(GatewayError):
 class HeadReceiver(Protocol):
     """Who waits for the head of an answer."""
 
-    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
         """Take a small head that came with all of a small body."""
 
-    def begun(self, head: ResponseHead) -> None:
+    def on_headers(self, head: ResponseHead) -> None:
         """Take a head; the body is the connection's."""
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         """Take it that there will be no answer."""
 
 
@@ -110,17 +110,17 @@ class ServerConnection(Connection):
 
     def hold(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
-        self.body = BodyStream(self.reading, self.buffers)
+        self.body = BodyStream(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
         self.body.end()
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for the answer have this error, and drop the connection."""
         self._keep = False
-        without_frames(error)  # it may never be raised
+        strip_tracebacks(error)  # it may never be raised
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
-            receiver.failed(error)
+            receiver.on_error(error)
             self.forget_body()  # nobody reads what came of it
         elif self.body is not None:
             self.body.fail(error)
@@ -146,7 +146,7 @@ class ServerConnection(Connection):
             self.body.discard()
 
     def _abort(self) -> None:
-        self.forget_kept()
+        self.discard_read_ahead()
         self._keep = False
         self._receiver = None
         self.transport.abort()
@@ -154,8 +154,8 @@ class ServerConnection(Connection):
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the server sends."""
         self._silent = False
-        if self._ahead:
-            self.keep(data)
+        if self._read_ahead:
+            self.buffer_read_ahead(data)
             return
         try:
             if self.body is None:
@@ -165,22 +165,22 @@ class ServerConnection(Connection):
         except GatewayError as error:
             self.fail(error)
         except MalformedError as error:
-            self.fail(bad_answer(f"{self._url} answered what is not HTTP: {error}"))
+            self.fail(bad_response(f"{self._url} answered what is not HTTP: {error}"))
 
     def eof_received(self) -> None:
         """Take the end of what the server sends; the transport then closes itself."""
         self._keep = False
         until_close = isinstance(self._decoder, UntilCloseDecoder)
-        if self.body is not None and until_close and self.ended_by_peer():
+        if self.body is not None and until_close and self.is_clean_eof():
             self._end_body(self.body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let whoever waits for the answer know."""
         super().connection_lost(exc)
-        while self._ahead:
-            self.take_kept()
+        while self._read_ahead:
+            self.process_read_ahead()
         # By TLS 1.3 the server looks at the gateway's certificate once the connection is made.
-        if refused := why_refused(exc):
+        if refused := describe_certificate_refusal(exc):
             message = f"cannot connect to {self._url}: {refused}"
             self.fail(GatewayError(ErrorKind.UNREACHABLE, message))
         else:
@@ -195,7 +195,7 @@ class ServerConnection(Connection):
             text, data = found
             head = parse_response_head(text, self._method)
             if head.status >= 200:
-                is_small = len(text) <= SMALL_HEAD
+                is_small = len(text) <= MAX_CACHED_HEAD
                 if self._head_size or not is_small:
                     self._count_head(0 if is_small else HEAD_COPIES * len(text))
                 self._take_final(head, self._receiver, data, is_small)
@@ -206,13 +206,13 @@ class ServerConnection(Connection):
     def _check_interim(self, status: int) -> None:
         """Ignore an interim response; raises GatewayError (502) where it cannot be ignored."""
         if status == HTTPStatus.SWITCHING_PROTOCOLS:
-            raise bad_answer(
+            raise bad_response(
                 f"{self._url} answered 101 Switching Protocols, for which it was not asked"
             )
         self._interim += 1
-        if self._interim > MAX_INTERIM:
-            raise bad_answer(
-                f"{self._url} sent more than {MAX_INTERIM} interim (1xx) responses to one request"
+        if self._interim > MAX_INTERIM_RESPONSES:
+            raise bad_response(
+                f"{self._url} sent more than {MAX_INTERIM_RESPONSES} interim (1xx) responses to one request"
             )
 
     def _take_final(
@@ -227,15 +227,15 @@ class ServerConnection(Connection):
         if len(data) == head.length and len(data) <= _WHOLE and is_small:
             self._ended = True
             self._receiver = None
-            receiver.whole(head, data)
+            receiver.on_complete(head, data)
             return
         self._begin_body(head, data)
         # Not before: a body that is broken from its start is an answer that failed.
         self._receiver = None
-        receiver.begun(head)
+        receiver.on_headers(head)
 
     def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
-        self.body = BodyStream(self.reading, self.buffers)
+        self.body = BodyStream(self.read_flow, self.buffers)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:
@@ -254,7 +254,7 @@ class ServerConnection(Connection):
             self._end_body(self.body)
             self._keep = self._keep and not decoder.rest
         elif decoder.rest:
-            self.keep_for_a_turn(decoder.rest)
+            self.defer_read_ahead(decoder.rest)
 
     def _end_body(self, body: BodyStream) -> None:
         body.end()
@@ -263,9 +263,9 @@ class ServerConnection(Connection):
     def _closed_too_early(self) -> GatewayError:
         if self._silent and self._is_kept and self.loop.time() - self._asked_at < _SOON:
             message = f"{self._url} closed a kept connection as it was used again"
-            return CrossedError(ErrorKind.BAD_ANSWER, message)
+            return StaleConnectionError(ErrorKind.BAD_RESPONSE, message)
         when = "before it answered" if self.body is None else "before the end of its answer"
-        kind = ErrorKind.UNANSWERED if self._silent else ErrorKind.BAD_ANSWER
+        kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 
 
@@ -276,17 +276,17 @@ class _Waiting:
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
         self._connection = connection
 
-    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
         if not self.head.done():
             self._connection.hold(body)
-        self.begun(head)
+        self.on_headers(head)
 
-    def begun(self, head: ResponseHead) -> None:
+    def on_headers(self, head: ResponseHead) -> None:
         if self.head.done():  # nobody waits any more
             self._connection.drop()
         else:
             self.head.set_result(head)
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         if not self.head.done():
             self.head.set_exception(error)

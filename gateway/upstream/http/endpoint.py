@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 
-from gateway.errors import TRY_AGAIN, ErrorKind, GatewayError, without_frames
-from gateway.http1.head import ResponseHead, write_start
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
+from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http.address import ServerAddress
-from gateway.upstream.http.connect_errors import is_exhausted, why_not
-from gateway.upstream.http.connection import CrossedError, ServerConnection
+from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
+from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import (
     HeaderLines,
-    Receiver,
-    RequestStart,
-    Sent,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
@@ -46,10 +46,10 @@ class HttpEndpoint(UpstreamEndpoint):
         connect_time: float,
         keep_alive: float = 4.0,
         buffers: BufferAccount | None = None,
-        own_request: HeaderLines = (),
+        own_request_headers: HeaderLines = (),
     ) -> None:
         self.url = address.url
-        self.own_request = own_request
+        self.own_request_headers = own_request_headers
         self._address = address
         self._connect_time = connect_time
         self._buffers = buffers
@@ -63,10 +63,10 @@ class HttpEndpoint(UpstreamEndpoint):
         if connection is not None:
             try:
                 return await self._exchange(connection, request)
-            except CrossedError as error:
+            except StaleConnectionError as error:
                 if isinstance(request.body, AsyncIterator):
                     raise  # what was taken of it is gone
-                without_frames(error)
+                strip_tracebacks(error)
         return await self._exchange(await self._connect(), request)
 
     async def _exchange(
@@ -81,9 +81,9 @@ class HttpEndpoint(UpstreamEndpoint):
             exchange.close()
             raise
 
-    def send_at_once(
-        self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
-    ) -> Sent | None:
+    def try_send_nowait(
+        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+    ) -> PendingRequest | None:
         """Send a request over a connection that is at hand; see UpstreamEndpoint."""
         connection = self._idle.take()
         if connection is None:
@@ -105,7 +105,7 @@ class HttpEndpoint(UpstreamEndpoint):
         try:
             sent.move_to(await self._connect())
         except GatewayError as error:
-            sent.failed(error)
+            sent.on_error(error)
 
     async def close(self) -> None:
         """Close the connections that wait; those in use belong to their exchanges."""
@@ -131,16 +131,18 @@ class HttpEndpoint(UpstreamEndpoint):
             connection.forget_transport()
             # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
-                raise self._not_connected(error, why_not(error, server_name)) from error
+                raise self._not_connected(
+                    error, describe_connect_error(error, server_name)
+                ) from error
             raise
         return connection
 
     def _not_connected(self, error: Exception, reason: str) -> GatewayError:
-        if not is_exhausted(error):
+        if not is_local_exhaustion(error):
             return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
         # It says nothing of the server. Another one may have a connection at hand.
         message = f"the gateway has no means to connect to {self.url}: {reason}"
-        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=TRY_AGAIN)
+        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=RETRY_AFTER)
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest
@@ -160,7 +162,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
         # Behind the task, of which the first turn comes before: what it has at hand goes with it.
-        connection.begin_write(head)
+        connection.buffer_write(head)
         return sender
 
     def _head(self, request: UpstreamRequest, size: int | None) -> bytes:
@@ -173,7 +175,7 @@ class HttpEndpoint(UpstreamEndpoint):
                 headers.append(("Content-Length", str(size)))
         return self._write(request.method, request.target, headers) + b"\r\n"
 
-    def _write_start(self, start: RequestStart) -> bytes:
+    def _write_start(self, start: RequestTemplate) -> bytes:
         return self._write(start.method, start.target, start.headers)
 
     def _write(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -181,7 +183,7 @@ class HttpEndpoint(UpstreamEndpoint):
         lines = list(headers)
         if "host" not in [name.lower() for name, _ in lines]:
             lines.insert(0, ("Host", self._address.authority))
-        return write_start(f"{method} {target} HTTP/1.1", lines)
+        return encode_head_lines(f"{method} {target} HTTP/1.1", lines)
 
 
 async def _send_body(
@@ -226,7 +228,7 @@ async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | mem
     connection.write(*held)
 
 
-class _Sent(Sent):
+class _Sent(PendingRequest):
     """A request under way on its connection."""
 
     def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
@@ -261,7 +263,7 @@ class _SentAtOnce(_Sent):
         self,
         connection: ServerConnection,
         idle: IdleConnections,
-        receiver: Receiver,
+        receiver: ResponseReceiver,
         send_again: Callable[[_SentAtOnce], asyncio.Task[None]],
     ) -> None:
         super().__init__(connection, idle)
@@ -282,18 +284,18 @@ class _SentAtOnce(_Sent):
         self.sender = None
         self.send(self._method, self._text)
 
-    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
-        self._receiver.whole(head, body)
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        self._receiver.on_complete(head, body)
 
-    def begun(self, head: ResponseHead) -> None:
-        self._receiver.begun(_HttpResponse(head, self))
+    def on_headers(self, head: ResponseHead) -> None:
+        self._receiver.on_headers(_HttpResponse(head, self))
 
-    def failed(self, error: Exception) -> None:
-        if isinstance(error, CrossedError):
+    def on_error(self, error: Exception) -> None:
+        if isinstance(error, StaleConnectionError):
             self.sender = self._send_again(self)
         else:
             self.sender = None
-            self._receiver.failed(error)
+            self._receiver.on_error(error)
 
 
 class _HttpResponse(UpstreamResponse):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from gateway.system.certificates import show, trust
+from gateway.system.certificates import load_authorities, load_certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def client_context(files: CertificateFiles, verify: bool = True) -> ssl.SSLConte
     if files.ca is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     else:
-        trust(context, files.ca, "ca")
+        load_authorities(context, files.ca, "ca")
     if files.certificate is not None and files.key is not None:
-        show(context, files.certificate, files.key)
+        load_certificate(context, files.certificate, files.key)
     return context

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
-from gateway.protocol.dialect_detection import Finding, recognised
-from gateway.protocol.dialects import Dialect, common
-from gateway.upstream.control_client import ask
-from gateway.upstream.pool.member import Attendant, Member
+from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.protocol.dialect_detection import DetectedDialect, parse_server_metadata
+from gateway.protocol.dialects import Dialect, common_dialect
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
@@ -28,7 +28,7 @@ _PASSING = frozenset((408, 425, 429))
 _log = logging.getLogger("tensorgate.upstream")
 
 
-class Speech:
+class DialectState:
     """How the servers of an upstream speak: ``dialect``, None while that is not known."""
 
     def __init__(self, dialect: Dialect | None, reason: str) -> None:
@@ -40,12 +40,12 @@ class Speech:
         """Wait until it is known."""
 
 
-def declared_speech(dialect: Dialect) -> Speech:
+def fixed_dialect_state(dialect: Dialect) -> DialectState:
     """Give what the settings say."""
-    return Speech(dialect, "the settings say so")
+    return DialectState(dialect, "the settings say so")
 
 
-class Interpreter(Speech, Attendant):
+class DialectDetector(DialectState, MemberTask):
     """Asks each endpoint of an upstream for what it says of itself, ``GET /v2``.
 
     That is done at the start, again once an endpoint may be another server (``doubt``), every
@@ -150,7 +150,7 @@ class Interpreter(Speech, Attendant):
         ]
         if not found:
             return
-        dialect = common([finding.dialect for _, finding in found])
+        dialect = common_dialect([finding.dialect for _, finding in found])
         reason, differ = _reason(found)
         changed = dialect != self.dialect
         self.reason = reason
@@ -168,7 +168,7 @@ class Interpreter(Speech, Attendant):
         return level if self._tells else logging.DEBUG
 
     def _note_fault(self, member: Member, error: GatewayError) -> None:
-        self._fault = without_frames(error)
+        self._fault = strip_tracebacks(error)
         if self.dialect is not None:
             self._note_loss(member, self.dialect, error)
         elif error.message != self.reason:
@@ -195,7 +195,7 @@ class Interpreter(Speech, Attendant):
         self._news.clear()
 
 
-def _reason(found: list[tuple[str, Finding]]) -> tuple[str, bool]:
+def _reason(found: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
     """Tell why the dialect is what it is, and whether endpoints differ in theirs."""
     of_dialect: dict[Dialect, str] = {}
     for url, finding in found:
@@ -206,21 +206,21 @@ def _reason(found: list[tuple[str, Finding]]) -> tuple[str, bool]:
     return f"its endpoints differ, and this is what all of them understand ({each})", True
 
 
-async def learn(endpoint: UpstreamEndpoint) -> Finding:
+async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     """Ask a server what it is; raises GatewayError (502, 503) where it does not tell."""
-    answer = await ask(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+    answer = await send_control_request(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
     passing = answer.status >= 500 and answer.status != 501
     if passing or answer.status in _PASSING:
         url = endpoint.url + _SERVER_METADATA
-        raise bad_answer(f"{url}, which tells how it speaks, answered {answer.status}")
-    return recognised(answer.status, answer.body)
+        raise bad_response(f"{url}, which tells how it speaks, answered {answer.status}")
+    return parse_server_metadata(answer.status, answer.body)
 
 
-async def _learn_in_time(endpoint: UpstreamEndpoint) -> Finding:
+async def _learn_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
     """Ask a server what it is; raises GatewayError, a 504 where it does not answer in time too."""
     try:
         async with asyncio.timeout(_TIME):
-            return await learn(endpoint)
+            return await detect_dialect(endpoint)
     except TimeoutError:
         url = endpoint.url + _SERVER_METADATA
         raise GatewayError(

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gateway.routing.intervals import pauses
-from gateway.upstream.http.address import ServerAddress, TcpServer
-from gateway.upstream.http.connect_errors import why_not
+from gateway.upstream.http.address import ServerAddress, TcpAddress
+from gateway.upstream.http.connect_errors import describe_connect_error
 from gateway.upstream.transport import UpstreamEndpoint
 
 _MOST = 256
@@ -23,7 +23,7 @@ Lookup = Callable[[str], Awaitable[Sequence[str]]]
 """Gives the addresses of a host name. Raises OSError, or UnicodeError for what cannot be a name."""
 
 
-async def addresses_of(host: str) -> list[str]:
+async def resolve_host(host: str) -> list[str]:
     """Ask the system for a host's addresses, of the kinds that this machine can reach."""
     loop = asyncio.get_running_loop()
     kinds = socket.AI_ADDRCONFIG
@@ -55,7 +55,7 @@ class Resolver:
         self._names = {
             server: _Name(server, lookup, time)
             for server in self._servers
-            if isinstance(server, TcpServer) and server.has_name
+            if isinstance(server, TcpAddress) and server.has_host_name
         }
         self._unanswered = set(self._names)
         self._made: dict[ServerAddress, UpstreamEndpoint] = {}
@@ -71,7 +71,7 @@ class Resolver:
         faults = (f"{server.url}: {name.fault}" for server, name in self._names.items())
         return "cannot connect to " + "; ".join(faults)
 
-    def take_over(self, before: Resolver) -> None:
+    def adopt_state(self, before: Resolver) -> None:
         """Begin with the addresses that another resolver knows for the same hosts."""
         known = {server.host: name.addresses for server, name in before._names.items()}
         for server, name in self._names.items():
@@ -82,7 +82,7 @@ class Resolver:
         """Look names up until cancelled; ``changed`` is called when the endpoints are others."""
         await asyncio.gather(*(self._follow(server, changed) for server in self._names))
 
-    async def _follow(self, server: TcpServer, changed: Callable[[], None]) -> None:
+    async def _follow(self, server: TcpAddress, changed: Callable[[], None]) -> None:
         name = self._names[server]
         try:
             for pause in pauses(self._every, self._random()):
@@ -99,7 +99,7 @@ class Resolver:
     def _make(self) -> None:
         addresses: list[ServerAddress] = []
         for server in self._servers:
-            name = self._names.get(server) if isinstance(server, TcpServer) else None
+            name = self._names.get(server) if isinstance(server, TcpAddress) else None
             addresses += (server,) if name is None else name.addresses
         self._made = {
             address: self._made.get(address) or self._connect(address) for address in addresses
@@ -110,8 +110,8 @@ class Resolver:
 class _Name:
     """A server's host name, and the addresses that were found for it."""
 
-    def __init__(self, server: TcpServer, lookup: Lookup, time: float) -> None:
-        self.addresses: tuple[TcpServer, ...] = ()
+    def __init__(self, server: TcpAddress, lookup: Lookup, time: float) -> None:
+        self.addresses: tuple[TcpAddress, ...] = ()
         self.fault = "its name has not been looked up yet"
         """Why the last look-up gave nothing."""
         self._server = server
@@ -120,7 +120,7 @@ class _Name:
         self._asking: asyncio.Future[Sequence[str]] | None = None
         self._failing = False
 
-    def begin_with(self, known: Iterable[TcpServer]) -> None:
+    def begin_with(self, known: Iterable[TcpAddress]) -> None:
         """Use addresses of the same host, until a look-up gives others."""
         self.addresses = tuple(replace(self._server, address=each.address) for each in known)
 
@@ -131,7 +131,7 @@ class _Name:
         except TimeoutError:
             self._fail(f"no answer of the name service within {self._time:g} s")
         except (OSError, UnicodeError) as error:
-            self._fail(why_not(error))
+            self._fail(describe_connect_error(error))
         else:
             if found:
                 return self._take(found)

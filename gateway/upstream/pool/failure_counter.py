@@ -10,7 +10,7 @@ _SHOWN = 300
 
 
 @dataclass(slots=True)
-class CallRecord:
+class FailureCounter:
     """Counts failed calls and stores the last error of an endpoint.
 
     A call fails where there is no whole response, or one of 5xx. Errors are stored as text: an

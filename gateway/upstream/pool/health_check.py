@@ -7,11 +7,11 @@ import logging
 import random
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError, without_frames
-from gateway.routing.health import ProbePolicy, probed
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.routing.health import HealthCheckPolicy, probed
 from gateway.routing.intervals import pauses
-from gateway.upstream.control_client import ask
-from gateway.upstream.pool.member import Attendant, Member
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.transport import UpstreamEndpoint
 
 _LARGEST_ANSWER = 64 * 1024
@@ -19,7 +19,7 @@ _LARGEST_ANSWER = 64 * 1024
 _log = logging.getLogger("tensorgate.upstream")
 
 
-class Prober(Attendant):
+class HealthChecker(MemberTask):
     """Asks for ``path`` every so many seconds; an answer of 2xx within ``time`` is a good one.
 
     ``random`` gives numbers in [0, 1).
@@ -30,7 +30,7 @@ class Prober(Attendant):
         path: str,
         every: float,
         time: float,
-        policy: ProbePolicy,
+        policy: HealthCheckPolicy,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._path = path
@@ -58,11 +58,11 @@ class Prober(Attendant):
         """
         try:
             async with asyncio.timeout(self._time):
-                answer = await ask(endpoint, "GET", self._path, _LARGEST_ANSWER)
+                answer = await send_control_request(endpoint, "GET", self._path, _LARGEST_ANSWER)
         except TimeoutError:
             return False, f"no answer to GET {self._path} within {self._time:g} s"
         except GatewayError as error:
-            without_frames(error)
+            strip_tracebacks(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
         return 200 <= answer.status < 300, f"GET {self._path} answered {answer.status}"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.protocol.dialect_detection import Finding
-from gateway.routing.health import HEALTHY, UNKNOWN, Health, Probed
-from gateway.upstream.pool.failure_counter import CallRecord
+from gateway.protocol.dialect_detection import DetectedDialect
+from gateway.routing.health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
+from gateway.upstream.pool.failure_counter import FailureCounter
 from gateway.upstream.pool.ready_models import ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -21,15 +21,15 @@ class Member:
     endpoint: UpstreamEndpoint
     outstanding: int = 0
     """Exchanges under way."""
-    health: Health = HEALTHY
+    health: EjectionState = NOT_EJECTED
     """By its exchanges."""
-    calls: CallRecord = field(default_factory=CallRecord)
-    probed: Probed = UNKNOWN
+    calls: FailureCounter = field(default_factory=FailureCounter)
+    probed: ProbeState = NOT_PROBED
     reason: str = ""
     """What the last probe met with."""
     models: ReadyModels | None = None
     """Those that it has ready; None where that is not known."""
-    finding: Finding | None = None
+    finding: DetectedDialect | None = None
     """What it was recognised as; None where it is not asked, or was not yet."""
     leaving: bool = False
     """It is given to no more exchanges; those under way finish."""
@@ -93,7 +93,7 @@ class MemberState:
     """When that was, in the form of ISO 8601, UTC."""
 
 
-class Attendant(ABC):
+class MemberTask(ABC):
     """Looks after the members of a pool, one by one."""
 
     @abstractmethod

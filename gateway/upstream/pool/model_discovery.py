@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.errors import GatewayError, bad_answer
+from gateway.errors import GatewayError, bad_response
 from gateway.protocol.model_name import ModelName
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.routing.intervals import pauses
-from gateway.upstream.control_client import ask
-from gateway.upstream.pool.member import Attendant, Member
-from gateway.upstream.pool.ready_models import EVERY_MODEL, ReadyModels, listed
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.pool.member import Member, MemberTask
+from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, listed
 from gateway.upstream.transport import UpstreamEndpoint
 
 _INDEX = "/v2/repository/index"
@@ -31,7 +31,7 @@ _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 _log = logging.getLogger("tensorgate.upstream")
 
 
-class Discovery(Attendant):
+class ModelDiscovery(MemberTask):
     """Asks for the models that are ready every so many seconds, and when it may have changed.
 
     ``random`` gives numbers in [0, 1).
@@ -43,7 +43,7 @@ class Discovery(Attendant):
         self._changes = 0
         self._change = asyncio.Event()
 
-    def ask_again(self) -> None:
+    def refresh_models(self) -> None:
         """Ask all endpoints at once: a model was loaded or unloaded."""
         self._changes += 1
         self._change.set()
@@ -74,12 +74,12 @@ async def _learn(member: Member) -> str:
         return f"{url} does not say which models it has: no answer within {_TIME:g} s"
     except GatewayError as error:
         return f"{url} does not say which models it has: {error.message}"
-    if member.models is EVERY_MODEL:
+    if member.models is ANY_MODEL:
         return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
     return ""
 
 
-async def may_have(endpoint: UpstreamEndpoint, model: str) -> bool:
+async def may_have_model(endpoint: UpstreamEndpoint, model: str) -> bool:
     """Ask a server whether a model is ready there now; it may be, where no answer says it is not.
 
     What was heard before is too old to tell whom a change of the model is for.
@@ -101,23 +101,23 @@ async def ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     if index is not None:
         models = _models(index)
         if models is None:
-            raise bad_answer(f"{endpoint.url}{_INDEX} is no index of models")
+            raise bad_response(f"{endpoint.url}{_INDEX} is no index of models")
         return models
     v1_list = await _list(endpoint, "GET", MODELS_PATH)
     # What is there need not be of V1: servers of OpenAI's API have a list of another form.
     models = None if v1_list is None else _models(v1_list)
-    return EVERY_MODEL if models is None else models
+    return ANY_MODEL if models is None else models
 
 
 async def _list(
     endpoint: UpstreamEndpoint, method: str, path: str, body: bytes | None = None
 ) -> bytes | None:
     """Ask for a list; None where it is not served. Raises GatewayError as ``ready_models``."""
-    answer = await ask(endpoint, method, path, _LARGEST_LIST, body)
+    answer = await send_control_request(endpoint, method, path, _LARGEST_LIST, body)
     if answer.status in _NOT_SERVED:
         return None
     if answer.status != 200:
-        raise bad_answer(f"{endpoint.url}{path} answered {answer.status}")
+        raise bad_response(f"{endpoint.url}{path} answered {answer.status}")
     return answer.body
 
 

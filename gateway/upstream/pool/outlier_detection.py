@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gateway.errors import one_line
+from gateway.errors import escape_for_log
 from gateway.routing import health
-from gateway.routing.health import HEALTHY, EjectionPolicy, Health
+from gateway.routing.health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.upstream.pool.lease import Outcome
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.reachability import Reachability
@@ -15,19 +15,19 @@ from gateway.upstream.pool.reachability import Reachability
 _LOG_PAUSE = 10.0
 """Seconds for which no other response of 5xx of the same endpoint is logged."""
 
-FIRST_ERROR = 400
+FIRST_ERROR_STATUS = 400
 """The first status that may tell against an endpoint."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
-Tell = Callable[[str, Health], None]
+EjectionListener = Callable[[str, EjectionState], None]
 """What is told the URL of an endpoint that is ejected, or that answers again, and how it does.
 
 Without a URL, it is told of all endpoints: that they are unreachable, or that one is reachable.
 """
 
 
-class Ejections:
+class OutlierDetector:
     """Keeps the health of a pool's members.
 
     ``clock`` gives seconds. ``doubt`` is called with members that may be other servers by now,
@@ -37,11 +37,11 @@ class Ejections:
 
     def __init__(
         self,
-        policy: EjectionPolicy,
+        policy: OutlierPolicy,
         clock: Callable[[], float],
         doubt: Callable[[Member], None],
         reachability: Reachability,
-        tell: Tell | None = None,
+        tell: EjectionListener | None = None,
     ) -> None:
         self._policy = policy
         self._reachability = reachability
@@ -57,9 +57,9 @@ class Ejections:
         self._has_one = len(members) == 1
         if self._has_one:
             # Nothing is noted of it from now on, not even how its trial ends.
-            members[0].health = HEALTHY
+            members[0].health = NOT_EJECTED
 
-    def try_out(self, member: Member) -> None:
+    def start_trial(self, member: Member) -> None:
         """Note that an exchange goes to an endpoint that is, or was, left out."""
         member.health = health.taken(member.health, self._clock())
 
@@ -72,7 +72,7 @@ class Ejections:
         if member.leaving:
             return
         # A good response behind good ones costs nothing more.
-        is_good = outcome is Outcome.ANSWERED and not server_error
+        is_good = outcome is Outcome.SUCCEEDED and not server_error
         if not is_good or member.calls.failures or self._reachability.failures:
             self._count(member, outcome, why, server_error)
         if not self._has_one:
@@ -80,13 +80,13 @@ class Ejections:
 
     def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
         calls, reachability = member.calls, self._reachability
-        unconnected = outcome is Outcome.UNCONNECTED
+        unconnected = outcome is Outcome.CONNECT_FAILED
         if unconnected or outcome is Outcome.FAILED:
             self._doubt(member)
             calls.failed(why, bool(server_error), unconnected)
         elif server_error:
             calls.failed(f"it answered {server_error}", True, False)
-        elif outcome is Outcome.ANSWERED and calls.failures:
+        elif outcome is Outcome.SUCCEEDED and calls.failures:
             calls.succeeded()
         if server_error:
             self._log_server_error(member, server_error)
@@ -108,7 +108,7 @@ class Ejections:
     def _judge_health(self, member: Member, outcome: Outcome, why: str) -> None:
         before = member.health
         url = member.endpoint.url
-        if outcome is Outcome.ANSWERED:
+        if outcome is Outcome.SUCCEEDED:
             after = health.succeeded(before)
         elif outcome is Outcome.UNKNOWN:
             after = health.left(before)
@@ -121,27 +121,27 @@ class Ejections:
                     url,
                     after.failures,
                     after.until - now,
-                    one_line(why),
+                    escape_for_log(why),
                 )
                 if self._tell is not None:
                     self._tell(url, after)
         if before.ejections and not after.ejections:
             _log.warning("%s is used again", url)
             # One that is used as there is no better one is none to recommend.
-            if outcome is Outcome.ANSWERED and self._tell is not None:
+            if outcome is Outcome.SUCCEEDED and self._tell is not None:
                 self._tell(url, after)
         member.health = after
 
-    def hear(self, member: Member, told: Health) -> None:
+    def hear(self, member: Member, told: EjectionState) -> None:
         """Note what another process tells of an endpoint, as it is now; that is not told again."""
         if self._has_one:
             return
         before = member.health
         if told.ejections:
             others, now = self._others(member), self._clock()
-            after = health.heard_ejected(before, told, others, now, self._policy)
+            after = health.record_remote_ejection(before, told, others, now, self._policy)
         else:
-            after = health.heard_well(before)
+            after = health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
             _log.info("%s: left out, as another worker says", member.endpoint.url)
         elif before.ejections and not after.ejections:
@@ -149,12 +149,12 @@ class Ejections:
             self._doubt(member)
         member.health = after
 
-    def judge(self, status: int) -> tuple[Outcome, str]:
+    def classify_status(self, status: int) -> tuple[Outcome, str]:
         """Tell what the status of an answer says of its endpoint, and why that failed."""
-        if status < FIRST_ERROR or status not in self._policy.statuses:
-            return Outcome.ANSWERED, ""
+        if status < FIRST_ERROR_STATUS or status not in self._policy.statuses:
+            return Outcome.SUCCEEDED, ""
         return Outcome.FAILED, f"it answered {status}"
 
-    def _others(self, member: Member) -> list[Health]:
+    def _others(self, member: Member) -> list[EjectionState]:
         """Tell how all endpoints but one do."""
         return [each.health for each in self._members if each is not member]

@@ -9,13 +9,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
 from gateway.routing import health
-from gateway.routing.balancer import BY_LOAD, BalancePolicy, chosen, least_outstanding
-from gateway.routing.health import EjectionPolicy, Health
-from gateway.upstream.pool.lease import Loan, Outcome
+from gateway.routing.balancer import (
+    LEAST_REQUEST,
+    LoadBalancingPolicy,
+    choose_least_request,
+    chosen,
+)
+from gateway.routing.health import EjectionState, OutlierPolicy
+from gateway.upstream.pool.lease import Lease, Outcome
 from gateway.upstream.pool.member import Member, MemberState
-from gateway.upstream.pool.outlier_detection import Ejections, Tell
+from gateway.upstream.pool.outlier_detection import EjectionListener, OutlierDetector
 from gateway.upstream.pool.reachability import Reachability
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _NEWS = 10.0
@@ -33,23 +38,23 @@ class Pool:
     def __init__(
         self,
         endpoints: Sequence[UpstreamEndpoint],
-        ejection: EjectionPolicy | None = None,
+        ejection: OutlierPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        keeper: Keeper | None = None,
-        balance: BalancePolicy | None = None,
-        tell: Tell | None = None,
+        keeper: PoolSupervisor | None = None,
+        balance: LoadBalancingPolicy | None = None,
+        tell: EjectionListener | None = None,
         upstream: str = "",
     ) -> None:
-        self.turn = 0
+        self.leases_total = 0
         """Endpoints lent so far."""
-        self.balance = balance or BY_LOAD
+        self.balance = balance or LEAST_REQUEST
         self._clock = clock
-        self._keeper = keeper or Keeper()
+        self._keeper = keeper or PoolSupervisor()
         self._tell = tell
         self._reachability = Reachability(upstream, self._try_again, self._tell_unreachable)
         doubt = self._keeper.doubt
-        policy = ejection or EjectionPolicy()
-        self.ejections = Ejections(policy, clock, doubt, self._reachability, tell)
+        policy = ejection or OutlierPolicy()
+        self.ejections = OutlierDetector(policy, clock, doubt, self._reachability, tell)
         """What exchanges tell of endpoints, and other processes."""
         self._started = False
         self._leaving: list[Member] = []
@@ -59,7 +64,7 @@ class Pool:
     def _lend(self, members: tuple[Member, ...]) -> None:
         self.members = members
         self.endpoints = tuple(member.endpoint for member in members)
-        self.has_one = len(members) == 1
+        self.has_single_endpoint = len(members) == 1
         """There is no other to turn to, so that it does not matter how it does."""
         self.ejections.among(members)
         self._find_up()
@@ -75,7 +80,7 @@ class Pool:
         """Note that the probes of an endpoint say something else than before."""
         if member.probed.healthy:
             # What was ejected failed before: it has come back since.
-            self.ejections.note(member, Outcome.ANSWERED, "")
+            self.ejections.note(member, Outcome.SUCCEEDED, "")
         self._find_up()
 
     @property
@@ -102,9 +107,9 @@ class Pool:
 
     def _tell_unreachable(self, unreachable: bool) -> None:
         if self._tell is not None:
-            self._tell("", Health(ejections=int(unreachable), until=self._clock() + _NEWS))
+            self._tell("", EjectionState(ejections=int(unreachable), until=self._clock() + _NEWS))
 
-    def hear_unreachable(self, until: float) -> None:
+    def record_remote_unreachable(self, until: float) -> None:
         """Note that another process finds all endpoints unreachable, and until when that counts."""
         if until > self._clock():
             self._reachability.hear(until)
@@ -119,15 +124,15 @@ class Pool:
         but: Collection[UpstreamEndpoint] = (),
         model: ModelName | None = None,
         key: str | None = None,
-    ) -> Loan:
+    ) -> Lease:
         """Lend an endpoint for the length of an exchange; it counts once it is taken.
 
         It has ``model`` ready, if any is known to. One that is none of ``but`` is preferred to one
         that does not fail. Among these, it is chosen as the policy says; ``key`` is the value of
         the policy's header. Raises GatewayError (503) where no endpoint is known.
         """
-        if self.has_one:
-            return Loan(self, self.members[0])
+        if self.has_single_endpoint:
+            return Lease(self, self.members[0])
         fitting = self._fitting(model)
         if not fitting:
             raise self._nobody()
@@ -136,12 +141,14 @@ class Pool:
         usable = [member for member in others if member.health.is_usable(now)]
         allowed = usable or others or fitting
         outstanding = [member.outstanding for member in allowed]
-        if self.balance is BY_LOAD:
-            return Loan(self, allowed[least_outstanding(outstanding, self.turn)])
+        if self.balance is LEAST_REQUEST:
+            return Lease(self, allowed[choose_least_request(outstanding, self.leases_total)])
         names = [member.endpoint.url for member in allowed]
-        return Loan(self, allowed[chosen(self.balance, names, outstanding, self.turn, key)])
+        return Lease(
+            self, allowed[chosen(self.balance, names, outstanding, self.leases_total, key)]
+        )
 
-    def key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
+    def hash_key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
         """Give what an endpoint is chosen by: of a request's headers, or of those behind them."""
         header = self.balance.header
         if header is None:
@@ -149,16 +156,16 @@ class Pool:
         behind = (value for name, value in added if name.lower() == header.lower())
         return headers.get(header) or next(behind, None)
 
-    def every_endpoint(self) -> list[Loan]:
+    def lease_all(self) -> list[Lease]:
         """Lend each endpoint, those that are left out too, for which that is no trial.
 
         Raises GatewayError (503) where no endpoint is known.
         """
         if not self.members:
             raise self._nobody()
-        return [Loan(self, member, is_trial=False) for member in self.members]
+        return [Lease(self, member, is_trial=False) for member in self.members]
 
-    def has_another(
+    def has_alternative(
         self, but: Collection[UpstreamEndpoint], model: ModelName | None = None
     ) -> bool:
         """Tell whether an exchange may go to an endpoint that is none of these."""
@@ -182,23 +189,23 @@ class Pool:
         return [each for each in members if each.models is not None and each.models.have(model)]
 
     @property
-    def changes(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Tell whether endpoints may come and go."""
         return self._keeper.resolver is not None
 
     @property
-    def differs(self) -> bool:
+    def discovers_models(self) -> bool:
         """Tell whether endpoints are asked for the models that they have, as those may differ."""
         return self._keeper.discovery is not None
 
     @property
-    def why_empty(self) -> str:
+    def empty_reason(self) -> str:
         """Tell why no endpoint is known."""
         resolver = self._keeper.resolver
         return resolver.fault if resolver else "the upstream has no endpoint"
 
     def _nobody(self) -> GatewayError:
-        return GatewayError(ErrorKind.UNREACHABLE, self.why_empty)
+        return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason)
 
     def snapshot(self) -> tuple[MemberState, ...]:
         """Tell how all endpoints do: first those that are lent, then those that leave."""
@@ -206,20 +213,20 @@ class Pool:
         leaving = (member for member in self._leaving if member.outstanding)
         return tuple(member.state(now) for member in (*self.members, *leaving))
 
-    def begin_with_addresses_of(self, before: Pool) -> None:
+    def adopt_addresses(self, before: Pool) -> None:
         """Lend, from the start, what a pool that this one replaces found for the same names."""
         resolver, known = self._keeper.resolver, before._keeper.resolver
         if resolver is not None and known is not None:
-            resolver.take_over(known)
+            resolver.adopt_state(known)
             self._lend(tuple(Member(endpoint) for endpoint in resolver.endpoints))
 
     async def start(self) -> None:
         """Begin to look after the endpoints; wait for the addresses of names, but not for long."""
         self._started = True
         self._keeper.take_in(self.members, self._heed)
-        await self._keeper.look_up(self.use)
+        await self._keeper.look_up(self.set_endpoints)
 
-    def use(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
+    def set_endpoints(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
         """Lend these from now on; exchanges at others finish, and then their connections close."""
         before = {member.endpoint: member for member in self.members}
         members = tuple(before.get(each) or Member(each) for each in endpoints)
@@ -232,12 +239,12 @@ class Pool:
         self._keeper.let_go(gone)
         self._keeper.take_in(new, self._heed)
 
-    def ask_again(self) -> None:
+    def refresh_models(self) -> None:
         """Have the endpoints asked for their models, which may have changed, at once."""
         if self._keeper.discovery is not None:
-            self._keeper.discovery.ask_again()
+            self._keeper.discovery.refresh_models()
 
-    def take_over(self, before: Pool) -> None:
+    def adopt_state(self, before: Pool) -> None:
         """Know of endpoints what a pool that this one replaces knows of those at the same URLs."""
         known = {member.endpoint.url: member for member in before.members}
         for member in self.members:
@@ -251,8 +258,8 @@ class Pool:
                 if self._keeper.discovery is not None:
                     member.models = same.models
                 member.finding = member.finding or same.finding
-        if self._keeper.interpreter is not None:
-            self._keeper.interpreter.look()
+        if self._keeper.dialect_detector is not None:
+            self._keeper.dialect_detector.look()
         self._lend(self.members)
 
     async def close(self) -> None:

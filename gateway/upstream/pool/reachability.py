@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.errors import ErrorKind, GatewayError, without_frames
-from gateway.upstream.control_client import ask
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member
 
 _ENOUGH = 3
@@ -109,10 +109,10 @@ async def _responds(member: Member) -> Member | None:
     """Give the member if its endpoint responds."""
     try:
         async with asyncio.timeout(_TIME):
-            await ask(member.endpoint, "GET", _PATH, _LARGEST_RESPONSE)
+            await send_control_request(member.endpoint, "GET", _PATH, _LARGEST_RESPONSE)
     except TimeoutError:
         return None
     except GatewayError as error:
-        without_frames(error)
+        strip_tracebacks(error)
         return None if error.kind in _UNCONNECTED else member
     return member

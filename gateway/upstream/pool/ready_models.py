@@ -34,7 +34,7 @@ class ReadyModels:
         return None if self.versions is None else tuple(sorted(self.versions))
 
 
-EVERY_MODEL = ReadyModels(None)
+ANY_MODEL = ReadyModels(None)
 
 
 def listed(document: Any) -> ReadyModels:

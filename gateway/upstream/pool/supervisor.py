@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 
-from gateway.upstream.pool.dialect import Interpreter
+from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.dns import Resolver
-from gateway.upstream.pool.health_check import Prober
+from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.model_discovery import Discovery
+from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.transport import UpstreamEndpoint
 
 _FIRST_LOOK_UP = 1.0
@@ -21,21 +21,21 @@ _FIRST_LOOK_UP = 1.0
 _log = logging.getLogger("tensorgate.upstream")
 
 
-class Keeper:
+class PoolSupervisor:
     """Has members probed, asked for models and dialect, and looked up, as far as is wanted."""
 
     def __init__(
         self,
-        prober: Prober | None = None,
-        discovery: Discovery | None = None,
+        prober: HealthChecker | None = None,
+        discovery: ModelDiscovery | None = None,
         resolver: Resolver | None = None,
-        interpreter: Interpreter | None = None,
+        dialect_detector: DialectDetector | None = None,
     ) -> None:
         self.prober = prober
         self.discovery = discovery
         self.resolver = resolver
-        self.interpreter = interpreter
-        attendants = (prober, discovery, interpreter)
+        self.dialect_detector = dialect_detector
+        attendants = (prober, discovery, dialect_detector)
         self._attendants = [each for each in attendants if each is not None]
         self._of_member: dict[Member, list[asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,8 +56,8 @@ class Keeper:
     def take_in(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
         """Begin to look after members; ``changed`` is called with one that is up, or no more."""
         for member in members:
-            if self.interpreter is not None:
-                self.interpreter.take_in(member)
+            if self.dialect_detector is not None:
+                self.dialect_detector.take_in(member)
             told = partial(self._changed, member, changed)
             self._of_member[member] = [
                 self.run(attendant.attend(member, told)) for attendant in self._attendants
@@ -68,14 +68,14 @@ class Keeper:
         for member in members:
             for task in self._of_member.pop(member, ()):
                 task.cancel()
-            if self.interpreter is not None:
-                self.interpreter.let_go(member)
+            if self.dialect_detector is not None:
+                self.dialect_detector.let_go(member)
             self.run(member.endpoint.close())
 
     def doubt(self, member: Member) -> None:
         """Take note that a member may be another server by now."""
-        if self.interpreter is not None:
-            self.interpreter.doubt(member)
+        if self.dialect_detector is not None:
+            self.dialect_detector.doubt(member)
 
     def _changed(self, member: Member, changed: Callable[[Member], None]) -> None:
         self.doubt(member)

@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app.build import api_keys as keys_module
-from gateway.app.build.api_keys import ClientKeys, KeysError
+from gateway.app.build.api_keys import ApiKeys, ApiKeysError
 from gateway.settings.schema import Settings
 from tests.support.gateway import until
 
@@ -28,13 +28,15 @@ def _settings(**groups: dict[str, str]) -> Settings:
     )
 
 
-def _of(file: Path, **more: str) -> ClientKeys:
-    return ClientKeys(_settings(team={"file": str(file), **more}), {})
+def _of(file: Path, **more: str) -> ApiKeys:
+    return ApiKeys(_settings(team={"file": str(file), **more}), {})
 
 
-def _let_in(keys: ClientKeys, *shown: str, group: str = "team") -> list[bool]:
+def _let_in(keys: ApiKeys, *shown: str, group: str = "team") -> list[bool]:
     headers: list[dict[str, Any]] = [{"Authorization": f"Bearer {key}"} for key in shown]
-    return [keys.groups[group].lets_in(CIMultiDictProxy(CIMultiDict(each))) for each in headers]
+    return [
+        keys.groups[group].authenticates(CIMultiDictProxy(CIMultiDict(each))) for each in headers
+    ]
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_without_keys_there_are_no_groups() -> None:
     settings = {"upstreams": {"u": {"endpoints": ["http://127.0.0.1:1"]}}}
-    assert ClientKeys(Settings.model_validate(settings), {}).groups == {}
+    assert ApiKeys(Settings.model_validate(settings), {}).groups == {}
 
 
 def test_keys_of_a_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,13 +64,13 @@ def test_a_file_of_another_system(file: Path) -> None:
 
 def test_the_header_of_a_group(file: Path) -> None:
     group = _of(file, header="X-Key").groups["team"]
-    assert group.lets_in(CIMultiDictProxy(CIMultiDict({"x-key": "old"})))
-    assert group.shown_in == "X-Key"
+    assert group.authenticates(CIMultiDictProxy(CIMultiDict({"x-key": "old"})))
+    assert group.header_name == "X-Key"
 
 
 @pytest.mark.parametrize("value", ["old,kept", "old kept", " old,\n kept, ", "old\r\nkept\r\n"])
 def test_keys_of_the_environment(value: str) -> None:
-    keys = ClientKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
+    keys = ApiKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
     assert _let_in(keys, "old", "kept", "") == [True, True, False]
     assert not keys.look()
 
@@ -86,8 +88,8 @@ def test_keys_of_the_environment(value: str) -> None:
     ],
 )
 def test_variables_that_cannot_be_used(environ: dict[str, str], fault: str) -> None:
-    with pytest.raises(KeysError) as caught:
-        ClientKeys(_settings(team={"environment": "TEAM"}), environ)
+    with pytest.raises(ApiKeysError) as caught:
+        ApiKeys(_settings(team={"environment": "TEAM"}), environ)
     assert str(caught.value).startswith("keys.team.environment: TEAM")
     assert fault in str(caught.value)
     assert "secr" not in str(caught.value)
@@ -123,7 +125,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
 def test_files_that_cannot_be_used(file: Path, make: Callable[[Path], object], fault: str) -> None:
     make(file)
-    with pytest.raises(KeysError) as caught:
+    with pytest.raises(ApiKeysError) as caught:
         _of(file)
     assert str(caught.value).startswith(f"keys.team.file: {file}")
     assert fault in str(caught.value)
@@ -214,7 +216,7 @@ def test_one_group_of_several(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("one", "two")}
     for file in files.values():
         file.write_text("old")
-    keys = ClientKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
+    keys = ApiKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
     _replace(files["two"], "new")
     assert [keys.look(), keys.look()] == [False, True]
     assert _let_in(keys, "old", "new", group="one") == [True, False]
@@ -224,7 +226,7 @@ def test_one_group_of_several(tmp_path: Path) -> None:
 async def test_files_are_watched_until_that_is_cancelled(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "LOOK", 0.001)
+    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
     keys = _of(file)
     renewals: list[int] = []
     watch = asyncio.create_task(keys.watch(lambda: renewals.append(1)))

@@ -17,28 +17,28 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
 
 def test_each_worker_has_its_part() -> None:
     limits = _limits(held_bytes="8MiB", requests=4)
-    with limits.held.holding() as held, limits.copied.holding() as copied:
-        held.is_now(4 * MIB)
-        copied.is_now(1 * MIB)
+    with limits.held.reserve() as held, limits.copied.reserve() as copied:
+        held.resize(4 * MIB)
+        copied.resize(1 * MIB)
         for each in (held, copied):
             with pytest.raises(GatewayError):
                 each.more(1)
-    assert limits.gate is not None
-    assert [limits.gate.enter_at_once() for _ in range(3)] == [True, True, False]
+    assert limits.concurrency_limit is not None
+    assert [limits.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
 def test_bodies_go_on_counting() -> None:
     before = _limits(held_bytes="8MiB")
-    with before.held.holding() as held, before.copied.holding() as copied:
-        held.is_now(3 * MIB)
-        copied.is_now(1 * MIB)
+    with before.held.reserve() as held, before.copied.reserve() as copied:
+        held.resize(3 * MIB)
+        copied.resize(1 * MIB)
         after = _limits(before, held_bytes="16MiB")
         with pytest.raises(GatewayError):
-            held.is_now(5 * MIB)  # until the new ones are used
-        after.take_effect()
-        with after.held.holding() as more_held, after.copied.holding() as more_copied:
-            more_held.is_now(5 * MIB)
-            more_copied.is_now(1 * MIB)
+            held.resize(5 * MIB)  # until the new ones are used
+        after.apply()
+        with after.held.reserve() as more_held, after.copied.reserve() as more_copied:
+            more_held.resize(5 * MIB)
+            more_copied.resize(1 * MIB)
             for each in (more_held, more_copied):
                 with pytest.raises(GatewayError):
                     each.more(1)
@@ -46,19 +46,19 @@ def test_bodies_go_on_counting() -> None:
 
 def test_requests_go_on_counting() -> None:
     before = _limits(requests=4)
-    assert before.gate is not None
-    assert before.gate.enter_at_once()
+    assert before.concurrency_limit is not None
+    assert before.concurrency_limit.try_acquire()
     after = _limits(before, requests=6, drain_time=1)
-    after.take_effect()
-    assert after.gate is not None
-    assert [after.gate.enter_at_once() for _ in range(3)] == [True, True, False]
+    after.apply()
+    assert after.concurrency_limit is not None
+    assert [after.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
 def test_a_limit_comes_and_goes() -> None:
     unlimited = _limits(_limits(requests=4))
-    unlimited.take_effect()
-    assert unlimited.gate is None
+    unlimited.apply()
+    assert unlimited.concurrency_limit is None
     limited = _limits(unlimited, requests=2)
-    limited.take_effect()
-    assert limited.gate is not None
-    assert [limited.gate.enter_at_once() for _ in range(2)] == [True, False]
+    limited.apply()
+    assert limited.concurrency_limit is not None
+    assert [limited.concurrency_limit.try_acquire() for _ in range(2)] == [True, False]

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.build.listen import ListenError, Listening, close, listen
+from gateway.app.build.listen import BoundAddress, ListenError, close, listen
 from gateway.settings.values.addresses import TcpAddress
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 
@@ -12,14 +12,14 @@ TOGETHER = " by {} of the gateway itself: the two cannot be had together"
 
 
 @pytest.fixture
-def before(request: pytest.FixtureRequest) -> Iterator[tuple[Listening, ...]]:
+def before(request: pytest.FixtureRequest) -> Iterator[tuple[BoundAddress, ...]]:
     """Listen on the host that the test names, and on a port of the system's choice."""
     listening = listen([TcpAddress(request.param, 0)])
     yield listening
     close(listening)
 
 
-def _port(before: tuple[Listening, ...]) -> int:
+def _port(before: tuple[BoundAddress, ...]) -> int:
     return int(before[0].sockets[0].getsockname()[1])
 
 
@@ -30,7 +30,7 @@ def _port(before: tuple[Listening, ...]) -> int:
     ids=["wider", "narrower", "by its name"],
 )
 def test_an_address_in_the_way_that_is_given_up_is_told_of(
-    before: tuple[Listening, ...], host: str
+    before: tuple[BoundAddress, ...], host: str
 ) -> None:
     had = TcpAddress(*before[0].sockets[0].getsockname())
     wanted = TcpAddress(host, had.port)
@@ -52,7 +52,7 @@ def test_addresses_that_never_go_together_are_told_of() -> None:
 
 
 @pytest.mark.parametrize("before", [HOST], indirect=True, ids=["host"])
-def test_what_somebody_else_has_is_not_the_gateways(before: tuple[Listening, ...]) -> None:
+def test_what_somebody_else_has_is_not_the_gateways(before: tuple[BoundAddress, ...]) -> None:
     wanted = TcpAddress(OTHER_HOST, _port(before))
     others = listen([wanted])
     with pytest.raises(ListenError) as raised:

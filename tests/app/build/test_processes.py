@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.app.build import processes
-from gateway.app.build.processes import part_of, wants_helper, worker_count
+from gateway.app.build.processes import share_per_worker, uses_offload, worker_count
 from gateway.settings.schema import Settings
 
 
@@ -31,7 +31,7 @@ def test_so_many_processes_serve(said: int | str, count: int) -> None:
     ],
 )
 def test_a_helper_where_cores_are_left(workers: int | str, helper: str, wanted: bool) -> None:
-    assert wants_helper(_settings(workers=workers, helper=helper)) is wanted
+    assert uses_offload(_settings(workers=workers, helper=helper)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_a_helper_where_cores_are_left(workers: int | str, helper: str, wanted: 
     [(100, 1, 100), (100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
 )
 def test_each_process_has_an_equal_part(number: int, workers: int | str, part: int) -> None:
-    assert part_of(number, worker_count(_settings(workers=workers))) == part
+    assert share_per_worker(number, worker_count(_settings(workers=workers))) == part

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gateway.app.preflight.probe import probe
-from gateway.app.preflight.report import Finding, Report
+from gateway.app.preflight.report import ProbeResult, Report
 from gateway.app.reload.resources import gather
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
-from tests.support.gateway import nothing_left
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import Connection, FaultyServer, hang
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 NOWHERE = "http://127.0.0.1:1"
 MODEL = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
@@ -33,9 +33,11 @@ class Server:
             target = (await connection.request()).head.target.removeprefix("/v2/models/")
             document = self._documents.get(target.replace("/", "_"))
             if document is None:
-                await connection.send(answer(b'{"error":\n"not found"}', status="404 Not Found"))
+                await connection.send(
+                    http_response(b'{"error":\n"not found"}', status="404 Not Found")
+                )
             else:
-                await connection.send(answer(document))
+                await connection.send(http_response(document))
 
 
 async def _probed(
@@ -49,11 +51,11 @@ async def _probed(
         "models": {"m": MODEL} if models is None else models,
         **more,
     }
-    async with nothing_left():
+    async with no_leaks():
         return await probe(gather(Settings.model_validate(settings)), time)
 
 
-def _findings(report: Report) -> list[Finding]:
+def _findings(report: Report) -> list[ProbeResult]:
     return [finding for of_model in report.models.values() for finding in of_model]
 
 
@@ -80,7 +82,7 @@ def _lines(report: Report) -> list[str]:
     ],
 )
 async def test_what_is_told(documents: dict[str, bytes], status: int, told: str) -> None:
-    async with FaultyServer(Server(**documents).play) as server:
+    async with ScriptedServer(Server(**documents).play) as server:
         report = await _probed(server.url)
     assert _told(report) == [told]
     assert report.status == status
@@ -93,15 +95,15 @@ async def test_what_is_told(documents: dict[str, bytes], status: int, told: str)
 async def test_a_model_that_batches() -> None:
     batched = {"m": {**MODEL, "max_batch_size": 4}}
     documents = {"m": BATCHED, "m_config": b'{"max_batch_size":4}'}
-    async with FaultyServer(Server(**documents).play) as server:
+    async with ScriptedServer(Server(**documents).play) as server:
         assert (await _probed(server.url, models=batched)).status == 0
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (answer(b"{}", status="503 Oh"), "answered 503 {}"),
-        (answer(b"no JSON"), "gave no metadata of model 'm'"),
+        (http_response(b"{}", status="503 Oh"), "answered 503 {}"),
+        (http_response(b"no JSON"), "gave no metadata of model 'm'"),
         (b"", "closed the connection before it answered"),
     ],
 )
@@ -113,7 +115,7 @@ async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: st
                 return
             await connection.send(data)
 
-    async with FaultyServer(fail) as server:
+    async with ScriptedServer(fail) as server:
         report = await _probed(server.url)
     assert told in _told(report)[0]
     assert report.status == 4
@@ -125,12 +127,12 @@ async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
     async def hang_later(connection: Connection) -> None:
         for body in (b"", b"{}"):
             await connection.request()
-            await connection.send(answer(body))
-        await hang(connection)
+            await connection.send(http_response(body))
+        await never_respond(connection)
 
     async with (
-        FaultyServer(Server(m=SAME, n=BATCHED).play) as one,
-        FaultyServer(hang_later) as two,
+        ScriptedServer(Server(m=SAME, n=BATCHED).play) as one,
+        ScriptedServer(hang_later) as two,
     ):
         report = await _probed(one.url, two.url, NOWHERE, models=models, time=0.2)
         assert len(two.connections) == 1
@@ -147,13 +149,13 @@ async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
 
 
 async def test_nothing_that_differs_and_some_that_cannot_be_asked() -> None:
-    async with FaultyServer(Server(m=SAME).play) as server:
+    async with ScriptedServer(Server(m=SAME).play) as server:
         assert (await _probed(server.url, NOWHERE)).status == 4
 
 
 async def test_tls_and_names(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
-    async with FaultyServer(Server(m=SAME).play, ssl=tls) as server:
+    async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         care = {"resolve": "1s", "health": {}, "discover": "models"}
         upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
@@ -193,7 +195,7 @@ async def test_those_are_asked_that_routes_lead_the_model_to(
 ) -> None:
     async with AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(FaultyServer(Server(m=SAME).play))
+            name: await stack.enter_async_context(ScriptedServer(Server(m=SAME).play))
             for name in "ab"
         }
         upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}

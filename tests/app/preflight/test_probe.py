@@ -11,7 +11,7 @@ import pytest
 
 from gateway.app.preflight import probe as of_probe
 from gateway.app.preflight.probe import probe
-from gateway.app.preflight.report import Finding, Report, Verdict
+from gateway.app.preflight.report import ProbeResult, Report, Verdict
 from gateway.app.reload.resources import gather
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
@@ -23,18 +23,23 @@ from tests.support.certificates import (
     server_certificate,
     server_context,
 )
-from tests.support.gateway import nothing_left, until
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 NOWHERE = "http://127.0.0.1:1"
-KSERVE = always(answer(b'{"name":"kserve","version":"0.15.0"}'))
+KSERVE = always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
 TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
 
 
 async def _probed(upstreams: dict[str, Any], time: float = 5.0, **more: Any) -> Report:
     settings = Settings.model_validate({"upstreams": upstreams, **more})
-    async with nothing_left():
+    async with no_leaks():
         return await probe(gather(settings), time)
 
 
@@ -43,7 +48,7 @@ def _to(*names: str) -> list[dict[str, Any]]:
 
 
 async def test_what_is_printed() -> None:
-    async with DemoServer() as one, FaultyServer(KSERVE) as two:
+    async with DemoServer() as one, ScriptedServer(KSERVE) as two:
         report = await _probed(
             {
                 "b": {"endpoints": [NOWHERE, one.url]},
@@ -64,7 +69,9 @@ async def test_what_is_printed() -> None:
 
 
 async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None:
-    async with FaultyServer(always(answer(b"\x1b[2J\n\x00 \xff", status="500 Oh"))) as server:
+    async with ScriptedServer(
+        always_respond(http_response(b"\x1b[2J\n\x00 \xff", status="500 Oh"))
+    ) as server:
         lines = list((await _probed({"u": {"endpoints": [server.url]}})).lines())
     assert len(lines) == 2
     assert "".join(lines).isprintable()
@@ -89,7 +96,8 @@ async def test_upstreams_that_get_requests_are_asked_once(
 ) -> None:
     async with AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(FaultyServer(KSERVE)) for name in ("a", "b", "c")
+            name: await stack.enter_async_context(ScriptedServer(KSERVE))
+            for name in ("a", "b", "c")
         }
         upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
         report = await _probed(upstreams, routes=routes)
@@ -105,11 +113,11 @@ async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatc
     async def wait(connection: Connection) -> None:
         await connection.request()
         await go_on.wait()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
-        await connection.send(answer(b"{}"))
+        await connection.send(http_response(b"{}"))
 
-    async with FaultyServer(wait, host="0.0.0.0") as server:
+    async with ScriptedServer(wait, host="0.0.0.0") as server:
         urls = [f"http://127.0.0.{number}:{server.port}" for number in range(9, 0, -1)]
         probing = asyncio.create_task(_probed({"u": {"endpoints": urls}}))
         await until(lambda: len(server.requests) == 3)
@@ -122,7 +130,7 @@ async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         report = await _probed(
             {"u": {"endpoints": [server.url]}}, time=0.1, models={"m": TENSOR, "n": TENSOR}
         )
@@ -139,7 +147,7 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
 
 
 async def test_names_stay_names() -> None:
-    async with FaultyServer(KSERVE) as server:
+    async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         care = {"resolve": "1s", "health": {}, "discover": "models"}
         report = await _probed({"u": {"endpoints": [url], **care}})
@@ -152,10 +160,10 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     certificate, key = certificate_files(tmp_path / "files")
     async with (
-        FaultyServer(KSERVE, ssl=server_context(server_certificate())) as well,
-        FaultyServer(KSERVE, ssl=server_context(expired_certificate())) as expired,
-        FaultyServer(KSERVE, ssl=server_context(clients=authority())) as asking,
-        FaultyServer(KSERVE) as plain,
+        ScriptedServer(KSERVE, ssl=server_context(server_certificate())) as well,
+        ScriptedServer(KSERVE, ssl=server_context(expired_certificate())) as expired,
+        ScriptedServer(KSERVE, ssl=server_context(clients=authority())) as asking,
+        ScriptedServer(KSERVE) as plain,
     ):
         no_tls = plain.url.replace("http:", "https:")
         report = await _probed(
@@ -184,8 +192,8 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
     assert report.status == 4
 
 
-def _finding(verdict: Verdict) -> Finding:
-    return Finding("u", NOWHERE, verdict, ())
+def _finding(verdict: Verdict) -> ProbeResult:
+    return ProbeResult("u", NOWHERE, verdict, ())
 
 
 @pytest.mark.parametrize(
@@ -194,11 +202,11 @@ def _finding(verdict: Verdict) -> Finding:
         ([Verdict.AS_DECLARED], {}, 0),
         ([Verdict.AS_DECLARED], {"m": [Verdict.AS_DECLARED]}, 0),
         ([Verdict.AS_DECLARED, Verdict.NOT_READY], {}, 4),
-        ([Verdict.NOT_ASKED], {}, 4),
-        ([Verdict.NOT_READY, Verdict.DIFFERENT, Verdict.NOT_ASKED], {}, 3),
-        ([Verdict.AS_DECLARED], {"m": [Verdict.NOT_ASKED]}, 4),
-        ([Verdict.NOT_READY], {"m": [Verdict.DIFFERENT]}, 3),
-        ([Verdict.DIFFERENT], {"m": [Verdict.NOT_ASKED]}, 3),
+        ([Verdict.UNAVAILABLE], {}, 4),
+        ([Verdict.NOT_READY, Verdict.MISMATCH, Verdict.UNAVAILABLE], {}, 3),
+        ([Verdict.AS_DECLARED], {"m": [Verdict.UNAVAILABLE]}, 4),
+        ([Verdict.NOT_READY], {"m": [Verdict.MISMATCH]}, 3),
+        ([Verdict.MISMATCH], {"m": [Verdict.UNAVAILABLE]}, 3),
         ([Verdict.AS_DECLARED], {"m": []}, 3),
     ],
 )

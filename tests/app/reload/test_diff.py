@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.reload.diff import as_far_as_possible, changes, kept_back
+from gateway.app.reload.diff import changes, keep_startup_settings, settings_needing_restart
 from gateway.app.reload.resources import gather
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
@@ -66,6 +66,6 @@ def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
 
 def test_the_number_of_workers_is_kept() -> None:
     before, now = _settings(workers=2), _settings(workers="auto", watch=False)
-    assert as_far_as_possible(now, before) == _settings(workers=2, watch=False)
-    assert kept_back(now, before) == ["workers"]
-    assert kept_back(before, before) == []
+    assert keep_startup_settings(now, before) == _settings(workers=2, watch=False)
+    assert settings_needing_restart(now, before) == ["workers"]
+    assert settings_needing_restart(before, before) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.reload.source import Source, why_not
+from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.settings.problems import SettingsError
 
 
@@ -21,12 +21,12 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def _changed(source: Source, after_failure: bool = False) -> bool:
+def _changed(source: SettingsSource, after_failure: bool = False) -> bool:
     return [source.changed(after_failure) for _ in range(3)].count(True) > 0
 
 
 def test_what_was_read_is_not_new(file: Path) -> None:
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     file.write_text(_text(22))
     assert source.read().upstreams["u"].endpoints == ("https://127.0.0.1:22",)
     assert not _changed(source)
@@ -36,7 +36,7 @@ def test_what_was_read_is_not_new(file: Path) -> None:
 
 
 def test_what_changes_before_it_is_first_read_is_not_missed(file: Path) -> None:
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     file.write_text("upstreams: {}\n")
     with pytest.raises(SettingsError):
         source.read()
@@ -46,14 +46,14 @@ def test_what_changes_before_it_is_first_read_is_not_missed(file: Path) -> None:
 
 def test_the_environment_is_filled_in(file: Path) -> None:
     file.write_text(_text().replace("127.0.0.1", "${HOST}"))
-    assert Source(file, {"HOST": "h"}).read().upstreams["u"].endpoints == ("https://h:1",)
+    assert SettingsSource(file, {"HOST": "h"}).read().upstreams["u"].endpoints == ("https://h:1",)
 
 
 def test_files_of_tls_to_servers_count(file: Path, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("one")
     file.write_text(_text(more=f", tls: {{ca: {ca}}}"))
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     source.read()
     assert not _changed(source)
     ca.write_text("another")
@@ -70,7 +70,7 @@ def test_files_of_tls_with_clients_count_after_a_failure(file: Path, tmp_path: P
     certificate.write_text("c")
     key.write_text("zero")
     file.write_text(f"{_text()}tls: {{certificate: {certificate}, key: {key}}}\n")
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     source.read()
     key.write_text("one")
     assert not _changed(source)
@@ -82,12 +82,12 @@ def test_a_file_that_has_vanished_is_missed_at_the_start_alone(file: Path, tmp_p
     key = tmp_path / "key.pem"
     key.write_text("k")
     file.write_text(f"{_text()}tls: {{certificate: {key}, key: {key}}}\n")
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     source.read()
     key.unlink()
     source.read()  # what is in use stays in use
     with pytest.raises(SettingsError, match=r"gateway.yaml:2: tls.key: .* cannot be read"):
-        Source(file, {}).read()
+        SettingsSource(file, {}).read()
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.write(writing, _text().encode())
     os.close(writing)
     try:
-        source = Source(Path(f"/dev/fd/{reading}"), {})
+        source = SettingsSource(Path(f"/dev/fd/{reading}"), {})
         assert list(source.read().upstreams) == ["u"]
         assert not _changed(source)
         with pytest.raises(SettingsError, match="is no file that can be read again"):
@@ -106,10 +106,10 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 def test_why_not(file: Path) -> None:
     file.write_text("upstreams: {u: {endpoints: []}}\nlisten: 1\n")
-    source = Source(file, {})
+    source = SettingsSource(file, {})
     with pytest.raises(SettingsError) as caught:
         source.read()
-    told = why_not(caught.value, file)
+    told = failure_text(caught.value, file)
     assert told.startswith(f"{file}:1: upstreams.u.endpoints: ")
     assert told.endswith(" (2 problems)")
-    assert why_not(OSError("no luck"), file) == f"{file}: no luck"
+    assert failure_text(OSError("no luck"), file) == f"{file}: no luck"

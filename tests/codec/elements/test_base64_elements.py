@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.elements.base64_elements import Base64Elements
-from gateway.codec.elements.decode import TensorFromJson
+from gateway.codec.elements.base64_elements import Base64ElementDecoder
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -18,10 +18,10 @@ from tests.codec.reference import pack_bytes
 
 def decoded(pieces: list[bytes]) -> bytes:
     """Decode a tensor that is held in such pieces."""
-    tensor = TensorFromJson("", DATATYPES["BYTES"])
+    tensor = TensorDecoder("", DATATYPES["BYTES"])
     tensor.chunks = list(pieces)
     tensor.size = sum(map(len, pieces))
-    elements = Base64Elements("input 'x'", tensor)
+    elements = Base64ElementDecoder("input 'x'", tensor)
     while elements.decode_piece():
         pass
     data = b"".join(tensor.chunks)

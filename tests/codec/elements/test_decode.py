@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.codec.elements import diagnose
-from gateway.codec.elements.decode import TensorFromJson
-from gateway.codec.json.array_scanner import Run, StringPart
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import reference, strategies
@@ -25,9 +25,9 @@ from tests.codec.reference import FLOATS, INTEGERS, LARGEST
 
 
 def convert(datatype: str, text: str | bytes) -> bytes:
-    tensor = TensorFromJson("input 'x'", DATATYPES[datatype])
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     data = text.encode() if isinstance(text, str) else text
-    tensor.feed(Run(data, 0, 0, first=True))
+    tensor.feed(ElementRun(data, 0, 0, first=True))
     result = b"".join(tensor.chunks)
     assert tensor.size == len(result)
     return result
@@ -244,8 +244,8 @@ def test_nan_beside_integers_beyond_64_bits() -> None:
 @pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize("beside", ["1", "NaN", "1e3,[],NaN", "[]"])
 def test_minus_zero_is_a_sign_only_where_it_is_a_float(datatype: str, beside: str) -> None:
-    integer, real, *_ = values(datatype, f"[-0,-0.0,{beside}]")
-    assert (math.copysign(1, integer), math.copysign(1, real)) == (1, -1)
+    integer_datatype, real, *_ = values(datatype, f"[-0,-0.0,{beside}]")
+    assert (math.copysign(1, integer_datatype), math.copysign(1, real)) == (1, -1)
 
 
 @pytest.mark.parametrize(
@@ -302,11 +302,11 @@ def test_what_no_datatype_takes(datatype: str, text: str) -> None:
 
 
 def test_runs_add_up() -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES["INT16"])
+    tensor = TensorDecoder("input 'x'", DATATYPES["INT16"])
     for run in (
-        Run(b"[[1,2", 0, 2, first=True),
-        Run(b"3],[4", 2, 2, first=False),
-        Run(b"5]]", 2, 0, first=False),
+        ElementRun(b"[[1,2", 0, 2, first=True),
+        ElementRun(b"3],[4", 2, 2, first=False),
+        ElementRun(b"5]]", 2, 0, first=False),
     ):
         tensor.feed(run)
     assert (tensor.count, tensor.size) == (5, 10)
@@ -316,29 +316,29 @@ def test_runs_add_up() -> None:
 @pytest.mark.parametrize("datatype", ["INT8", "FP32", "BYTES", "BOOL"])
 @pytest.mark.parametrize("text", [b"]", b" ]", b"", b"  "])
 def test_a_run_without_an_element_behind_a_comma_is_refused(datatype: str, text: bytes) -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES[datatype])
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     with pytest.raises(GatewayError, match="data is not a valid JSON array, near element 0"):
-        tensor.feed(Run(text, 1, 0 if b"]" in text else 1, first=False))
+        tensor.feed(ElementRun(text, 1, 0 if b"]" in text else 1, first=False))
 
 
 def test_the_index_of_a_fault_counts_all_runs() -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES["UINT8"])
-    tensor.feed(Run(b"[1,2", 0, 1, first=True))
+    tensor = TensorDecoder("input 'x'", DATATYPES["UINT8"])
+    tensor.feed(ElementRun(b"[1,2", 0, 1, first=True))
     with pytest.raises(GatewayError, match=r"^input 'x': element 3 \(256\) does not fit UINT8$"):
-        tensor.feed(Run(b"3,256]", 1, 0, first=False))
+        tensor.feed(ElementRun(b"3,256]", 1, 0, first=False))
 
 
 # ---------------------------------------------------------------------------------- long strings
 
 
 def test_a_string_in_parts() -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES["BYTES"])
-    tensor.feed(Run(b'["a"', 0, 1, first=True))
+    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
+    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
     tensor.feed(StringPart(b"one, "))
     tensor.feed(StringPart("zw\\u00f6lf, 😀".encode()))
-    tensor.feed(Run(b'"","b"', 1, 1, first=False))
+    tensor.feed(ElementRun(b'"","b"', 1, 1, first=False))
     tensor.feed(StringPart(b""))
-    tensor.feed(Run(b'""]', 1, 0, first=False))
+    tensor.feed(ElementRun(b'""]', 1, 0, first=False))
     assert tensor.count == 4
     assert b"".join(tensor.chunks) == reference.pack_bytes(
         [b"a", "one, zwölf, 😀".encode(), b"b", b""]
@@ -348,15 +348,15 @@ def test_a_string_in_parts() -> None:
 
 @pytest.mark.parametrize("part", [b"\\ud83d", b"\\x", b"a\nb", b"\xff", b'"'])
 def test_a_part_that_is_no_text_names_its_element(part: bytes) -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES["BYTES"])
-    tensor.feed(Run(b'["a"', 0, 1, first=True))
+    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
+    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
     with pytest.raises(GatewayError, match=r"^input 'x': element 1 is not a valid JSON string \("):
         tensor.feed(StringPart(part))
 
 
 @pytest.mark.parametrize("datatype", reference.DTYPES)
 def test_a_long_string_is_no_number(datatype: str) -> None:
-    tensor = TensorFromJson("input 'x'", DATATYPES[datatype])
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     with pytest.raises(GatewayError) as caught:
         tensor.feed(StringPart(b"a" * 500))
     wanted = DATATYPES[datatype].family.value

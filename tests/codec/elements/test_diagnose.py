@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gateway.codec.elements.diagnose import element_fault
-from gateway.codec.json.array_scanner import Run
+from gateway.codec.elements.diagnose import diagnose_run
+from gateway.codec.json.array_scanner import ElementRun
 from gateway.errors import ErrorKind
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
@@ -15,8 +15,8 @@ from tests.codec.reference import FLOATS, INTEGERS, LARGEST
 
 def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
     data = text.encode() if isinstance(text, str) else text
-    run = Run(data, depth, 0, first=True)
-    error = element_fault("input 'x'", DATATYPES[datatype], run, first_index)
+    run = ElementRun(data, depth, 0, first=True)
+    error = diagnose_run("input 'x'", DATATYPES[datatype], run, first_index)
     assert error.kind is ErrorKind.BAD_REQUEST
     return error.message
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.codec.elements.encode import tensor_to_json
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
+from gateway.codec.elements.encode import make_tensor_encoder
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import reference, strategies
@@ -23,9 +23,11 @@ def convert(
     datatype: str,
     pieces: list[bytes],
     nonfinite: Nonfinite = Nonfinite.LITERAL,
-    bytes_as: BytesAs = BytesAs.UTF8,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
 ) -> str:
-    converter = tensor_to_json("output 'y'", DATATYPES[datatype], JsonPolicies(nonfinite, bytes_as))
+    converter = make_tensor_encoder(
+        "output 'y'", DATATYPES[datatype], JsonPolicies(nonfinite, bytes_encoding)
+    )
     text = b"".join(converter.feed(piece) for piece in pieces)
     converter.finish()
     assert converter.count == len(json.loads(b"[" + text + b"]"))
@@ -36,10 +38,10 @@ def refusal(
     datatype: str,
     pieces: list[bytes],
     nonfinite: Nonfinite = Nonfinite.LITERAL,
-    bytes_as: BytesAs = BytesAs.UTF8,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
 ) -> tuple[ErrorKind, str]:
     with pytest.raises(GatewayError) as caught:
-        convert(datatype, pieces, nonfinite, bytes_as)
+        convert(datatype, pieces, nonfinite, bytes_encoding)
     return caught.value.kind, caught.value.message
 
 
@@ -64,7 +66,7 @@ def test_booleans() -> None:
 @pytest.mark.parametrize("data", [b"\2", b"\0\1\xff"])
 def test_other_bytes_are_no_booleans(data: bytes) -> None:
     kind, message = refusal("BOOL", [data])
-    assert kind is ErrorKind.BAD_ANSWER
+    assert kind is ErrorKind.BAD_RESPONSE
     assert message == "output 'y' is BOOL, but holds bytes other than 0 and 1"
 
 
@@ -151,7 +153,7 @@ def test_half_an_element_is_the_servers_fault(datatype: str) -> None:
     data = packed(datatype, [1, 1])[:-1]
     for pieces in ([data], strategies.bytewise(data)):
         assert refusal(datatype, pieces) == (
-            ErrorKind.BAD_ANSWER,
+            ErrorKind.BAD_RESPONSE,
             "output 'y' ends inside an element",
         )
 
@@ -171,19 +173,23 @@ def test_texts() -> None:
 def test_base64() -> None:
     elements = [b"", b"a", b"ab", b"abc", b"\xff\xfe" * 50, bytes(range(256))]
     data = reference.pack_bytes(elements)
-    expected = convert("BYTES", [data], bytes_as=BytesAs.BASE64)
+    expected = convert("BYTES", [data], bytes_encoding=BytesEncoding.BASE64)
     assert json.loads(f"[{expected}]") == [base64.b64encode(x).decode() for x in elements]
-    assert convert("BYTES", strategies.bytewise(data), bytes_as=BytesAs.BASE64) == expected
+    assert (
+        convert("BYTES", strategies.bytewise(data), bytes_encoding=BytesEncoding.BASE64) == expected
+    )
 
 
 @strategies.LAW
-@given(st.lists(st.text()), st.sampled_from(BytesAs), strategies.SEEDS)
-def test_any_texts_in_any_pieces(texts: list[str], bytes_as: BytesAs, seed: int) -> None:
+@given(st.lists(st.text()), st.sampled_from(BytesEncoding), strategies.SEEDS)
+def test_any_texts_in_any_pieces(
+    texts: list[str], bytes_encoding: BytesEncoding, seed: int
+) -> None:
     data = reference.pack_bytes([text.encode() for text in texts])
-    expected = convert("BYTES", [data], bytes_as=bytes_as)
-    assert convert("BYTES", strategies.cut(data, seed), bytes_as=bytes_as) == expected
-    assert convert("BYTES", strategies.bytewise(data), bytes_as=bytes_as) == expected
-    as_utf8 = bytes_as is BytesAs.UTF8
+    expected = convert("BYTES", [data], bytes_encoding=bytes_encoding)
+    assert convert("BYTES", strategies.cut(data, seed), bytes_encoding=bytes_encoding) == expected
+    assert convert("BYTES", strategies.bytewise(data), bytes_encoding=bytes_encoding) == expected
+    as_utf8 = bytes_encoding is BytesEncoding.UTF8
     encoded = [t if as_utf8 else base64.b64encode(t.encode()).decode() for t in texts]
     assert json.loads(f"[{expected}]") == encoded
 
@@ -200,24 +206,24 @@ def test_what_is_not_utf8_is_named(element: bytes) -> None:
             "output 'y': element 2 is not UTF-8 text, which JSON needs; ask for this output in "
             "binary form or with content_type base64, or set the policy bytes: base64",
         )
-        decoded = json.loads(f"[{convert('BYTES', pieces, bytes_as=BytesAs.BASE64)}]")
+        decoded = json.loads(f"[{convert('BYTES', pieces, bytes_encoding=BytesEncoding.BASE64)}]")
         assert base64.b64decode(decoded[2]) == b"x" * 9 + element
 
 
-@pytest.mark.parametrize("bytes_as", BytesAs)
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
 @pytest.mark.parametrize(
     "data", [b"\1", b"\1\0\0", b"\1\0\0\0", b"\3\0\0\0ab", b"\0\0\0\0\1\0\0\0"]
 )
-def test_half_a_text_is_the_servers_fault(data: bytes, bytes_as: BytesAs) -> None:
+def test_half_a_text_is_the_servers_fault(data: bytes, bytes_encoding: BytesEncoding) -> None:
     for pieces in ([data], strategies.bytewise(data)):
-        assert refusal("BYTES", pieces, bytes_as=bytes_as) == (
-            ErrorKind.BAD_ANSWER,
+        assert refusal("BYTES", pieces, bytes_encoding=bytes_encoding) == (
+            ErrorKind.BAD_RESPONSE,
             "output 'y' ends inside an element",
         )
 
 
 def test_a_large_element_is_not_held() -> None:
-    converter = tensor_to_json("output 'y'", DATATYPES["BYTES"], JsonPolicies())
+    converter = make_tensor_encoder("output 'y'", DATATYPES["BYTES"], JsonPolicies())
     text = converter.feed((3_000_000).to_bytes(4, "little"))
     for _ in range(300):
         piece = converter.feed(b"x" * 10_000)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.build import COMPILED
-from gateway.codec.elements.fast_decode import REFUSALS, parse_numbers, plain_numbers
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, parse_numbers, plain_numbers
 from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest
 
@@ -69,8 +69,8 @@ def test_what_json_has_no_numbers_for_takes_a_closer_look_unless_compiled(
     datatype: str, text: bytes, value: float
 ) -> None:
     read = np.array([1, value], DATATYPES[datatype].dtype)
-    is_read_in_c = COMPILED and read.itemsize >= 4
-    assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if is_read_in_c else None)
+    has_c_decoder = COMPILED and read.itemsize >= 4
+    assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if has_c_decoder else None)
 
 
 def test_integers_are_fine_as_floats() -> None:
@@ -89,7 +89,7 @@ def test_nothing_is_said_where_a_number_becomes_infinity(recwarn: pytest.Warning
 
 
 def test_an_error_that_is_kept_is_in_nobodys_way() -> None:
-    with pytest.raises(REFUSALS) as kept:
+    with pytest.raises(PARSE_ERRORS) as kept:
         parse_numbers(b'["1"]', "d")
     assert kept.value.__traceback__ is not None
     assert converted(b"[1, 2]", "UINT8") == b"\1\2"

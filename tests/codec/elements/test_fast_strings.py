@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.elements.fast_strings import (
-    length_prefixed_strings,
+    find_short_lengths,
+    pack_strings,
     plain_elements,
     plain_strings,
-    short_lengths,
 )
 from tests.codec import strategies
 from tests.codec.reference import pack_bytes
@@ -153,7 +153,7 @@ def test_short_lengths_are_those_of_the_elements(elements: list[bytes], behind: 
             break
         expected.append(length)
         position += 4 + length
-    found = short_lengths(data + behind)
+    found = find_short_lengths(data + behind)
     if found is not None:
         assert (found[0].tolist(), found[1]) == (expected, position)
     is_plain = all(len(each) < 256 and 0 not in each for each in elements)
@@ -170,4 +170,4 @@ def test_strings_in_binary_form_are_what_struct_packs(
     strings: list[str], times: int, long: str
 ) -> None:
     strings = [*strings * times, long]
-    assert length_prefixed_strings(strings) == pack_bytes([each.encode() for each in strings])
+    assert pack_strings(strings) == pack_bytes([each.encode() for each in strings])

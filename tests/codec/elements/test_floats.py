@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.build import COMPILED
 from gateway.codec.elements import fast_decode
-from gateway.codec.elements.offloaded_work import do
-from gateway.codec.offload import Work
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.offload import ConversionJob
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
@@ -30,7 +30,7 @@ def usual(text: bytes, size: int) -> bytes | None:
     """Convert text as it is done where nothing is compiled."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fast_decode, "_read_floats", None)
-        result = do(Work(to_json=False, datatype=FP32 if size == 4 else FP64), text)
+        result = run_job(ConversionJob(to_json=False, datatype=FP32 if size == 4 else FP64), text)
     return None if result is None else bytes(result)
 
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 
 from gateway.codec.elements import rounding
 from gateway.codec.elements.fast_decode import parse_numbers
-from gateway.codec.elements.offloaded_work import do
+from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.elements.rounding import SHORT, may_decide_ties, round_text
-from gateway.codec.offload import Work
-from gateway.codec.v2.fast_request import convert_small_request
-from gateway.codec.v2.request import InferRequestCodec
-from gateway.protocol.datatypes import DATATYPES, floating
+from gateway.codec.offload import ConversionJob
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.protocol.datatypes import DATATYPES, float_datatype
 from tests.codec import strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
@@ -35,11 +35,11 @@ TWICE = {
 
 def of_request(texts: list[str], datatype: str) -> bytes:
     body = _body("inputs", texts, datatype)
-    codec = InferRequestCodec(1 << 20, 64)
+    codec = InferRequestConverter(1 << 20, 64)
     codec.feed(body)
     codec.feed(b"", last=True)
     tensors = b"".join(chunk for part in codec.finish().tensors for chunk in part)  # type: ignore[union-attr]
-    small = convert_small_request(body, 64)
+    small = fast_convert_request(body, 64)
     assert small is None or small.body[small.header_size :] == tensors
     return tensors
 
@@ -60,7 +60,9 @@ def of_v1_rows(texts: list[str], datatype: str) -> bytes:
 
 
 def of_lent_work(texts: list[str], datatype: str) -> bytes:
-    return bytes(do(Work(False, DATATYPES[datatype]), f"[{','.join(texts)}]".encode()) or b"")
+    return bytes(
+        run_job(ConversionJob(False, DATATYPES[datatype]), f"[{','.join(texts)}]".encode()) or b""
+    )
 
 
 def _body(kind: str, texts: list[str], datatype: str) -> bytes:
@@ -130,7 +132,7 @@ def test_short_numbers_are_no_longer_than_the_proof_allows() -> None:
 
 def test_a_smaller_datatype_of_floats_is_rounded_once_too() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    tiny = floating("FP8", ml_dtypes.float8_e5m2)
+    tiny = float_datatype("FP8", ml_dtypes.float8_e5m2)
     array = (
         b"[1.125,1.1250000000000000000001,1.375,1.37499999999999999999,-3e-6,61439.99999999999999]"
     )

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.codec.json.array_scanner import STRING_WINDOW, WINDOW, ArrayScanner, Run, StringPart
+from gateway.codec.json.array_scanner import (
+    STRING_WINDOW,
+    WINDOW,
+    ArrayScanner,
+    ElementRun,
+    StringPart,
+)
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
@@ -17,10 +23,10 @@ BEHIND = b', "shape": [1]}]}' + b" " * 80
 
 @dataclass
 class Scanned:
-    items: list[Run | StringPart]
+    items: list[ElementRun | StringPart]
     ended: bool
     rest: bytes
-    culprit: bytes | None
+    invalid_text: bytes | None
 
     @property
     def texts(self) -> list[bytes]:
@@ -29,7 +35,7 @@ class Scanned:
 
 def scan(pieces: list[bytes], depth_cap: int = 64) -> Scanned:
     scanner = ArrayScanner("input 'x'", depth_cap)
-    items: list[Run | StringPart] = []
+    items: list[ElementRun | StringPart] = []
     buffer = b""
     for number, piece in enumerate(pieces):
         if scanner.ended:
@@ -37,7 +43,7 @@ def scan(pieces: list[bytes], depth_cap: int = 64) -> Scanned:
             continue
         items += map(strategies.alone, scanner.scan(buffer + piece, last=number == len(pieces) - 1))
         buffer = scanner.rest
-    return Scanned(items, scanner.ended, buffer, scanner.culprit)
+    return Scanned(items, scanner.ended, buffer, scanner.invalid_text)
 
 
 def refusal(text: bytes, depth_cap: int = 64) -> str:
@@ -84,14 +90,14 @@ def window() -> Iterator[int]:
 def test_an_array_ends_at_its_bracket(array: bytes, behind: bytes) -> None:
     scanned = scan([array + behind])
     assert scanned.ended
-    assert scanned.items == [Run(array, 0, 0, first=True)]
+    assert scanned.items == [ElementRun(array, 0, 0, first=True)]
     assert scanned.rest == behind
 
 
 @pytest.mark.parametrize("text", [b'[1]],"x":', b"[1] 5}", b"[1],,}", b"[1]x{", b"[1}", b'[1,"'])
 def test_text_that_does_not_end_as_arrays_do_is_shown_to_the_converter(text: bytes) -> None:
     scanned = scan([text])
-    assert scanned.culprit is not None
+    assert scanned.invalid_text is not None
     assert not scanned.ended
     (run,) = scanned.items
     assert run.text == text
@@ -99,7 +105,7 @@ def test_text_that_does_not_end_as_arrays_do_is_shown_to_the_converter(text: byt
 
 def test_what_is_no_value_of_an_array_is_quoted_and_ends_the_scan() -> None:
     scanned = scan([b"[1,2,", b'{"a":', b"3}" + b"x" * 200, b"y" * 999])
-    assert scanned.culprit == b'{"a":3}' + b"x" * 57
+    assert scanned.invalid_text == b'{"a":3}' + b"x" * 57
     assert scanned.texts == [b'[1,2,{"a":3}' + b"x" * 57]
     assert scanned.rest == b""
 
@@ -122,7 +128,9 @@ def test_runs_end_at_the_last_comma_of_a_window(window: int) -> None:
         b"1012,1013,1014,1015,1016,1017",
         b"1018,1019]",
     ]
-    assert [item.first for item in scanned.items if isinstance(item, Run)] == [True] + [False] * 3
+    assert [item.first for item in scanned.items if isinstance(item, ElementRun)] == [True] + [
+        False
+    ] * 3
     assert scanned.rest == BEHIND
 
 
@@ -132,7 +140,7 @@ def test_each_run_is_an_array_of_its_own(window: int) -> None:
     assert len(scanned.items) > 9
     found: list[int] = []
     for item in scanned.items:
-        assert isinstance(item, Run)
+        assert isinstance(item, ElementRun)
         found += _flat(json.loads(item.balanced()))
     assert found == list(range(1000, 1060))
 
@@ -170,20 +178,20 @@ def test_the_first_value_tells_strings_from_numbers_however_late_it_comes(window
 @pytest.mark.parametrize(
     ("run", "lacks"),
     [
-        (Run(b"[]", 0, 0, first=True), False),
-        (Run(b"[1,2", 0, 1, first=True), False),
-        (Run(b"3]", 1, 0, first=False), False),
-        (Run(b" [],[]", 1, 1, first=False), False),
-        (Run(b"[1]]", 1, 0, first=False), False),
-        (Run(b"]", 1, 0, first=False), True),
-        (Run(b" \n]", 1, 0, first=False), True),
-        (Run(b"", 1, 1, first=False), True),
-        (Run(b" \t", 1, 1, first=False), True),
-        (Run(b"[", 0, 1, first=True), True),
-        (Run(b"1,[ ", 1, 2, first=False), True),
+        (ElementRun(b"[]", 0, 0, first=True), False),
+        (ElementRun(b"[1,2", 0, 1, first=True), False),
+        (ElementRun(b"3]", 1, 0, first=False), False),
+        (ElementRun(b" [],[]", 1, 1, first=False), False),
+        (ElementRun(b"[1]]", 1, 0, first=False), False),
+        (ElementRun(b"]", 1, 0, first=False), True),
+        (ElementRun(b" \n]", 1, 0, first=False), True),
+        (ElementRun(b"", 1, 1, first=False), True),
+        (ElementRun(b" \t", 1, 1, first=False), True),
+        (ElementRun(b"[", 0, 1, first=True), True),
+        (ElementRun(b"1,[ ", 1, 2, first=False), True),
     ],
 )
-def test_a_comma_needs_an_element_on_either_side(run: Run, lacks: bool) -> None:
+def test_a_comma_needs_an_element_on_either_side(run: ElementRun, lacks: bool) -> None:
     assert run.lacks_element is lacks
 
 
@@ -199,7 +207,7 @@ def test_a_comma_needs_an_element_on_either_side(run: Run, lacks: bool) -> None:
 )
 def test_a_run_keeps_little_more_than_its_text(text: bytes) -> None:
     (run,) = ArrayScanner("input 'x'", 64).scan(text, last=True)
-    assert isinstance(run, Run)
+    assert isinstance(run, ElementRun)
     assert run.text == text[: len(run)]
     assert len(run.window) <= len(run) * 16 / 15
 
@@ -278,10 +286,10 @@ def test_a_run_of_strings_is_shorter_than_one_of_numbers() -> None:
 def test_a_long_string_comes_in_parts_and_an_empty_one_stands_for_it(window: int) -> None:
     scanned = scan([b'["a", ["' + b"b" * 50 + b'"], "c"]' + BEHIND])
     assert scanned.items == [
-        Run(b'["a"', 0, 1, first=True),
+        ElementRun(b'["a"', 0, 1, first=True),
         StringPart(b"b" * 32),
         StringPart(b"b" * 18),
-        Run(b' [""], "c"]', 1, 0, first=False),
+        ElementRun(b' [""], "c"]', 1, 0, first=False),
     ]
     assert scanned.rest == BEHIND
 

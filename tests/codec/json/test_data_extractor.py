@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.codec.json.data_extractor import ArrayStart, Event, JsonCutter
+from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
 
 def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event], bytes]:
-    cutter = JsonCutter(header_cap, 64)
+    cutter = DataExtractor(header_cap, 64)
     events: list[Event] = []
     for piece in pieces:
         events += map(strategies.alone, cutter.feed(piece))
@@ -227,12 +227,12 @@ def test_many_keys_called_data_cost_no_parse_each() -> None:
 def test_mere_strings_are_passed_in_few_moves(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
 
-    def noting(cutter: JsonCutter, size: int) -> None:
+    def noting(cutter: DataExtractor, size: int) -> None:
         moved.append(size)
         move(cutter, size)
 
-    move = JsonCutter._move
-    monkeypatch.setattr(JsonCutter, "_move", noting)
+    move = DataExtractor._move
+    monkeypatch.setattr(DataExtractor, "_move", noting)
     text = b'{"x":[' + unit * (128 * 1024 // len(unit))
     _, header = cut_out([text], 1 << 20)
     assert header == text

@@ -25,7 +25,7 @@ def refused(pieces: list[bytes]) -> bool:
         for piece in pieces:
             check.feed(piece)
     except GatewayError as error:
-        return error.kind is ErrorKind.BAD_ANSWER
+        return error.kind is ErrorKind.BAD_RESPONSE
     return False
 
 

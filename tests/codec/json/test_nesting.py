@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.nesting import NestingWalk, nests_deeper
+from gateway.codec.json.nesting import NestingCheck, nests_deeper
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
@@ -47,7 +47,7 @@ ALLOWED = [
 
 def _told(parts: list[bytes], cap: int = CAP) -> str:
     """Give the error of a body that comes in parts, if there is one."""
-    walk = NestingWalk(cap)
+    walk = NestingCheck(cap)
     try:
         for part in parts:
             walk.feed(part)
@@ -72,7 +72,7 @@ def test_what_is_not_passes(text: bytes) -> None:
 
 
 def test_it_is_told_before_the_end() -> None:
-    walk = NestingWalk(CAP)
+    walk = NestingCheck(CAP)
     walk.feed(memoryview(b'{"a":[['))
     with pytest.raises(GatewayError):
         walk.feed(memoryview(b"[1,"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.structure_scan import walk_strings
+from gateway.codec.json.structure_scan import scan_strings
 from tests.codec import strategies
 
 
@@ -35,7 +35,7 @@ from tests.codec import strategies
 def test_how_far_whole_elements_reach(
     text: bytes, depth: int, position: int, cut: int, depth_at_cut: int, ended: bool
 ) -> None:
-    walk = walk_strings(text, depth)
+    walk = scan_strings(text, depth)
     assert (walk.position, walk.cut, walk.ended) == (position, cut, ended)
     assert walk.depth_at_cut == (depth_at_cut if cut else depth)
 
@@ -51,7 +51,7 @@ def test_how_far_whole_elements_reach(
     ],
 )
 def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
-    assert walk_strings(text, depth).deepest == deepest
+    assert scan_strings(text, depth).deepest == deepest
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
     ],
 )
 def test_where_the_last_string_begins(text: bytes, start: int | None) -> None:
-    assert walk_strings(text, 0).last_string == start
+    assert scan_strings(text, 0).last_string == start
 
 
 @strategies.LAW
 @given(st.lists(st.text(st.sampled_from('"\\[],a é\n')), min_size=1), st.integers(1, 9))
 def test_strings_hide_what_is_in_them(strings: list[str], depth: int) -> None:
     text = json.dumps(strings).encode()
-    walk = walk_strings(text, depth - 1)
+    walk = scan_strings(text, depth - 1)
     assert walk.position == len(text)
     assert walk.ended is (depth == 1)
     assert walk.deepest == depth

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec.json.value_walk import walk_values
+from gateway.codec.json.value_walk import scan_values
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from gateway.codec.json.value_walk import walk_values
     ],
 )
 def test_ends(text: bytes, ends: list[int], deepest: int) -> None:
-    found, depth = walk_values(text)
+    found, depth = scan_values(text)
     assert found.tolist() == ends
     assert depth == deepest

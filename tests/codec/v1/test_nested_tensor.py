@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.shapes import ShapeFinder, marks_of
+from gateway.codec.v1.shapes import ShapeFinder, structural_marks
 from gateway.errors import GatewayError
 from tests.codec import strategies
 
 
 def find(value: Any, pieces: list[bytes] | None = None) -> tuple[int, ...]:
     finder = ShapeFinder("input 'x'")
-    for piece in pieces or [marks_of(json.dumps(value).encode())]:
+    for piece in pieces or [structural_marks(json.dumps(value).encode())]:
         finder.feed(piece)
     return finder.shape(_count(value))
 
@@ -66,7 +66,7 @@ def test_like_the_plain_version_however_it_is_split(way: str, seed: int) -> None
             value = even(rng, [rng.randint(0, 3) for _ in range(rng.randint(1, 4))])
         if way == "bent":
             value = bent(rng, value)
-        marks = marks_of(json.dumps(value).encode())
+        marks = structural_marks(json.dumps(value).encode())
         for pieces in ([marks], strategies.bytewise(marks), strategies.cut(marks, seed)):
             try:
                 found = find(value, pieces)
@@ -112,7 +112,7 @@ def test_no_array() -> None:
     ],
 )
 def test_marks_within_strings_do_not_count(text: bytes, marks: bytes) -> None:
-    assert marks_of(text) == marks
+    assert structural_marks(text) == marks
 
 
 def test_more_dimensions_than_the_cap_are_refused() -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from gateway.codec.policies import Nonfinite
 from gateway.codec.v1.nested_writer import (
-    Brackets,
-    NestedNumbers,
-    NestedTexts,
-    NestedToJson,
-    NoElements,
+    BracketWriter,
+    EmptyTensorEncoder,
+    NestedBytesEncoder,
+    NestedEncoder,
+    NestedNumberEncoder,
     check_rank,
 )
 from gateway.errors import ErrorKind, GatewayError
@@ -27,12 +27,14 @@ LABEL = "output 'y'"
 SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 5]), max_size=5).map(tuple)
 
 
-def written(converter: NestedToJson, pieces: list[bytes]) -> bytes:
+def written(converter: NestedEncoder, pieces: list[bytes]) -> bytes:
     return b"".join([*map(converter.feed, pieces), converter.end()])
 
 
-def numbers(shape: tuple[int, ...], nonfinite: Nonfinite = Nonfinite.LITERAL) -> NestedNumbers:
-    return NestedNumbers(LABEL, DATATYPES["FP32"], shape, nonfinite)
+def numbers(
+    shape: tuple[int, ...], nonfinite: Nonfinite = Nonfinite.LITERAL
+) -> NestedNumberEncoder:
+    return NestedNumberEncoder(LABEL, DATATYPES["FP32"], shape, nonfinite)
 
 
 @given(SHAPES, strategies.SEEDS)
@@ -53,7 +55,7 @@ def test_texts_however_they_are_split(shape: tuple[int, ...], as_base64: bool, s
     texts = [("é\\" * 4)[: (seed + i) % 7] for i in range(math.prod(shape))]
     data = pack_bytes([text.encode() for text in texts])
     for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
-        found = json.loads(written(NestedTexts(LABEL, shape, as_base64), pieces))
+        found = json.loads(written(NestedBytesEncoder(LABEL, shape, as_base64), pieces))
         array = np.empty(shape, object)
         array[...] = found if shape else None
         assert array.shape == shape
@@ -84,14 +86,14 @@ def test_what_a_policy_refuses_is_named() -> None:
 
 def test_base64() -> None:
     data = pack_bytes([b"\xff", b""])
-    assert written(NestedTexts(LABEL, (2, 1), as_base64=True), [data]) == (
+    assert written(NestedBytesEncoder(LABEL, (2, 1), as_base64=True), [data]) == (
         b'[[{"b64":"/w=="}],[{"b64":""}]]'
     )
 
 
 def test_what_is_no_text() -> None:
     with pytest.raises(GatewayError, match="output 'y': element 1 is not UTF-8") as caught:
-        NestedTexts(LABEL, (2,), as_base64=False).feed(pack_bytes([b"a", b"\xff"]))
+        NestedBytesEncoder(LABEL, (2,), as_base64=False).feed(pack_bytes([b"a", b"\xff"]))
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 
@@ -100,25 +102,33 @@ def test_what_is_no_text() -> None:
     [((0,), "[]"), ((2, 0), "[[],[]]"), ((0, 3), "[]"), ((1, 2, 0, 4), "[[[],[]]]")],
 )
 def test_no_elements(shape: tuple[int, ...], expected: str) -> None:
-    assert written(NoElements(LABEL, shape), [b""]) == expected.encode()
+    assert written(EmptyTensorEncoder(LABEL, shape), [b""]) == expected.encode()
 
 
-BROKEN: list[tuple[NestedToJson, bytes, str]] = [
+BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
     (numbers((2,)), bytes(7), "ends inside an element"),
     (numbers((2,)), bytes(4), "holds 1 elements or more, its shape [2] takes 2"),
-    (NestedTexts(LABEL, (2,), as_base64=False), pack_bytes([b"a"]), "holds 1 elements or more"),
-    (NestedTexts(LABEL, (1,), as_base64=False), pack_bytes([b"a", b"b"]), "holds 2 elements or"),
-    (NestedTexts(LABEL, (1,), as_base64=False), b"\x02\0\0\0a", "ends inside an element"),
-    (NestedTexts(LABEL, (1,), as_base64=True), b"\x02\0", "ends inside an element"),
-    (NoElements(LABEL, (0,)), pack_bytes([b""]), "holds 4 elements or more"),
+    (
+        NestedBytesEncoder(LABEL, (2,), as_base64=False),
+        pack_bytes([b"a"]),
+        "holds 1 elements or more",
+    ),
+    (
+        NestedBytesEncoder(LABEL, (1,), as_base64=False),
+        pack_bytes([b"a", b"b"]),
+        "holds 2 elements or",
+    ),
+    (NestedBytesEncoder(LABEL, (1,), as_base64=False), b"\x02\0\0\0a", "ends inside an element"),
+    (NestedBytesEncoder(LABEL, (1,), as_base64=True), b"\x02\0", "ends inside an element"),
+    (EmptyTensorEncoder(LABEL, (0,)), pack_bytes([b""]), "holds 4 elements or more"),
 ]
 
 
 @pytest.mark.parametrize(("converter", "data", "why"), BROKEN)
-def test_broken_answers(converter: NestedToJson, data: bytes, why: str) -> None:
+def test_broken_answers(converter: NestedEncoder, data: bytes, why: str) -> None:
     with pytest.raises(GatewayError) as caught:
         written(converter, [data])
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert LABEL in caught.value.message
     assert why in caught.value.message
 
@@ -126,7 +136,7 @@ def test_broken_answers(converter: NestedToJson, data: bytes, why: str) -> None:
 @pytest.mark.parametrize("shape", [(300, 300, 0), (2**62, 9, 0)])
 def test_so_many_empty_arrays(shape: tuple[int, ...]) -> None:
     with pytest.raises(GatewayError, match="more than 65536 empty arrays; ask for it") as caught:
-        written(NoElements(LABEL, shape), [b""])
+        written(EmptyTensorEncoder(LABEL, shape), [b""])
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 
@@ -140,7 +150,7 @@ def test_so_many_dimensions() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 2), (1, 1, 4), (3,), (2, 1)])
 def test_brackets(shape: tuple[int, ...]) -> None:
-    brackets = Brackets(shape)
+    brackets = BracketWriter(shape)
     count = math.prod(shape)
     text = b"".join(brackets.lead(i, len(shape)) + b"%d" % i for i in range(count))
     found: Any = json.loads(text + brackets.end())
@@ -159,7 +169,7 @@ class _Counted(int):
 
 def test_brackets_are_found_in_the_same_time_whatever_the_rank() -> None:
     for shape in ((1,) * 30 + (64, 8), (64, 8) + (1,) * 30, (2,) * 9 + (1,) * 23):
-        brackets = Brackets(shape)
+        brackets = BracketWriter(shape)
         _Counted.divisions = 0
         for index in range(1, 512):
             level = brackets.level_at(_Counted(index))

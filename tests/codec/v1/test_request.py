@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner, text_reader
-from gateway.codec.policies import BytesAs
+from gateway.codec.policies import BytesEncoding
 from gateway.codec.v1 import rows
 from gateway.codec.v1 import values as v1_values
-from gateway.codec.v1.request import PredictRequest, PredictRequestCodec
+from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.v1 import Form
+from gateway.protocol.v1 import V1Format
 from tests.codec import strategies
 from tests.codec.reference import RefusedError, pack_bytes
 from tests.codec.reference_v1 import Declared, PlainPredict, convert_predict
@@ -49,7 +49,7 @@ def convert(
     header_cap: int = 10_000,
     depth_cap: int = 64,
 ) -> PredictRequest:
-    codec = PredictRequestCodec(model(declared, batching), header_cap, depth_cap)
+    codec = PredictRequestConverter(model(declared, batching), header_cap, depth_cap)
     for piece in (*pieces, None):
         codec.feed(piece or b"", last=piece is None)
         while codec.work():
@@ -203,23 +203,23 @@ BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
 
 
 @pytest.mark.parametrize(
-    ("fields", "declared", "written_as"),
+    ("fields", "declared", "input_encodings"),
     [
         ({"instances": ["a"]}, TEXT, {}),
-        ({"instances": [{"b64": "/wA="}]}, TEXT, {0: BytesAs.BASE64}),
-        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0: BytesAs.BASE64}),
-        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0: BytesAs.BASE64}),
-        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1: BytesAs.BASE64}),
-        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0: BytesAs.BASE64}),
+        ({"instances": [{"b64": "/wA="}]}, TEXT, {0: BytesEncoding.BASE64}),
+        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0: BytesEncoding.BASE64}),
+        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0: BytesEncoding.BASE64}),
+        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1: BytesEncoding.BASE64}),
+        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0: BytesEncoding.BASE64}),
         ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, {}),
     ],
 )
 def test_what_came_in_base64_is_told(
-    fields: dict[str, Any], declared: Declared, written_as: dict[int, BytesAs]
+    fields: dict[str, Any], declared: Declared, input_encodings: dict[int, BytesEncoding]
 ) -> None:
     text = json.dumps(fields).encode()
     for pieces in ([text], strategies.bytewise(text)):
-        assert convert(pieces, declared).written_as == written_as
+        assert convert(pieces, declared).input_encodings == input_encodings
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_one_instance_for_a_model_that_takes_no_more(
     request = convert([body], {"x": ("FP32", declared)})
     assert json.loads(request.header)["inputs"][0]["shape"] == shape
     assert request.predicted.single is single
-    assert request.predicted.form is Form.ROWS
+    assert request.predicted.form is V1Format.ROWS
 
 
 def test_parameters_are_for_the_model() -> None:
@@ -581,7 +581,7 @@ def test_work_is_done_in_shares() -> None:
     """No share of the work is larger than a window takes, however much text is there at once."""
     fields, declared = LARGE["small objects"]()
     body = json.dumps(fields).encode()
-    codec = PredictRequestCodec(model(declared), 1000, 64)
+    codec = PredictRequestConverter(model(declared), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
     while codec.work():
@@ -592,7 +592,7 @@ def test_work_is_done_in_shares() -> None:
 
 def test_tiny_strings_are_converted_in_shares() -> None:
     body = json.dumps({"inputs": [""] * 100_000}).encode()
-    codec = PredictRequestCodec(model(TEXT), 1000, 64)
+    codec = PredictRequestConverter(model(TEXT), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
     while codec.work():
@@ -602,12 +602,12 @@ def test_tiny_strings_are_converted_in_shares() -> None:
 
 
 def test_room_fills_windows() -> None:
-    codec = PredictRequestCodec(model(X), 1000, 64)
-    assert codec.room == WINDOW
+    codec = PredictRequestConverter(model(X), 1000, 64)
+    assert codec.preferred_read_size == WINDOW
     begin, numbers = b'{"instances":', b"[" + b"1," * 100
     codec.feed(begin + numbers)
     codec.work()
-    assert codec.room + len(numbers) == WINDOW
+    assert codec.preferred_read_size + len(numbers) == WINDOW
 
 
 def test_more_members_than_the_cap_are_refused() -> None:

@@ -9,38 +9,38 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
-from gateway.codec.v1.response import PredictAnswerCodec
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v1.response import PredictResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.v1 import Form, Predicted
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.codec.reference_v1 import predictions
 from tests.codec.strategies import Output, answer_body, output
 
-ROWS, COLUMNS = Predicted(Form.ROWS), Predicted(Form.COLUMNS)
+ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
 
 
 def convert(
     pieces: list[bytes],
     header_size: int,
-    predicted: Predicted,
+    predicted: V1ResponseLayout,
     *,
     spool_cap: int = 10**9,
-    bytes_as: BytesAs = BytesAs.UTF8,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
     nonfinite: Nonfinite = Nonfinite.LITERAL,
 ) -> bytes:
-    policies = JsonPolicies(nonfinite=nonfinite, bytes_as=bytes_as)
-    codec = PredictAnswerCodec(header_size, predicted, policies, spool_cap)
+    policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
+    codec = PredictResponseConverter(header_size, predicted, policies, spool_cap)
     return b"".join([*map(codec.feed, pieces), *codec.finish()])
 
 
-def told(predicted: Predicted, *outputs: Output, **options: Any) -> Any:
+def told(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
     body, size = answer_body(list(outputs))
     return json.loads(convert([body], size, predicted, **options))
 
 
-def error(predicted: Predicted, *outputs: Output, **options: Any) -> GatewayError:
+def error(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         told(predicted, *outputs, **options)
     return caught.value
@@ -72,7 +72,9 @@ def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
 def test_like_the_plain_version_however_it_is_split(seed: int) -> None:
     rng = random.Random(seed)
     single = rng.random() < 0.2
-    predicted = Predicted(Form.ROWS, single=True) if single else rng.choice([ROWS, COLUMNS])
+    predicted = (
+        V1ResponseLayout(V1Format.ROWS, single=True) if single else rng.choice([ROWS, COLUMNS])
+    )
     rows = rng.randrange(4)
     outputs = []
     for name in rng.sample(["a", "b", "c_bytes", "é"], k=rng.randint(1, 3)):
@@ -96,7 +98,7 @@ def test_forms() -> None:
 
 
 def test_one_instance_alone() -> None:
-    single = Predicted(Form.ROWS, single=True)
+    single = V1ResponseLayout(V1Format.ROWS, single=True)
     assert told(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
     assert told(single, floats("y")) == {"predictions": [0]}
     assert told(single, floats("y", 2), texts("z", b"a")) == {
@@ -104,18 +106,18 @@ def test_one_instance_alone() -> None:
     }
 
 
-@pytest.mark.parametrize("bytes_as", BytesAs)
-def test_bytes(bytes_as: BytesAs) -> None:
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_bytes(bytes_encoding: BytesEncoding) -> None:
     outputs = texts("image_bytes", b"\xff"), texts("text", b"a")
-    text = {"b64": "YQ=="} if bytes_as is BytesAs.BASE64 else "a"
+    text = {"b64": "YQ=="} if bytes_encoding is BytesEncoding.BASE64 else "a"
     row = {"image_bytes": {"b64": "/w=="}, "text": text}
-    assert told(ROWS, *outputs, bytes_as=bytes_as) == {"predictions": [row]}
+    assert told(ROWS, *outputs, bytes_encoding=bytes_encoding) == {"predictions": [row]}
     columns = {name: [value] for name, value in row.items()}
-    assert told(COLUMNS, *outputs, bytes_as=bytes_as) == {"outputs": columns}
+    assert told(COLUMNS, *outputs, bytes_encoding=bytes_encoding) == {"outputs": columns}
 
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
-def test_large_rows_of_several_outputs(predicted: Predicted) -> None:
+def test_large_rows_of_several_outputs(predicted: V1ResponseLayout) -> None:
     outputs = [
         floats("large", 3, 50, 400),
         floats("small", 3, 2),
@@ -138,7 +140,7 @@ def test_many_rows_of_several_outputs() -> None:
 
 def test_one_output_is_written_as_it_comes() -> None:
     body, size = answer_body([floats("y", 2, 2)])
-    codec = PredictAnswerCodec(size, ROWS, JsonPolicies(), 0)
+    codec = PredictResponseConverter(size, ROWS, JsonPolicies(), 0)
     assert codec.feed(body[:size]) == b'{"predictions":'
     assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
     assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
@@ -150,7 +152,7 @@ def test_rows_of_several_outputs_are_held_up_to_a_cap() -> None:
     outputs = floats("y", 100), texts("z", *[b""] * 100)
     assert told(ROWS, *outputs, spool_cap=2000)
     refused = error(ROWS, *outputs, spool_cap=1000)
-    assert refused.kind is ErrorKind.BAD_ANSWER
+    assert refused.kind is ErrorKind.BAD_RESPONSE
     assert "limits.spool_bytes" in refused.message
 
 
@@ -189,7 +191,7 @@ NAN_ADVICE = "is nan, which JSON does not have (policy nonfinite: error); set an
     ids=["no text", "nan"],
 )
 def test_what_a_policy_refuses_can_be_had_by_v1_clients(
-    predicted: Predicted, others: list[Output], refused: Output, message: str
+    predicted: V1ResponseLayout, others: list[Output], refused: Output, message: str
 ) -> None:
     caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
     assert caught.kind is ErrorKind.NOT_ACCEPTABLE
@@ -223,9 +225,9 @@ BROKEN: dict[str, tuple[list[Output], str]] = {
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
 @pytest.mark.parametrize(("outputs", "message"), BROKEN.values(), ids=BROKEN)
-def test_broken_answers(predicted: Predicted, outputs: list[Output], message: str) -> None:
+def test_broken_answers(predicted: V1ResponseLayout, outputs: list[Output], message: str) -> None:
     refused = error(predicted, *outputs)
-    assert refused.kind is ErrorKind.BAD_ANSWER
+    assert refused.kind is ErrorKind.BAD_RESPONSE
     assert message in refused.message
 
 
@@ -244,7 +246,7 @@ UNFIT: dict[str, tuple[list[Output], str]] = {
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
 @pytest.mark.parametrize(("outputs", "message"), UNFIT.values(), ids=UNFIT)
 def test_answers_that_the_form_is_not_good_for(
-    predicted: Predicted, outputs: list[Output], message: str
+    predicted: V1ResponseLayout, outputs: list[Output], message: str
 ) -> None:
     refused = error(predicted, *outputs)
     assert refused.kind is ErrorKind.NOT_ACCEPTABLE

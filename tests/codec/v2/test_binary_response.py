@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
-from gateway.codec.policies import BytesAs, JsonPolicies
-from gateway.codec.v2.binary_response import BinaryAnswer
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, answer_in_binary, pack_bytes
 from tests.codec.v2.test_response import Failed, rewritten
 
-ALL = AnswerForm(True, {})
+ALL = OutputEncoding(True, {})
 NAMES = ("a", "in put", 'q"', "é")
 WINDOWS = (24, 64, array_scanner.WINDOW)
 
@@ -37,14 +37,14 @@ class Brought:
 
 def brought(
     pieces: list[bytes],
-    form: AnswerForm = ALL,
+    form: OutputEncoding = ALL,
     *,
     work: bool = True,
     header_cap: int = 1 << 20,
     spool_cap: int = 1 << 24,
 ) -> Brought | Failed:
     """Bring an answer into a form; `work` tells whether what waits is done between the pieces."""
-    codec = BinaryAnswer(form, header_cap, spool_cap)
+    codec = BinaryResponseConverter(form, header_cap, spool_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -65,7 +65,7 @@ def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict
     return {"name": name, "shape": [len(data)], "datatype": datatype, **more, "data": data}
 
 
-def fine(body: bytes, form: AnswerForm = ALL) -> Brought:
+def fine(body: bytes, form: OutputEncoding = ALL) -> Brought:
     """Give what an answer becomes, however it is split."""
     found = brought([body], form)
     assert brought(strategies.bytewise(body), form) == found
@@ -74,11 +74,11 @@ def fine(body: bytes, form: AnswerForm = ALL) -> Brought:
     return found
 
 
-def fault(body: bytes, form: AnswerForm = ALL) -> str:
+def fault(body: bytes, form: OutputEncoding = ALL) -> str:
     found = brought([body], form)
     assert brought(strategies.bytewise(body), form) == found
     assert isinstance(found, Failed), found
-    assert found.kind is ErrorKind.BAD_ANSWER
+    assert found.kind is ErrorKind.BAD_RESPONSE
     return found.message
 
 
@@ -100,14 +100,14 @@ def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
     return strategies.Writer(rng, rng.choice(["compact", "spaces", "wild"])).write(fields).encode()
 
 
-def check_splits(body: bytes, form: AnswerForm, seed: int, window: int) -> Brought | Failed:
+def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> Brought | Failed:
     with strategies.windows_of(window):
         found = brought([body], form)
         assert brought([body], form, work=False) == found
         assert brought(strategies.cut(body, seed), form) == found
         assert brought(strategies.cut(body, seed + 1), form, work=False) == found
         assert brought(strategies.bytewise(body), form) == found
-    assert isinstance(found, Brought) or found.kind is ErrorKind.BAD_ANSWER
+    assert isinstance(found, Brought) or found.kind is ErrorKind.BAD_RESPONSE
     return found
 
 
@@ -117,7 +117,7 @@ def check_splits(body: bytes, form: AnswerForm, seed: int, window: int) -> Broug
 def test_an_answer_is_the_same_however_it_is_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
-    form = AnswerForm(False, dict.fromkeys(binary, True))
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
     found = check_splits(body, form, seed, window)
     try:
         fields, tail = answer_in_binary(body, frozenset(binary))
@@ -148,7 +148,7 @@ def normal(value: Any) -> Any:
 def test_faulty_elements_are_refused_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
-    check_splits(body, AnswerForm(False, dict.fromkeys(binary, True)), seed, window)
+    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
     found = check_splits(body, ALL, seed, window)
     try:
         _, tail = answer_in_binary(body, frozenset(NAMES))
@@ -165,7 +165,7 @@ def test_broken_text_is_refused_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
     body = strategies.mutated(body, seed)
-    check_splits(body, AnswerForm(False, dict.fromkeys(binary, True)), seed, window)
+    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
 
 
 # ---------------------------------------------------------------------------------- binary
@@ -259,7 +259,7 @@ def test_data_that_the_client_wants_as_json_stay_as_they_are() -> None:
         b'{"name":"y","shape":[9],"datatype":"FP32","data":' + data + b',"more":{"a":1}},'
         b'{"name":"x","shape":[1],"datatype":"INT8","data":[8]}]}'
     )
-    found = fine(body, AnswerForm(True, {"y": False, "z": True, "x": True}))
+    found = fine(body, OutputEncoding(True, {"y": False, "z": True, "x": True}))
     assert found.tensors == b"\7\x08"
     assert b'"more":{"a":1},"data":' + data + b"}" in found.header
 
@@ -269,7 +269,7 @@ def test_data_that_the_client_wants_as_json_stay_as_they_are() -> None:
 def test_long_strings_that_stay_as_they_are(before: list[str], behind: list[str]) -> None:
     text = [*before, 'é"\\\U0001f600\n' * 9_000, *behind]
     body = answer(output("BYTES", text), output("INT8", [1], "z"))
-    found = brought(strategies.cut(body, 3), AnswerForm(False, {"z": True}))
+    found = brought(strategies.cut(body, 3), OutputEncoding(False, {"z": True}))
     assert isinstance(found, Brought)
     assert found.outputs[0]["data"] == text
     assert found.tensors == b"\1"
@@ -278,7 +278,7 @@ def test_long_strings_that_stay_as_they_are(before: list[str], behind: list[str]
 def test_a_name_behind_the_data() -> None:
     body = b'{"outputs":[{"data":[1],"shape":[1],"datatype":"INT8","name":"y"}]}'
     assert fine(body).tensors == b"\1"
-    found = fine(body, AnswerForm(False, {}))
+    found = fine(body, OutputEncoding(False, {}))
     assert found.outputs[0]["data"] == [1]
 
 
@@ -303,7 +303,7 @@ def test_base64_that_is_told_behind_the_data() -> None:
 def test_base64_that_the_client_wants_as_json_stays() -> None:
     entry = output("BYTES", ["/w=="], parameters=IN_BASE64)
     body = answer(entry, output("INT8", [1], "z"))
-    found = fine(body, AnswerForm(False, {"z": True}))
+    found = fine(body, OutputEncoding(False, {"z": True}))
     assert found.outputs[0] == entry
 
 
@@ -311,7 +311,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
     """Give the outputs of an answer that is wanted as JSON, however it is split."""
     found = []
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        codec = BinaryAnswer(AnswerForm(False, {}), 1 << 20, 1 << 24, policies)
+        codec = BinaryResponseConverter(OutputEncoding(False, {}), 1 << 20, 1 << 24, policies)
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
@@ -337,7 +337,7 @@ def test_text_that_is_wanted_as_base64(
     assert list(map(base64.b64decode, y["data"])) == [text.encode() for text in texts]
     assert y["parameters"] == {**(parameters or {}), "content_type": "base64"}
     assert (z, n) == (output("BYTES", texts, "z"), output("INT8", [1], "n"))
-    _, z, _ = as_json_in_base64(body, JsonPolicies(bytes_as=BytesAs.BASE64))
+    _, z, _ = as_json_in_base64(body, JsonPolicies(bytes_encoding=BytesEncoding.BASE64))
     assert list(map(base64.b64decode, z["data"])) == [text.encode() for text in texts]
 
 
@@ -349,7 +349,9 @@ def test_what_says_that_it_is_base64_stays(behind: bool) -> None:
 
 
 def test_base64_that_is_larger_than_the_cap() -> None:
-    codec = BinaryAnswer(AnswerForm(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y")))
+    codec = BinaryResponseConverter(
+        OutputEncoding(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y"))
+    )
     with pytest.raises(
         GatewayError, match=r"becomes base64 .* \(limits.spool_bytes\); ask for all"
     ):
@@ -428,7 +430,7 @@ def test_an_answer_larger_than_the_cap() -> None:
     body = answer(output("INT8", [1] * 1000))
     found = brought(strategies.cut(body, 1), spool_cap=999)
     assert found == Failed(
-        ErrorKind.BAD_ANSWER,
+        ErrorKind.BAD_RESPONSE,
         "an answer that becomes binary is held, and is larger than 999 bytes "
         "(limits.spool_bytes); ask for all outputs as JSON",
     )
@@ -438,6 +440,6 @@ def test_an_answer_larger_than_the_cap() -> None:
 def test_a_header_larger_than_the_cap() -> None:
     found = brought([answer(output("INT8", [1]), more="x" * 200)], header_cap=200)
     assert found == Failed(
-        ErrorKind.BAD_ANSWER,
+        ErrorKind.BAD_RESPONSE,
         "the JSON around the data is larger than 200 bytes (limits.header_bytes)",
     )

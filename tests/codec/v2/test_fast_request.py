@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.v2.fast_request import convert_small_request
-from gateway.codec.v2.request import InferRequestCodec
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter
 from gateway.errors import GatewayError
-from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
 
 DEPTH_CAP = 12
 
 
-def small(body: bytes) -> tuple[bytes, bytes, AnswerForm] | None:
-    request = convert_small_request(body, DEPTH_CAP)
+def small(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+    request = fast_convert_request(body, DEPTH_CAP)
     if request is None:
         return None
     return request.body[: request.header_size], request.body[request.header_size :], request.answer
 
 
-def thorough(body: bytes) -> tuple[bytes, bytes, AnswerForm] | None:
-    codec = InferRequestCodec(1 << 20, DEPTH_CAP)
+def thorough(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+    codec = InferRequestConverter(1 << 20, DEPTH_CAP)
     try:
         codec.feed(body)
         codec.feed(b"", last=True)
@@ -237,4 +237,4 @@ def test_numbers_of_one_request_do_not_appear_in_the_next() -> None:
 def test_very_many_inputs_are_left(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
-    assert (convert_small_request(body, DEPTH_CAP) is not None) is is_taken
+    assert (fast_convert_request(body, DEPTH_CAP) is not None) is is_taken

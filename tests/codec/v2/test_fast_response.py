@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.fast_response import convert_small_answer
-from gateway.codec.v2.response import JsonAnswer
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import GatewayError
 from tests.codec import strategies
 from tests.codec.reference import DTYPES
@@ -21,7 +21,7 @@ PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
 
 
 def thorough(body: bytes, header_size: int) -> bytes | None:
-    codec = JsonAnswer(header_size, JsonPolicies())
+    codec = JsonResponseConverter(header_size, JsonPolicies())
     try:
         text = codec.feed(body)
         codec.finish()
@@ -32,7 +32,7 @@ def thorough(body: bytes, header_size: int) -> bytes | None:
 
 def agrees(body: bytes, header_size: int) -> bool:
     """Tell whether the straight path says the same, or leaves it to the other."""
-    found = convert_small_answer(body, header_size)
+    found = fast_convert_response(body, header_size)
     return found is None or found == thorough(body, header_size)
 
 
@@ -43,7 +43,7 @@ def values(datatype: str, count: int = 4) -> bytes:
 @pytest.mark.parametrize("datatype", PLAIN)
 def test_numbers_are_taken(datatype: str) -> None:
     body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
-    text = convert_small_answer(body, size)
+    text = fast_convert_response(body, size)
     assert text is not None
     assert text == thorough(body, size)
     assert json.loads(text)["outputs"][0]["data"] == [0, 1, 2, 3]
@@ -52,7 +52,7 @@ def test_numbers_are_taken(datatype: str) -> None:
 def test_several_outputs_are_taken() -> None:
     outputs = [output(name, name, [4], values(name)) for name in PLAIN]
     body, size = answer_body(outputs, {"id": "i", "parameters": {"a": [1]}})
-    text = convert_small_answer(body, size)
+    text = fast_convert_response(body, size)
     assert text is not None
     assert text == thorough(body, size)
 
@@ -60,7 +60,7 @@ def test_several_outputs_are_taken() -> None:
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
 def test_other_datatypes_are_left(datatype: str) -> None:
     body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
-    assert convert_small_answer(body, size) is None
+    assert fast_convert_response(body, size) is None
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
@@ -68,18 +68,18 @@ def test_other_datatypes_are_left(datatype: str) -> None:
 def test_what_a_policy_is_for_is_left(datatype: str, value: float) -> None:
     data = np.array([1, value]).astype(DTYPES[datatype]).tobytes()
     body, size = answer_body([output("y", datatype, [2], data)])
-    assert convert_small_answer(body, size) is None
+    assert fast_convert_response(body, size) is None
 
 
 def test_what_is_broken_is_left() -> None:
     body, size = answer_body([output("y", "FP32", [4], values("FP32"))])
-    assert convert_small_answer(body[:-1], size) is None
-    assert convert_small_answer(body + b"\0", size) is None
-    assert convert_small_answer(body, size - 1) is None
-    assert convert_small_answer(body, 0) is None
-    assert convert_small_answer(b"", 0) is None
+    assert fast_convert_response(body[:-1], size) is None
+    assert fast_convert_response(body + b"\0", size) is None
+    assert fast_convert_response(body, size - 1) is None
+    assert fast_convert_response(body, 0) is None
+    assert fast_convert_response(b"", 0) is None
     empty, size = answer_body([output("y", "FP32", [0], b"")])
-    assert convert_small_answer(empty, size) is None
+    assert fast_convert_response(empty, size) is None
 
 
 @strategies.LAW
@@ -98,4 +98,4 @@ def test_numbers_of_one_answer_do_not_appear_in_the_next() -> None:
         answer_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
         for number in range(100)
     ]
-    assert len({convert_small_answer(*answer) for answer in answers}) == 100
+    assert len({fast_convert_response(*answer) for answer in answers}) == 100

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
-from gateway.codec.v2.json_request import JsonRequest
-from gateway.codec.v2.request import InferRequestCodec
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.codec.v2.request import InferRequestConverter
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, convert_request, pack_bytes, request_as_json
 from tests.codec.v2.test_response import POLICIES, Failed, rewritten
 
-BASE64 = JsonPolicies(bytes_as=BytesAs.BASE64)
+BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 
 def entry(datatype: str, shape: list[int], data: bytes, **more: Any) -> dict[str, Any]:
@@ -40,10 +40,12 @@ def written(
     pieces: list[bytes],
     header_size: int,
     policies: JsonPolicies | None = None,
-    written_as: Mapping[int, BytesAs] | None = None,
+    input_encodings: Mapping[int, BytesEncoding] | None = None,
     as_base64: frozenset[str] = frozenset(),
 ) -> bytes | Failed:
-    codec = JsonRequest(header_size, policies or JsonPolicies(), written_as or {}, as_base64)
+    codec = JsonRequestConverter(
+        header_size, policies or JsonPolicies(), input_encodings or {}, as_base64
+    )
     try:
         text = b"".join(codec.feed(piece) for piece in pieces)
         codec.finish()
@@ -72,18 +74,18 @@ def test_a_request_is_the_same_however_it_is_split(
         return  # it has a shape that its data do not fit
     tensors = [rng.randbytes(t) if isinstance(t, int) else t for t in plain.tensors]
     header = json.dumps(plain.header).encode()
-    codec = InferRequestCodec(1 << 20, 64)
+    codec = InferRequestConverter(1 << 20, 64)
     codec.feed(body, last=True)
-    written_as, whole = codec.finish().written_as, header + b"".join(tensors)
+    input_encodings, whole = codec.finish().input_encodings, header + b"".join(tensors)
 
     def found(pieces: list[bytes]) -> bytes | Failed:
-        return written(pieces, len(header), policies, written_as, plain.as_base64)
+        return written(pieces, len(header), policies, input_encodings, plain.as_base64)
 
     text = found([whole])
     assert found(strategies.cut(whole, seed)) == text
     assert found(strategies.bytewise(whole)) == text
-    how = {index: form.value for index, form in written_as.items()}
-    by_policy = policies.nonfinite.value, policies.bytes_as.value
+    how = {index: form.value for index, form in input_encodings.items()}
+    by_policy = policies.nonfinite.value, policies.bytes_encoding.value
     try:
         expected = request_as_json(plain.header, tensors, *by_policy, how, plain.as_base64)
     except RefusedError:
@@ -117,7 +119,7 @@ def test_each_datatype_there_and_back(datatype: str) -> None:
     body, header_size = one(datatype, [2, 60], data)
     text = written([body], header_size)
     assert isinstance(text, bytes)
-    codec = InferRequestCodec(1 << 20, 64)
+    codec = InferRequestConverter(1 << 20, 64)
     codec.feed(text, last=True)
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
@@ -220,13 +222,13 @@ def test_base64_is_told_to_the_server() -> None:
 def test_what_the_client_wrote_as_text_stays_text() -> None:
     data = pack_bytes([b"YQ=="])
     body, header_size = one("BYTES", [1], data)
-    (shown,) = fields_of(written([body], header_size, BASE64, {0: BytesAs.UTF8}))["inputs"]
+    (shown,) = fields_of(written([body], header_size, BASE64, {0: BytesEncoding.UTF8}))["inputs"]
     assert (shown["data"], "parameters" in shown) == (["YQ=="], False)
 
 
 def test_what_was_base64_is_so_again() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8)
-    (shown,) = fields_of(written([body], header_size, None, {0: BytesAs.BASE64}))["inputs"]
+    (shown,) = fields_of(written([body], header_size, None, {0: BytesEncoding.BASE64}))["inputs"]
     assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
 
 
@@ -235,12 +237,12 @@ def test_base64_of_a_json_client_comes_to_the_server_as_it_was() -> None:
         b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
         b'"base64","a":1},"data":["YQ==","/w=="]}]}'
     )
-    codec = InferRequestCodec(1 << 20, 64)
+    codec = InferRequestConverter(1 << 20, 64)
     codec.feed(body, last=True)
     request = codec.finish()
     (tensor,) = request.tensors
     assert not isinstance(tensor, int)
-    text = written([request.header, *tensor], len(request.header), None, request.written_as)
+    text = written([request.header, *tensor], len(request.header), None, request.input_encodings)
     assert fields_of(text) == json.loads(body)
 
 

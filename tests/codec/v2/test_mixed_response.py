@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
-from gateway.codec.policies import BytesAs, JsonPolicies
-from gateway.codec.v2.binary_response import BinaryAnswer
-from gateway.codec.v2.response import JsonAnswer, MixedAnswer
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes, unpack
 
 CAP = 1 << 20
-ALL = AnswerForm(True, {})
-NONE = AnswerForm(False, {})
+ALL = OutputEncoding(True, {})
+NONE = OutputEncoding(False, {})
 VALUES: dict[str, tuple[Any, ...]] = {
     "BOOL": (True, False),
     "BYTES": ("", "é", '"data":[', "x" * 300),
@@ -68,9 +68,9 @@ def body_of(*outputs: Output) -> tuple[bytes, int]:
 
 
 def mixed(
-    pieces: list[bytes], header_size: int, form: AnswerForm, spool_cap: int = CAP, **more: Any
+    pieces: list[bytes], header_size: int, form: OutputEncoding, spool_cap: int = CAP, **more: Any
 ) -> tuple[bytes, bytes]:
-    codec = MixedAnswer(header_size, form, JsonPolicies(**more), CAP, spool_cap)
+    codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, spool_cap)
     for piece in pieces:
         codec.feed(piece)
         while codec.work():
@@ -79,8 +79,8 @@ def mixed(
     return header, b"".join(tensors)
 
 
-def all_json(pieces: list[bytes], form: AnswerForm) -> tuple[bytes, bytes]:
-    codec = BinaryAnswer(form, CAP, CAP)
+def all_json(pieces: list[bytes], form: OutputEncoding) -> tuple[bytes, bytes]:
+    codec = BinaryResponseConverter(form, CAP, CAP)
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -88,7 +88,7 @@ def all_json(pieces: list[bytes], form: AnswerForm) -> tuple[bytes, bytes]:
     return header, b"".join(tensors)
 
 
-def check(brought: tuple[bytes, bytes], outputs: list[Output], form: AnswerForm) -> None:
+def check(brought: tuple[bytes, bytes], outputs: list[Output], form: OutputEncoding) -> None:
     """Check that each output has its form, and the tensor that the server gave."""
     header, tail = brought
     fields = json.loads(header)
@@ -131,7 +131,7 @@ def test_the_tensors_are_the_same_in_whatever_form_they_came(
     given_outputs: list[Output], binary: set[str], seed: int
 ) -> None:
     body, size = body_of(*given_outputs)
-    form = AnswerForm(False, dict.fromkeys(binary, True))
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
     found = mixed([body], size, form)
     check(found, given_outputs, form)
     assert mixed(strategies.cut(body, seed), size, form) == found
@@ -152,11 +152,11 @@ DIFFERENCE = Output("DIFFERENCE", "INT64", (2**53 + 1,), binary=True)
     [
         ALL,
         NONE,
-        AnswerForm(True, {"SUM": False}),
-        AnswerForm(True, {"DIFFERENCE": False}),  # the other way round
+        OutputEncoding(True, {"SUM": False}),
+        OutputEncoding(True, {"DIFFERENCE": False}),  # the other way round
     ],
 )
-def test_an_answer_as_openvino_gives_it(form: AnswerForm) -> None:
+def test_an_answer_as_openvino_gives_it(form: OutputEncoding) -> None:
     body, size = body_of(SUM, DIFFERENCE)
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 3)):
         check(mixed(pieces, size, form), [SUM, DIFFERENCE], form)
@@ -171,7 +171,7 @@ def test_tensors_stand_in_the_order_of_the_outputs() -> None:
     ]
     body, size = body_of(*given_outputs)
     assert mixed([body], size, ALL)[1] == b"\1\2\3\4"
-    assert mixed([body], size, AnswerForm(True, {"b": False}))[1] == b"\1\3\4"
+    assert mixed([body], size, OutputEncoding(True, {"b": False}))[1] == b"\1\3\4"
 
 
 def test_data_that_stay_json_stay_as_they_were_written() -> None:
@@ -180,7 +180,7 @@ def test_data_that_stay_json_stay_as_they_were_written() -> None:
         b'{"outputs":[{"name":"y","shape":[4],"datatype":"FP32","data":' + text + b"},"
         b'{"name":"z","shape":[1],"datatype":"INT8","parameters":{"binary_data_size":1}}]}'
     )
-    found, tail = mixed([header + b"\7"], len(header), AnswerForm(False, {"z": True}))
+    found, tail = mixed([header + b"\7"], len(header), OutputEncoding(False, {"z": True}))
     assert b'"data":' + text in found
     assert tail == b"\7"
 
@@ -189,12 +189,12 @@ def test_data_that_stay_json_stay_as_they_were_written() -> None:
 def test_an_output_without_elements_of_which_nothing_is_said(datatype: str) -> None:
     empty = Output("e", datatype, (), binary=True, silent=True)
     body, size = body_of(empty, DIFFERENCE)
-    for form in (ALL, NONE, AnswerForm(False, {"e": True}), AnswerForm(True, {"e": False})):
+    for form in (ALL, NONE, OutputEncoding(False, {"e": True}), OutputEncoding(True, {"e": False})):
         check(mixed([body], size, form), [empty, DIFFERENCE], form)
     body, size = body_of(empty)
     for form in (ALL, NONE):
         check(all_json([body], form), [empty], form)
-    codec = JsonAnswer(size, JsonPolicies(as_base64=frozenset("e")))
+    codec = JsonResponseConverter(size, JsonPolicies(as_base64=frozenset("e")))
     check((codec.feed(body), b""), [empty], NONE)
 
 
@@ -212,7 +212,9 @@ def test_an_output_in_shared_memory_is_left_alone() -> None:
 def test_base64_is_told_of_what_became_so_here_alone(wanted: str, told: str) -> None:
     texts = [Output(name, "BYTES", ("a",), binary=name == "y") for name in "yz"]
     body, size = body_of(*texts)
-    header, _ = mixed([body], size, NONE, as_base64=frozenset(wanted), bytes_as=BytesAs.UTF8)
+    header, _ = mixed(
+        [body], size, NONE, as_base64=frozenset(wanted), bytes_encoding=BytesEncoding.UTF8
+    )
     for entry in json.loads(header)["outputs"]:
         is_base64 = entry["name"] in told
         assert entry["data"] == (["YQ=="] if is_base64 else ["a"])
@@ -249,7 +251,7 @@ def test_what_makes_no_tensor(header: bytes, message: str) -> None:
     for pieces in ([body], strategies.bytewise(body)):
         with pytest.raises(GatewayError) as caught:
             mixed(pieces, len(header), ALL)
-        assert caught.value.kind is ErrorKind.BAD_ANSWER
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
         assert caught.value.message.startswith(message)
 
 
@@ -257,8 +259,8 @@ def test_what_makes_no_tensor(header: bytes, message: str) -> None:
 def test_data_that_stay_json_are_json(data: str) -> None:
     header = broken(data)
     with pytest.raises(GatewayError) as caught:
-        mixed([header + DIFFERENCE.data], len(header), AnswerForm(False, {"DIFFERENCE": True}))
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+        mixed([header + DIFFERENCE.data], len(header), OutputEncoding(False, {"DIFFERENCE": True}))
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message == (
         "output 'SUM' of the server's answer has data that are no JSON array"
     )
@@ -269,14 +271,14 @@ def test_data_that_stay_json_are_json(data: str) -> None:
 def test_an_answer_shorter_than_its_header(pieces: list[bytes], size: int) -> None:
     with pytest.raises(GatewayError) as caught:
         mixed(pieces, size, ALL)
-    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_ANSWER, SHORT)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, SHORT)
 
 
 def test_a_header_of_no_bytes() -> None:
     for pieces in ([], [b"abcd"]):
         with pytest.raises(GatewayError) as caught:
             mixed(pieces, 0, ALL)
-        assert caught.value.kind is ErrorKind.BAD_ANSWER
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
 def test_bytes_that_do_not_follow() -> None:
@@ -284,7 +286,7 @@ def test_bytes_that_do_not_follow() -> None:
     for form in (ALL, NONE):
         with pytest.raises(GatewayError) as caught:
             all_json([header], form)
-        assert caught.value.kind is ErrorKind.BAD_ANSWER
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
         assert "has 8 bytes, which do not follow its JSON" in caught.value.message
 
 
@@ -295,7 +297,7 @@ def test_the_cap_counts_what_came_as_json_and_in_binary_form() -> None:
         mixed(pieces, size, ALL, spool_cap=held)
         with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
             mixed(pieces, size, ALL, spool_cap=held - 1)
-        assert caught.value.kind is ErrorKind.BAD_ANSWER
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
 def test_a_large_json_output_is_worked_off_bit_by_bit() -> None:
@@ -304,7 +306,7 @@ def test_a_large_json_output_is_worked_off_bit_by_bit() -> None:
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
     header = json.dumps({"outputs": [entry, DIFFERENCE.shown]}).encode()
     body = header + DIFFERENCE.data
-    codec = MixedAnswer(len(header), ALL, JsonPolicies(), CAP, CAP)
+    codec = MixedResponseConverter(len(header), ALL, JsonPolicies(), CAP, CAP)
     codec.feed(body)
     steps = 0
     while codec.work():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.json import array_scanner
-from gateway.codec.v2.request import InferRequest, InferRequestCodec, header_without_data
+from gateway.codec.v2.request import InferRequest, InferRequestConverter, header_without_data
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request, pack_bytes
@@ -58,7 +58,7 @@ def outcome(
     depth_cap: int = DEPTH_CAP,
 ) -> Outcome:
     """Convert a body; `work` tells whether what has to wait is worked off between the pieces."""
-    codec = InferRequestCodec(header_cap, depth_cap)
+    codec = InferRequestConverter(header_cap, depth_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -454,10 +454,10 @@ def test_a_server_sees_no_classification_that_the_gateway_does_not(outputs: byte
         b'"binary_data_size":2',
         outputs % b'"binary_data":true',
     )
-    codec = InferRequestCodec(1000, 64)
+    codec = InferRequestConverter(1000, 64)
     codec.feed(body, last=True)
     request = codec.finish()
-    assert request.facts.plain
+    assert request.features.is_plain
     assert b'"classification":1' not in request.header
     assert b"\\u0061" not in request.header
 
@@ -483,7 +483,7 @@ def _in_words(text: bytes, depth_cap: int = DEPTH_CAP) -> InferRequest | Failed 
 
 
 def _by_the_codec(text: bytes, depth_cap: int = DEPTH_CAP) -> InferRequest | Failed:
-    codec = InferRequestCodec(HEADER_CAP, depth_cap)
+    codec = InferRequestConverter(HEADER_CAP, depth_cap)
     try:
         codec.feed(text, last=True)
         return codec.finish()
@@ -547,7 +547,7 @@ def test_json_and_binary_inputs_keep_their_order() -> None:
 
 
 def test_chunks_held_are_the_tensor() -> None:
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(request_body("INT32", "[50000]", json.dumps(list(range(50_000)))), last=True)
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
@@ -684,7 +684,7 @@ def test_of_two_faults_the_first_is_told(behind: str) -> None:
 def test_data_before_the_last_datatype_is_worked_off_run_by_run() -> None:
     # Keys in order, as many clients sort them.
     numbers = json.dumps(list(range(100_000)))
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"data":' + numbers.encode())
     codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
     assert not codec.work()
@@ -705,7 +705,7 @@ def test_what_is_fed_at_once_is_worked_off_run_by_run(
     datatype: str, element: str, window: int
 ) -> None:
     body = request_body(datatype, "[200000]", "[" + ",".join([element] * 200_000) + "]")
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(body)
     assert codec.data_held > len(body) - 200
     rounds = 0
@@ -718,7 +718,7 @@ def test_what_is_fed_at_once_is_worked_off_run_by_run(
 def test_very_many_arrays_are_worked_off_a_few_at_a_time() -> None:
     entry = '{"name":"x%d","datatype":"INT8","shape":[1],"data":[%d]}'
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
     rounds, before = 0, codec.data_held
     while codec.work():
@@ -732,7 +732,7 @@ def test_very_many_arrays_are_worked_off_a_few_at_a_time() -> None:
 
 def test_data_that_waits_is_worked_off_run_by_run() -> None:
     numbers = json.dumps(list(range(100_000)))
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
     assert not codec.work()
     codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')
@@ -838,7 +838,7 @@ def test_large_elements_in_base64(size: int) -> None:
 def test_base64_is_decoded_piece_by_piece() -> None:
     elements = [random.Random(0).randbytes(1_000_000), *[b"abc"] * 50_000]
     texts = json.dumps([base64.b64encode(element).decode() for element in elements])
-    codec = InferRequestCodec(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(keyed("ndspc", shape="[50001]", content=texts))
     codec.feed(b"", last=True)
     rounds, held, most = 0, codec.data_held, codec.data_held

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_response import convert_small_answer
-from gateway.codec.v2.response import JsonAnswer, MixedAnswer, answer_reader
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter, response_reader
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_answer, pack_bytes
 from tests.codec.strategies import answer_body, output
@@ -34,7 +34,7 @@ class Failed:
 def as_json(
     pieces: list[bytes], header_size: int, policies: JsonPolicies | None = None
 ) -> bytes | Failed:
-    codec = JsonAnswer(header_size, policies or JsonPolicies())
+    codec = JsonResponseConverter(header_size, policies or JsonPolicies())
     try:
         text = b"".join(codec.feed(piece) for piece in pieces)
         codec.finish()
@@ -46,11 +46,13 @@ def as_json(
 def as_mixed(
     pieces: list[bytes],
     header_size: int,
-    form: AnswerForm,
+    form: OutputEncoding,
     policies: JsonPolicies | None = None,
     spool_cap: int = SPOOL_CAP,
 ) -> tuple[bytes, bytes] | Failed:
-    codec = MixedAnswer(header_size, form, policies or JsonPolicies(), HEADER_CAP, spool_cap)
+    codec = MixedResponseConverter(
+        header_size, form, policies or JsonPolicies(), HEADER_CAP, spool_cap
+    )
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -64,10 +66,10 @@ def plainly(
     body: bytes, header_size: int, policies: JsonPolicies, binary: frozenset[str] = frozenset()
 ) -> tuple[str, bytes] | int:
     """Give the JSON, the binary part, or the status of the refusal."""
-    nonfinite, bytes_as = policies.nonfinite.value, policies.bytes_as.value
+    nonfinite, bytes_encoding = policies.nonfinite.value, policies.bytes_encoding.value
     try:
         fields, tail = convert_answer(
-            body, header_size, nonfinite, bytes_as, binary, policies.as_base64
+            body, header_size, nonfinite, bytes_encoding, binary, policies.as_base64
         )
     except RefusedError as error:
         return error.status
@@ -93,7 +95,7 @@ NAMES = st.sampled_from(["y", "z", 'q"', "é"])
 POLICIES = st.builds(
     JsonPolicies,
     st.sampled_from(Nonfinite),
-    st.sampled_from(BytesAs),
+    st.sampled_from(BytesEncoding),
     st.frozensets(NAMES, max_size=2),
 )
 
@@ -124,7 +126,7 @@ def test_a_mixed_answer_is_the_same_however_it_is_split(
 ) -> None:
     body, size = answer
     policies = replace(policies, as_base64=policies.as_base64 - binary)
-    form = AnswerForm(False, dict.fromkeys(binary, True))
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
     found = as_mixed([body], size, form, policies)
     assert as_mixed(strategies.cut(body, seed), size, form, policies) == found
     assert as_mixed(strategies.bytewise(body), size, form, policies) == found
@@ -145,7 +147,7 @@ def test_a_broken_answer_is_converted_or_refused_the_same(
     found = as_json([body], size, policies)
     assert as_json(strategies.cut(body, seed), size, policies) == found
     assert as_json(strategies.bytewise(body), size, policies) == found
-    form = AnswerForm(False, {"y": True})
+    form = OutputEncoding(False, {"y": True})
     mixed = as_mixed([body], size, form, policies)
     assert as_mixed(strategies.bytewise(body), size, form, policies) == mixed
     for outcome in (found, mixed):
@@ -207,7 +209,7 @@ def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
             "output 'y': element 1 is not UTF-8 text, which JSON needs; ask for this output in "
             "binary form or with content_type base64, or set the policy bytes: base64",
         )
-    text = as_json([body], size, JsonPolicies(bytes_as=BytesAs.BASE64))
+    text = as_json([body], size, JsonPolicies(bytes_encoding=BytesEncoding.BASE64))
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == ["YQ==", "/w=="]
 
@@ -215,8 +217,8 @@ def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
 OTHERS = {"content_type": "x", "a": 1}
 
 
-@pytest.mark.parametrize("bytes_as", BytesAs)
-def test_an_output_that_a_request_wants_as_base64(bytes_as: BytesAs) -> None:
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_an_output_that_a_request_wants_as_base64(bytes_encoding: BytesEncoding) -> None:
     jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 300
     outputs = [
         output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
@@ -225,7 +227,7 @@ def test_an_output_that_a_request_wants_as_base64(bytes_as: BytesAs) -> None:
         output("z", "BYTES", [1], pack_bytes([b"z"])),
     ]
     body, size = answer_body(outputs)
-    policies = JsonPolicies(bytes_as=bytes_as, as_base64=frozenset("yen"))
+    policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
         text = as_json(pieces, size, policies)
         assert isinstance(text, bytes)
@@ -236,13 +238,14 @@ def test_an_output_that_a_request_wants_as_base64(bytes_as: BytesAs) -> None:
         assert e["data"] == []
         # The datatype is the model's affair.
         assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
-        assert z["data"] == ["eg==" if bytes_as is BytesAs.BASE64 else "z"]
+        assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
         assert "parameters" not in z
-        assert as_mixed(pieces, size, AnswerForm(False, {}), policies) == (text, b"")
+        assert as_mixed(pieces, size, OutputEncoding(False, {}), policies) == (text, b"")
 
 
 @pytest.mark.parametrize(
-    "policies", [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_as=BytesAs.BASE64)]
+    "policies",
+    [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
 )
 def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies) -> None:
     text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
@@ -256,7 +259,7 @@ def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies)
     assert z == told
     assert "parameters" not in n
     # The short way leaves such an answer to the long one.
-    assert convert_small_answer(body, size) is None
+    assert fast_convert_response(body, size) is None
 
 
 def test_values_that_are_not_finite() -> None:
@@ -292,7 +295,7 @@ def test_empty_outputs(datatype: str, order: str) -> None:
         assert isinstance(text, bytes)
         shown = [len(entry["data"]) for entry in json.loads(text)["outputs"]]
         assert shown == [0 if name == "e" else 1 for name in order]
-        assert as_mixed(pieces, size, AnswerForm(False, {})) == (text, b"")
+        assert as_mixed(pieces, size, OutputEncoding(False, {})) == (text, b"")
 
 
 def test_an_answer_without_binary_outputs_passes() -> None:
@@ -306,7 +309,7 @@ def test_text_comes_while_bytes_come() -> None:
     body, size = answer_body(
         [output("y", "INT32", [count], np.arange(count, dtype="<i4").tobytes())]
     )
-    codec = JsonAnswer(size, JsonPolicies())
+    codec = JsonResponseConverter(size, JsonPolicies())
     assert codec.feed(body[: size - 1]) == b""
     text = codec.feed(body[size - 1 : size + 2])
     assert text.endswith(b'"data":[')
@@ -328,14 +331,14 @@ def test_a_million_floats() -> None:
     assert np.array_equal(back, values)
 
 
-@pytest.mark.parametrize("bytes_as", BytesAs)
-def test_large_texts(bytes_as: BytesAs) -> None:
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_large_texts(bytes_encoding: BytesEncoding) -> None:
     rng = random.Random(0)
     alphabet = 'a é€😀"\\\n\0'
     texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
     data = pack_bytes([text.encode() for text in texts])
     body, size = answer_body([output("y", "BYTES", [9], data)])
-    policies = JsonPolicies(bytes_as=bytes_as)
+    policies = JsonPolicies(bytes_encoding=bytes_encoding)
     expected = plainly(body, size, policies)
     for step in (1000, 4099, 65536, len(body)):
         text = as_json([body[i : i + step] for i in range(0, len(body), step)], size, policies)
@@ -358,15 +361,15 @@ FULL = [
 def test_a_short_answer(missing: int) -> None:
     body, size = answer_body(FULL)
     for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_ANSWER, SHORT)
-        form = AnswerForm(False, {"z": True})
-        assert as_mixed(pieces, size, form) == Failed(ErrorKind.BAD_ANSWER, SHORT)
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+        form = OutputEncoding(False, {"z": True})
+        assert as_mixed(pieces, size, form) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
 
 
 @pytest.mark.parametrize("body", [b"", b'{"outputs":', b'{"outputs":[]'])
 def test_an_answer_shorter_than_its_header(body: bytes) -> None:
-    assert as_json([body], 14) == Failed(ErrorKind.BAD_ANSWER, SHORT)
-    assert as_json([], 14) == Failed(ErrorKind.BAD_ANSWER, SHORT)
+    assert as_json([body], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+    assert as_json([], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
 
 
 @pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
@@ -374,14 +377,16 @@ def test_an_answer_shorter_than_its_header(body: bytes) -> None:
 def test_surplus_bytes(outputs: list[strategies.Output], surplus: bytes) -> None:
     body, size = answer_body(outputs)
     for pieces in ([body + surplus], strategies.bytewise(body + surplus), [body, surplus]):
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_ANSWER, SURPLUS)
-        assert as_mixed(pieces, size, AnswerForm(True, {})) == Failed(ErrorKind.BAD_ANSWER, SURPLUS)
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
+        assert as_mixed(pieces, size, OutputEncoding(True, {})) == Failed(
+            ErrorKind.BAD_RESPONSE, SURPLUS
+        )
 
 
 def test_a_size_that_does_not_make_the_shape() -> None:
     body, size = answer_body([output("y", "FP32", [2], b"12 bytes    ")])
     assert as_json([body], size) == Failed(
-        ErrorKind.BAD_ANSWER,
+        ErrorKind.BAD_RESPONSE,
         "output 'y' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
     )
 
@@ -391,7 +396,7 @@ def test_a_count_of_texts_that_does_not_make_the_shape(shape: list[int]) -> None
     body, size = answer_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
-            ErrorKind.BAD_ANSWER,
+            ErrorKind.BAD_RESPONSE,
             f"output 'y' of the server's answer holds 2 elements, its shape {shape} takes "
             f"{math.prod(shape)}",
         )
@@ -410,7 +415,7 @@ def test_texts_that_end_inside_an_element(data: bytes) -> None:
     body, size = answer_body([output("y", "BYTES", [1], data), more])
     for pieces in ([body], strategies.bytewise(body)):
         message = "output 'y' ends inside an element"
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_ANSWER, message)
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, message)
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"[]", b"nonsense", b'{"outputs":5}', b"\xff"])
@@ -429,16 +434,16 @@ FLOAT = output("z", "FP32", [1], struct.pack("<f", 0.1))
 @pytest.mark.parametrize(
     ("form", "shown", "tail"),
     [
-        (AnswerForm(False, {"y": True}), [None, [0.1]], INT16.data),
-        (AnswerForm(False, {"z": True}), [[1, 2], None], FLOAT.data),
-        (AnswerForm(False, {"y": True, "z": False}), [None, [0.1]], INT16.data),
-        (AnswerForm(True, {"y": False}), [[1, 2], None], FLOAT.data),
-        (AnswerForm(True, {}), [None, None], INT16.data + FLOAT.data),
-        (AnswerForm(False, {}), [[1, 2], [0.1]], b""),
+        (OutputEncoding(False, {"y": True}), [None, [0.1]], INT16.data),
+        (OutputEncoding(False, {"z": True}), [[1, 2], None], FLOAT.data),
+        (OutputEncoding(False, {"y": True, "z": False}), [None, [0.1]], INT16.data),
+        (OutputEncoding(True, {"y": False}), [[1, 2], None], FLOAT.data),
+        (OutputEncoding(True, {}), [None, None], INT16.data + FLOAT.data),
+        (OutputEncoding(False, {}), [[1, 2], [0.1]], b""),
     ],
 )
 def test_each_output_has_the_form_that_was_asked_for(
-    form: AnswerForm, shown: list[Any], tail: bytes
+    form: OutputEncoding, shown: list[Any], tail: bytes
 ) -> None:
     body, size = answer_body([INT16, FLOAT], {"id": "7"})
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 2)):
@@ -458,13 +463,13 @@ def test_each_output_has_the_form_that_was_asked_for(
 
 def test_the_spool_cap_counts_text_and_binary() -> None:
     body, size = answer_body([INT16, FLOAT])
-    form = AnswerForm(False, {"z": True})
+    form = OutputEncoding(False, {"z": True})
     held = len("1,2") + len(FLOAT.data)
     for pieces in ([body], strategies.bytewise(body)):
         assert not isinstance(as_mixed(pieces, size, form, spool_cap=held), Failed)
         failed = as_mixed(pieces, size, form, spool_cap=held - 1)
         assert failed == Failed(
-            ErrorKind.BAD_ANSWER,
+            ErrorKind.BAD_RESPONSE,
             f"an answer of JSON and binary outputs is held, and is larger than {held - 1} bytes "
             "(limits.spool_bytes); ask for all outputs in one form",
         )
@@ -474,8 +479,8 @@ def test_policies_hold_for_the_json_outputs_alone() -> None:
     nan = struct.pack("<f", math.nan)
     body, size = answer_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
     policies = JsonPolicies(Nonfinite.ERROR)
-    assert not isinstance(as_mixed([body], size, AnswerForm(True, {}), policies), Failed)
-    failed = as_mixed([body], size, AnswerForm(True, {"z": False}), policies)
+    assert not isinstance(as_mixed([body], size, OutputEncoding(True, {}), policies), Failed)
+    failed = as_mixed([body], size, OutputEncoding(True, {"z": False}), policies)
     assert isinstance(failed, Failed)
     assert failed.message.startswith("output 'z': element 0 is nan")
 
@@ -485,7 +490,7 @@ def test_policies_hold_for_the_json_outputs_alone() -> None:
 
 def test_the_reader_gives_pieces_of_each_output() -> None:
     body, size = answer_body(FULL)
-    reader = answer_reader(size)
+    reader = response_reader(size)
     assert list(reader.feed(body[:size])) == []
     assert reader.fields is not None
     assert [o.binary_size for o in reader.tensors] == [4, 0, 11]

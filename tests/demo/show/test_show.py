@@ -6,7 +6,7 @@ from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
 from gateway.demo.show.page import WIDTH
-from gateway.demo.show.show import ShowError, curl_lines, run_show
+from gateway.demo.show.show import ShowError, curl_commands, run_show
 from tests.demo.show.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
 
@@ -70,7 +70,7 @@ async def test_a_wrong_answer_fails_the_show(server: DemoServer, answer: str) ->
 
 
 def test_curl_lines_fit_the_page_and_name_the_gateway() -> None:
-    lines = curl_lines("http://127.0.0.1:18080/").splitlines()
+    lines = curl_commands("http://127.0.0.1:18080/").splitlines()
     assert max(map(len, lines)) <= WIDTH
     commands = [line for line in lines if "curl" in line]
     assert commands

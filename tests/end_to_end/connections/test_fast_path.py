@@ -16,21 +16,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.gateway import RunningGateway, client_of, gateway_before, until
-from tests.support.http_messages import Head, answer, chunk, chunked, message, read_body, request
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
+from tests.support.http_messages import (
+    Head,
+    chunk,
+    chunked,
+    http_response,
+    message,
+    read_body,
+    request,
+)
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
     binary_header,
+    binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     json_request,
 )
-from tests.support.raw_client import PATIENCE, RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer, Received, Script, always
+from tests.support.raw_client import TIMEOUT, RawClient
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    ScriptedServer,
+    always_respond,
+)
 
 pytestmark = pytest.mark.usefixtures("one_identity")
 
@@ -52,7 +66,7 @@ class Turn:
             while True:
                 received = await connection.request()
                 if received.head.target == WARM:
-                    await connection.send(answer())
+                    await connection.send(http_response())
                     continue
                 for part in self.parts:
                     await connection.send(part)
@@ -60,7 +74,7 @@ class Turn:
                 if self.then == "closes":
                     return
                 if self.then == "hangs":
-                    await connection.wait_until_left()
+                    await connection.wait_for_close()
 
         return script
 
@@ -92,7 +106,7 @@ async def _reply(client: RawClient) -> tuple[Head, bytes | None]:
     if head.status in (204, 304):
         return head, b""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return head, await read_body(client.reader, head)
     except LEFT:
         return head, None
@@ -106,7 +120,7 @@ async def _goes_on(client: RawClient) -> bool:
     return True
 
 
-def _seen(received: Received) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
+def _seen(received: ReceivedRequest) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
     return received.head.first, tuple(sorted(_comparable(received.head))), received.body
 
 
@@ -122,19 +136,19 @@ def _comparable(head: Head) -> Iterator[tuple[str, str]]:
 class Ways:
     """Has the same exchange go either way, with the same server."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture, went_straight: list[str]) -> None:
+    def __init__(self, caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> None:
         caplog.set_level(logging.INFO, "tensorgate.access")
         self._caplog = caplog
-        self._went_straight = went_straight
+        self._went_straight = fast_path_requests
 
     async def straight(
-        self, data: bytes, server: FaultyServer, settings: dict[str, Any]
+        self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
     ) -> tuple[Outcome, bool]:
         """Send a request in one write; tell also if it did go straight."""
         return await self._outcome([data], server, settings, warm=True)
 
     async def ordinary(
-        self, data: bytes, server: FaultyServer, settings: dict[str, Any]
+        self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
     ) -> Outcome:
         """Send a request in two writes; without a body, while no server is connected."""
         head, end, body = data.partition(b"\r\n\r\n")
@@ -147,20 +161,20 @@ class Ways:
         self, data: bytes, turn: Turn, settings: dict[str, Any] | None = None, *, straight: bool
     ) -> Outcome:
         """Send a request both ways, check that nobody can tell, and give what they see."""
-        async with FaultyServer(turn.script) as server:
-            one, went_straight = await self.straight(data, server, settings or {})
-            assert went_straight is straight
+        async with ScriptedServer(turn.script) as server:
+            one, fast_path_requests = await self.straight(data, server, settings or {})
+            assert fast_path_requests is straight
             other = await self.ordinary(data, server, settings or {})
         assert one == other
         return one
 
     async def _outcome(
-        self, parts: list[bytes], server: FaultyServer, settings: dict[str, Any], *, warm: bool
+        self, parts: list[bytes], server: ScriptedServer, settings: dict[str, Any], *, warm: bool
     ) -> tuple[Outcome, bool]:
         asked = len(server.requests)
         logged = len(self._caplog.records)
         before = len(self._went_straight)
-        async with gateway_before(server.url, **settings) as gateway, gateway.client() as client:
+        async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
             if warm:
                 assert await _goes_on(client)
             await _send(client, parts, gateway)
@@ -196,12 +210,12 @@ async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) 
         before = connection._head
         await client.send(*head)
         await until(lambda: connection._head is not before)
-    client.send_now(rest)
+    client.send_nowait(rest)
 
 
 @pytest.fixture
-def ways(caplog: pytest.LogCaptureFixture, went_straight: list[str]) -> Ways:
-    return Ways(caplog, went_straight)
+def ways(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> Ways:
+    return Ways(caplog, fast_path_requests)
 
 
 # ---------------------------------------------------------------------------------- requests
@@ -350,7 +364,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 async def test_requests(ways: Ways, asked: Asked) -> None:
-    turn = Turn([binary_answer(bytes(8), FLOATS.tobytes())])
+    turn = Turn([binary_response(bytes(8), FLOATS.tobytes())])
     await ways.both(asked.data, turn, asked.settings, straight=asked.straight)
 
 
@@ -366,17 +380,17 @@ def _typed(datatype: str, data: bytes, count: int) -> bytes:
         "parameters": {"binary_data_size": len(data)},
     }
     header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-    return answer(header + data, {LENGTH: str(len(header))})
+    return http_response(header + data, {HEADER_LENGTH: str(len(header))})
 
 
 def _lying(**headers: str) -> bytes:
-    return answer(answer_header(8) + bytes(8), headers)
+    return http_response(binary_response_header(8) + bytes(8), headers)
 
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
-EMPTY = answer_header(0)
-WITH_TENSORS = answer_header(12) + FLOATS.tobytes()
-SIZED = {LENGTH: str(len(answer_header(12)))}
+EMPTY = binary_response_header(0)
+WITH_TENSORS = binary_response_header(12) + FLOATS.tobytes()
+SIZED = {HEADER_LENGTH: str(len(binary_response_header(12)))}
 INTERIM = message("HTTP/1.1 103 Early Hints", {"Link": "</x>"})
 ANSWER_HEADERS = (
     b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: triton\r\nConnection: X-Hop\r\nX-Hop: 1\r\n"
@@ -384,45 +398,47 @@ ANSWER_HEADERS = (
 )
 
 TURNS = {
-    "tensors": Turn([binary_answer(FLOATS.tobytes())]),
-    "two tensors": Turn([binary_answer(bytes(4), bytes(range(8)))]),
-    "NaN": Turn([binary_answer(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
+    "tensors": Turn([binary_response(FLOATS.tobytes())]),
+    "two tensors": Turn([binary_response(bytes(4), bytes(range(8)))]),
+    "NaN": Turn([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
     "INT64": Turn([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
     "FP16": Turn([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
     "BF16": Turn([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
     "BOOL": Turn([_typed("BOOL", b"\1\0", 2)]),
     "BYTES": Turn([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
     "BYTES that are no text": Turn([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
-    "empty outputs": Turn([answer(EMPTY)]),
-    "empty outputs with a length": Turn([answer(EMPTY, {LENGTH: str(len(EMPTY))})]),
-    "JSON": Turn([answer(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]),
-    "no JSON": Turn([answer(b"<html>", {"Content-Type": "text/html"})]),
-    "nothing": Turn([answer(b"")]),
-    "compressed": Turn([answer(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
-    "headers": Turn([_with_headers(answer(b"{}"), ANSWER_HEADERS)]),
-    "tensors with headers": Turn([_with_headers(binary_answer(bytes(4)), ANSWER_HEADERS)]),
-    "a Date of its own": Turn([answer(b"{}", {"Date": "then"})]),
-    "no reason": Turn([answer(b"{}").replace(b"200 OK", b"200 ")]),
-    "an unknown status": Turn([answer(b"{}", status="799 So So")]),
-    "201": Turn([answer(WITH_TENSORS, SIZED, "201 Made")]),
+    "empty outputs": Turn([http_response(EMPTY)]),
+    "empty outputs with a length": Turn([http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]),
+    "JSON": Turn([http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]),
+    "no JSON": Turn([http_response(b"<html>", {"Content-Type": "text/html"})]),
+    "nothing": Turn([http_response(b"")]),
+    "compressed": Turn([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
+    "headers": Turn([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
+    "tensors with headers": Turn([_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]),
+    "a Date of its own": Turn([http_response(b"{}", {"Date": "then"})]),
+    "no reason": Turn([http_response(b"{}").replace(b"200 OK", b"200 ")]),
+    "an unknown status": Turn([http_response(b"{}", status="799 So So")]),
+    "201": Turn([http_response(WITH_TENSORS, SIZED, "201 Made")]),
     "204": Turn([message("HTTP/1.1 204 No Content")]),
     "204 with a length": Turn([message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]),
-    "302": Turn([answer(b"", {"Location": "/else"}, "302 Found")]),
+    "302": Turn([http_response(b"", {"Location": "/else"}, "302 Found")]),
     "304": Turn([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
     "304 with a length": Turn([message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]),
-    "400": Turn([answer(b'{"error":"no"}', status="400 Bad Request")]),
-    "404": Turn([answer(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]),
-    "500": Turn([answer(WITH_TENSORS, SIZED, "500 Oh")]),
-    "503 and closes": Turn([answer(b"", {"Connection": "close"}, "503 Busy")], "closes"),
-    "the last": Turn([answer(b"{}", {"Connection": "close"})], "closes"),
-    "closes behind it": Turn([answer(b"{}")], "closes"),
-    "HTTP/1.0": Turn([answer(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
-    "a length that is no number": Turn([_lying(**{LENGTH: "x"})]),
-    "a length above the cap": Turn([_lying(**{LENGTH: "9" * 12})]),
-    "a length beyond the body": Turn([_lying(**{LENGTH: "999"})]),
-    "a length into the tensors": Turn([_lying(**{LENGTH: str(len(answer_header(8)) + 1)})]),
-    "tensors too short": Turn([answer(WITH_TENSORS[:-1], SIZED)]),
-    "tensors too long": Turn([answer(WITH_TENSORS + b"x", SIZED)]),
+    "400": Turn([http_response(b'{"error":"no"}', status="400 Bad Request")]),
+    "404": Turn([http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]),
+    "500": Turn([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
+    "503 and closes": Turn([http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"),
+    "the last": Turn([http_response(b"{}", {"Connection": "close"})], "closes"),
+    "closes behind it": Turn([http_response(b"{}")], "closes"),
+    "HTTP/1.0": Turn([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
+    "a length that is no number": Turn([_lying(**{HEADER_LENGTH: "x"})]),
+    "a length above the cap": Turn([_lying(**{HEADER_LENGTH: "9" * 12})]),
+    "a length beyond the body": Turn([_lying(**{HEADER_LENGTH: "999"})]),
+    "a length into the tensors": Turn(
+        [_lying(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
+    ),
+    "tensors too short": Turn([http_response(WITH_TENSORS[:-1], SIZED)]),
+    "tensors too long": Turn([http_response(WITH_TENSORS + b"x", SIZED)]),
     "chunked": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
     "chunked tensors": Turn(
         [message("HTTP/1.1 200 OK", {**CHUNKED, **SIZED}, chunked(WITH_TENSORS))]
@@ -437,19 +453,19 @@ TURNS = {
     "until close, and empty": Turn([message("HTTP/1.1 200 OK")], "closes"),
     "tensors until close": Turn([message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"),
     "an error until close": Turn([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
-    "a large body": Turn([answer(b"x" * 70_000)]),
-    "many tensors": Turn([binary_answer(bytes(40_000), bytes(40_000))]),
-    "a large head": Turn([binary_answer(bytes(4), headers={"X": "x" * 2048})]),
-    "an interim answer": Turn([INTERIM + answer(b"{}")]),
-    "an interim answer before it": Turn([INTERIM, binary_answer(bytes(4))]),
-    "more than an answer": Turn([answer(b"{}") * 2]),
+    "a large body": Turn([http_response(b"x" * 70_000)]),
+    "many tensors": Turn([binary_response(bytes(40_000), bytes(40_000))]),
+    "a large head": Turn([binary_response(bytes(4), headers={"X": "x" * 2048})]),
+    "an interim answer": Turn([INTERIM + http_response(b"{}")]),
+    "an interim answer before it": Turn([INTERIM, binary_response(bytes(4))]),
+    "more than an answer": Turn([http_response(b"{}") * 2]),
     "101": Turn([message("HTTP/1.1 101 Switching Protocols")]),
     "no HTTP": Turn([b"what?\r\n\r\n"]),
     "no answer": Turn([], "closes"),
     "half a head": Turn([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
-    "half a body": Turn([answer(b"abc")[:-1]], "closes"),
-    "half of the tensors": Turn([binary_answer(bytes(8))[:-4]], "closes"),
-    "half of many tensors": Turn([binary_answer(bytes(80_000))[:-4]], "closes"),
+    "half a body": Turn([http_response(b"abc")[:-1]], "closes"),
+    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "closes"),
+    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "closes"),
     "half of a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"),
 }
 ASKING = {
@@ -479,7 +495,7 @@ async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn:
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
 async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: bytes) -> None:
     asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
-    turn = Turn([answer(b"x" * 2000)])
+    turn = Turn([http_response(b"x" * 2000)])
     outcome = await ways.both(asked, turn, {"route": {"compress": "gzip"}}, straight=False)
     assert ("content-encoding", "gzip") in outcome.headers
 
@@ -494,29 +510,29 @@ async def test_policies(ways: Ways, nonfinite: str) -> None:
 @pytest.mark.parametrize("size", [2047, 2048, 2049])
 @pytest.mark.parametrize("body", [EMPTY, b"{}"])
 async def test_an_answer_about_as_large_as_may_be_held(ways: Ways, body: bytes, size: int) -> None:
-    turn = Turn([answer(body.ljust(size))])
+    turn = Turn([http_response(body.ljust(size))])
     outcome = await ways.both(infer_json(), turn, {"header_bytes": 2048}, straight=True)
     assert outcome.body is not None
     assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
 
 
 async def test_a_reason_of_the_servers_own(ways: Ways) -> None:
-    await ways.both(infer_json(), Turn([answer(b"{}", status="200 Fine")]), straight=True)
+    await ways.both(infer_json(), Turn([http_response(b"{}", status="200 Fine")]), straight=True)
 
 
 @pytest.mark.parametrize(
     ("data", "whole"),
     [
-        (ASKING["infer"], _with_headers(binary_answer(FLOATS.tobytes()), ANSWER_HEADERS)),
-        (ASKING["infer"], answer(EMPTY)),
-        (ASKING["infer"], answer(b"no", status="404 No")),
-        (ASKING["GET"], INTERIM + answer(b"hello", {"X": "y"})),
+        (ASKING["infer"], _with_headers(binary_response(FLOATS.tobytes()), ANSWER_HEADERS)),
+        (ASKING["infer"], http_response(EMPTY)),
+        (ASKING["infer"], http_response(b"no", status="404 No")),
+        (ASKING["GET"], INTERIM + http_response(b"hello", {"X": "y"})),
         (ASKING["POST"], message("HTTP/1.1 200 OK", CHUNKED, chunked(b"hel", b"lo"))),
     ],
     ids=["tensors", "empty outputs", "an error", "an interim answer", "chunked"],
 )
 async def test_an_answer_cut_in_two_at_every_byte(
-    ways: Ways, data: bytes, whole: bytes, went_straight: list[str]
+    ways: Ways, data: bytes, whole: bytes, fast_path_requests: list[str]
 ) -> None:
     at = 0
 
@@ -527,11 +543,11 @@ async def test_an_answer_cut_in_two_at_every_byte(
             await _let_it_arrive()
             await connection.send(whole[at:])
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         expected = await ways.ordinary(data, server, {})
-        async with client_of(server.url) as client:
+        async with gateway_client(server.url) as client:
             await client.ask(data)
-            went_straight.clear()
+            fast_path_requests.clear()
             for place in range(1, len(whole)):
                 at = place
                 reply = await client.ask(data)
@@ -539,7 +555,7 @@ async def test_an_answer_cut_in_two_at_every_byte(
                 assert reply.head.first == expected.first
                 assert tuple(sorted(headers)) == expected.headers
                 assert reply.body == expected.body
-            assert len(went_straight) == len(whole) - 1
+            assert len(fast_path_requests) == len(whole) - 1
 
 
 # ---------------------------------------------------------------------------------- in time
@@ -548,9 +564,9 @@ SHORT = 1.0  # in which half of an answer can come, however busy the machine is
 STALLS = {
     "silent": Turn([], "hangs"),
     "half a head": Turn([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
-    "half a body": Turn([answer(b"abc")[:-1]], "hangs"),
-    "half of the tensors": Turn([binary_answer(bytes(8))[:-4]], "hangs"),
-    "half of many tensors": Turn([binary_answer(bytes(80_000))[:-4]], "hangs"),
+    "half a body": Turn([http_response(b"abc")[:-1]], "hangs"),
+    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "hangs"),
+    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "hangs"),
     "a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
 }
 LIMITED = [("idle_time", stall) for stall in STALLS]
@@ -581,7 +597,7 @@ async def test_a_body_is_never_taken_for_a_request(
     """A client may not slip a request of its own making past the gateway."""
     hidden = request("GET", "/v2/hidden")
     data = request(method, "/v2/x", hidden, {"Connection": connection})
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         outcomes = [await ways.ordinary(data, server, {})]
         outcomes.append((await ways.straight(data, server, {}))[0])
         for outcome in outcomes:
@@ -592,9 +608,9 @@ async def test_a_body_is_never_taken_for_a_request(
 
 async def test_endpoints_take_turns_for_one_client() -> None:
     async with (
-        FaultyServer(always(answer())) as one,
-        FaultyServer(always(answer())) as two,
-        client_of(one.url, two.url) as client,
+        ScriptedServer(always_respond(http_response())) as one,
+        ScriptedServer(always_respond(http_response())) as two,
+        gateway_client(one.url, two.url) as client,
     ):
         for _ in range(20):
             assert (await client.call("GET", "/v2/x")).status == 200

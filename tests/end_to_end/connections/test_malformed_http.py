@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunk, message, request
-from tests.support.inference_messages import INFER, LENGTH, infer_json
-from tests.support.servers.scripted_server import Connection, FaultyServer, always
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 HOST = "Host: x\r\n"
 
@@ -76,9 +76,9 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
-        client.send_now(data)
-        reply = await client.reply()
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(data)
+        reply = await client.read_response()
         assert 400 <= reply.status < 500
         assert "HTTP" in reply.error or "body" in reply.error
         assert server.requests == []
@@ -87,11 +87,11 @@ async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
 @pytest.mark.parametrize("case", ["chunk size a word", "chunk too long"])
 async def test_a_chunk_that_breaks_after_some_time_is_a_400(case: str) -> None:
     head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(head + end + chunk(b"good"))
         await asyncio.sleep(0.02)
-        client.send_now(body)
-        reply = await client.reply()
+        client.send_nowait(body)
+        reply = await client.read_response()
         assert reply.status == 400
         assert "body is broken" in reply.error
         await (await server.connection()).left.wait()
@@ -101,11 +101,11 @@ async def test_a_chunk_that_breaks_after_some_time_is_a_400(case: str) -> None:
 @pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
 async def test_a_chunk_that_breaks_after_some_time_ends_any_exchange(target: str) -> None:
     head = message(f"POST {target} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(head + chunk(b'{"inputs":['))
         await asyncio.sleep(0.02)
         await client.send(b"what?\r\n")
-        assert (await client.reply()).status == 400
+        assert (await client.read_response()).status == 400
         assert server.requests == []
 
 
@@ -125,19 +125,21 @@ async def test_a_chunk_that_breaks_after_some_time_ends_any_exchange(target: str
 )
 async def test_odd_targets_get_an_answer(target: str) -> None:
     async with (
-        FaultyServer(always(answer(b'{"error":"none"}', status="404 Not Found"))) as server,
-        client_of(server.url) as client,
+        ScriptedServer(
+            always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
+        ) as server,
+        gateway_client(server.url) as client,
     ):
-        client.send_now(_get(f"OPTIONS {target} HTTP/1.1"))
-        reply = await client.reply()
+        client.send_nowait(_get(f"OPTIONS {target} HTTP/1.1"))
+        reply = await client.read_response()
         assert 400 <= reply.status < 500
         assert reply.error
 
 
 async def test_connect_is_refused() -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
-        client.send_now(_get("CONNECT server:80 HTTP/1.1"))
-        reply = await client.reply()
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(_get("CONNECT server:80 HTTP/1.1"))
+        reply = await client.read_response()
         assert reply.status == 400
         assert "server:80" in reply.error
         assert server.requests == []
@@ -161,15 +163,18 @@ async def test_connect_is_refused() -> None:
     ],
 )
 async def test_targets_reach_the_server_byte_for_byte(target: str, sent: str) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
-        client.send_now(_get(f"GET {target} HTTP/1.1"))
-        assert (await client.reply()).status == 200
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(_get(f"GET {target} HTTP/1.1"))
+        assert (await client.read_response()).status == 200
         assert [received.head.target for received in server.requests] == [sent]
 
 
 async def test_requests_of_http_1_0() -> None:
-    async with FaultyServer(always(answer(b'"old"'))) as server, client_of(server.url) as client:
-        client.send_now(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
+    async with (
+        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
+        gateway_client(server.url) as client,
+    ):
+        client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
         data = await client.rest()
         assert data.startswith(b"HTTP/1.1 200 OK\r\n")
         assert data.endswith(b'\r\n\r\n"old"')
@@ -177,16 +182,19 @@ async def test_requests_of_http_1_0() -> None:
 
 
 async def test_http_1_0_kept_alive() -> None:
-    async with FaultyServer(always(answer(b'"old"'))) as server, client_of(server.url) as client:
+    async with (
+        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
+        gateway_client(server.url) as client,
+    ):
         for _ in range(2):
-            client.send_now(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            assert (await client.reply()).json == "old"
+            client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            assert (await client.read_response()).json == "old"
 
 
 async def test_a_chunked_answer_to_http_1_0_ends_with_the_connection() -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"old") + chunk(b"")
-    async with FaultyServer(always(data)) as server, client_of(server.url) as client:
-        client.send_now(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         head = await client.head()
         assert head.get("Transfer-Encoding") is None
         assert await client.rest() == b"old"
@@ -194,50 +202,50 @@ async def test_a_chunked_answer_to_http_1_0_ends_with_the_connection() -> None:
 
 async def test_lines_may_come_before_a_request() -> None:
     # RFC 9112, section 2.2
-    async with FaultyServer() as server, client_of(server.url) as client:
-        client.send_now(b"\r\n\r\n" + _get())
-        assert (await client.reply()).status == 200
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(b"\r\n\r\n" + _get())
+        assert (await client.read_response()).status == 200
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with FaultyServer(always(answer(b'{"outputs":[]}'))) as server:
-        async with client_of(server.url) as client:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
             targets = [f"/v2/models/m{number}" for number in range(100)]
-            client.send_now(b"".join(request("GET", target) for target in targets))
+            client.send_nowait(b"".join(request("GET", target) for target in targets))
             for _ in targets:
-                assert (await client.reply()).status == 200
+                assert (await client.read_response()).status == 200
         assert [received.head.target for received in server.requests] == targets
 
 
 async def test_pipelined_bodies_are_not_mixed_up() -> None:
     bodies = [bytes([number]) * (number * 997) for number in range(50)]
-    async with FaultyServer() as server, client_of(server.url) as client:
-        client.send_now(b"".join(request("POST", "/v2/x", body) for body in bodies))
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(b"".join(request("POST", "/v2/x", body) for body in bodies))
         for _ in bodies:
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         assert [received.body for received in server.requests] == bodies
 
 
 async def test_garbage_behind_a_request_does_not_take_its_answer_away() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        client.send_now(b"\x16\x03\x01garbage\r\n\r\n")
+        client.send_nowait(b"\x16\x03\x01garbage\r\n\r\n")
         await asyncio.sleep(0.02)
-        await connection.send(answer())
+        await connection.send(http_response())
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
-        client.send_now(_get())
-        assert (await client.reply()).status == 200
-        assert (await client.reply()).status == 400
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        client.send_nowait(_get())
+        assert (await client.read_response()).status == 200
+        assert (await client.read_response()).status == 400
         assert await client.rest() == b""
 
 
 async def test_an_upgrade_is_not_passed_on() -> None:
     headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         for _ in range(2):
-            client.send_now(_get(headers=HOST + headers))
-            assert (await client.reply()).status == 200
+            client.send_nowait(_get(headers=HOST + headers))
+            assert (await client.read_response()).status == 200
         for received in server.requests:
             assert received.head.get("Upgrade") is None
             assert received.head.get("Connection") is None
@@ -246,27 +254,27 @@ async def test_an_upgrade_is_not_passed_on() -> None:
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
 async def test_a_client_that_expects_to_be_told_is_told_to_go_on(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
-    async with FaultyServer(always(answer(b'{"outputs":[]}'))) as server:
-        async with client_of(server.url) as client:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
             for _ in range(2):
                 await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
                 assert (await client.head()).first == "HTTP/1.1 100 Continue"
                 await client.send(body)
-                assert (await client.reply()).status == 200
+                assert (await client.read_response()).status == 200
         for received in server.requests:
             assert received.head.get("Expect") is None
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
-    [({"Content-Length": "100000000"}, 413), ({"Content-Length": "9", LENGTH: "x"}, 400)],
+    [({"Content-Length": "100000000"}, 413), ({"Content-Length": "9", HEADER_LENGTH: "x"}, 400)],
 )
 async def test_a_client_that_expects_to_be_told_is_told_why_not(
     headers: dict[str, str], status: int
 ) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(request("POST", INFER, headers={"Expect": "100-continue", **headers}))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == status
         # The client may send the body or not: only the end of the connection is clear to both.
         assert reply.head.get("Connection") == "close"
@@ -274,7 +282,7 @@ async def test_a_client_that_expects_to_be_told_is_told_why_not(
 
 
 async def test_no_one_waits_for_a_body_that_is_not_there() -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(request("POST", "/v2/x", b"", {"Expect": "100-continue"}))
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         assert server.requests[0].body == b""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.gateway import client_of, until
+from tests.support.gateway import gateway_client, until
 from tests.support.http_messages import chunk, chunked, read_chunk
-from tests.support.inference_messages import INFER, LENGTH
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.inference_messages import HEADER_LENGTH, INFER
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 INNER = b"GET /v2/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 """What somebody would like to have taken for a request."""
@@ -218,19 +218,19 @@ async def _send(client: RawClient, data: bytes, way: str) -> None:
             await client.send(*(data[i : i + 1] for i in range(min(len(data), 3000))), data[3000:])
 
 
-async def _replies(client: RawClient) -> list[Reply]:
+async def _replies(client: RawClient) -> list[ReceivedResponse]:
     """Read all answers up to the end of the connection."""
     replies = []
     with suppress(*GONE):
         while True:
-            replies.append(await client.reply())
+            replies.append(await client.read_response())
     return replies
 
 
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
 async def test_what_is_refused(data: bytes, way: str) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await _send(client, data, way)
         (reply,) = await _replies(client)
         assert reply.status == 400
@@ -291,8 +291,8 @@ ACCEPTED = {
         _sized(b"Connection: Host"), headers=(*SIZED, ("host", "x"))
     ),
     "a header length that Connection names": Accepted(
-        _sized(b"Connection: " + LENGTH.encode(), LENGTH.encode() + b": 7"),
-        headers=(*SIZED, (LENGTH.lower(), "7")),
+        _sized(b"Connection: " + HEADER_LENGTH.encode(), HEADER_LENGTH.encode() + b": 7"),
+        headers=(*SIZED, (HEADER_LENGTH.lower(), "7")),
     ),
     "a wish for another protocol": Accepted(
         _sized(
@@ -341,13 +341,13 @@ ACCEPTED = {
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
 @pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
 async def test_what_is_accepted_is_one_request(case: Accepted, way: str) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         # With a connection to the server and without one: the straight way and the ordinary one.
         for number in range(2):
             await _send(client, case.data, way)
-            reply = await client.reply()
+            reply = await client.read_response()
             if reply.status == 100:
-                reply = await client.reply()
+                reply = await client.read_response()
             assert reply.status == 200
             assert len(server.requests) == number + 1
             received = server.requests[number]
@@ -365,12 +365,12 @@ async def test_an_infer_request_holds_no_other(way: str) -> None:
     for lines, body in (
         ([b"Content-Length: %d" % SIZE], INNER),
         ([b"Transfer-Encoding: chunked"], chunked(INNER)),
-        ([b"Content-Length: %d" % SIZE, LENGTH.encode() + b": 0"], INNER),
-        ([b"Content-Length: %d" % SIZE, LENGTH.encode() + b": 2"], INNER),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 0"], INNER),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 2"], INNER),
     ):
-        async with FaultyServer() as server, client_of(server.url) as client:
+        async with ScriptedServer() as server, gateway_client(server.url) as client:
             await _send(client, _post(*lines, body=body, target=INFER.encode()), way)
-            client.end_sending()
+            client.shutdown_write()
             assert [reply.status >= 400 for reply in await _replies(client)] in ([True], [])
             assert "/v2/smuggled" not in [received.head.target for received in server.requests]
 
@@ -388,8 +388,8 @@ async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> No
 
     upstream = {"dialect": "kserve"}  # which gets chunks as they come
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=upstream) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=upstream) as client,
     ):
         await client.send(_chunks(size + b"\r\n" + INNER), INNER)
         await until(lambda: received == 2 * INNER)
@@ -399,15 +399,15 @@ async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> No
 async def test_what_is_refused_behind_a_good_request() -> None:
     """The first is answered, and what cannot be read ends the connection."""
     for data in REFUSED.values():
-        async with FaultyServer() as server, client_of(server.url) as client:
+        async with ScriptedServer() as server, gateway_client(server.url) as client:
             await client.send(_sized() + data)
             assert [reply.status for reply in await _replies(client)] in ([200, 400], [200])
             assert [(each.head.target, each.body) for each in server.requests] == [("/v2/x", INNER)]
 
 
 async def test_requests_in_the_pipeline_are_no_smuggling() -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
         for _ in range(4):
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         assert [received.body for received in server.requests] == [INNER, b"", INNER, b""]

@@ -7,22 +7,22 @@ import zlib
 import numpy as np
 import pytest
 
-from tests.support.gateway import client_of, gateway_before
-from tests.support.http_messages import answer, chunk, message, read_head, request
+from tests.support.gateway import gateway_client, running_gateway
+from tests.support.http_messages import chunk, http_response, message, read_head, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
     binary_header,
+    binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     json_request,
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer, hang
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 MIB = 2**20
 
@@ -44,7 +44,7 @@ async def test_events_arrive_one_by_one() -> None:
             await connection.send(chunk(b"data: %d\n\n" % number))
         await connection.send(chunk(b""))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(request("POST", "/v2/models/m/generate_stream", b"{}"))
         head = await client.head()
         assert head.get("Content-Type") == "text/event-stream"
@@ -57,7 +57,7 @@ async def test_events_arrive_one_by_one() -> None:
 
 async def test_json_starts_before_the_binary_answer_is_complete() -> None:
     values = np.arange(100_000, dtype="<f4")
-    data = binary_answer(values.tobytes())
+    data = binary_response(values.tobytes())
     first_part = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -66,7 +66,7 @@ async def test_json_starts_before_the_binary_answer_is_complete() -> None:
         await first_part.wait()
         await connection.send(data[200_000:])
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(infer_json())
         assert (await client.head()).status == 200
         text = await client.chunk()
@@ -82,8 +82,8 @@ async def test_json_starts_before_the_binary_answer_is_complete() -> None:
 async def _knows_a_model(connection: Connection) -> bytes:
     """Answer what the gateway asks of a model; give the infer request's head and first bytes."""
     while (head := await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
-    return await connection.reader.readexactly(int(head.get(LENGTH) or 0) + 8)
+        await connection.send(http_response(metadata(-1)))
+    return await connection.reader.readexactly(int(head.get(HEADER_LENGTH) or 0) + 8)
 
 
 @pytest.mark.parametrize("form", ["forward", "binary", "raw"])
@@ -92,7 +92,7 @@ async def test_a_body_reaches_the_server_before_it_is_complete(form: str) -> Non
     data = {
         "forward": request("POST", "/v2/x", body),
         "binary": infer_binary(binary_header(len(body)), body),
-        "raw": request("POST", INFER, body, {LENGTH: "0"}),
+        "raw": request("POST", INFER, body, {HEADER_LENGTH: "0"}),
     }[form]
     first_part = asyncio.Event()
 
@@ -101,24 +101,24 @@ async def test_a_body_reaches_the_server_before_it_is_complete(form: str) -> Non
         assert await connection.reader.readexactly(len(body) - 16) == body[8:-8]
         first_part.set()
         assert await connection.reader.readexactly(8) == body[-8:]
-        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.send(http_response(b'{"outputs":[]}'))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(data[:-8])
         async with asyncio.timeout(5):
             await first_part.wait()
         await client.send(data[-8:])
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
 
 
 async def test_a_json_request_reaches_the_server_when_it_is_complete() -> None:
     data = infer_json()
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(data[:-1])
         await asyncio.sleep(0.02)
         assert not server.connections
         await client.send(data[-1:])
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         assert server.requests[0].head.get("Content-Length") == str(len(server.requests[0].body))
 
 
@@ -144,8 +144,8 @@ class _Flow:
 @pytest.mark.parametrize("data", [request("GET", "/v2/x"), infer_json()], ids=["forward", "json"])
 async def test_a_server_is_paused_while_the_client_does_not_read(data: bytes) -> None:
     flow = _Flow()
-    header = answer_header(MUCH_MORE)
-    sizes = {LENGTH: str(len(header)), "Content-Length": str(len(header) + MUCH_MORE)}
+    header = binary_response_header(MUCH_MORE)
+    sizes = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + MUCH_MORE)}
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -153,8 +153,8 @@ async def test_a_server_is_paused_while_the_client_does_not_read(data: bytes) ->
         await flow.pour(connection, MUCH_MORE)
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -183,11 +183,11 @@ async def test_a_client_is_paused_while_the_server_does_not_read(form: str) -> N
         await connection.head()
         await go_on.wait()
         await connection.reader.readexactly(MUCH_MORE)
-        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.send(http_response(b'{"outputs":[]}'))
 
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, request_bytes="1GiB") as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, request_bytes="1GiB") as client,
     ):
         await client.send(data)
         pouring = asyncio.create_task(flow.pour(client, MUCH_MORE))
@@ -195,7 +195,7 @@ async def test_a_client_is_paused_while_the_server_does_not_read(form: str) -> N
         assert 0 < flow.sent < ON_THE_WAY
         go_on.set()
         await pouring
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
 
 
 async def test_a_client_that_pauses_misses_nothing() -> None:
@@ -203,9 +203,9 @@ async def test_a_client_that_pauses_misses_nothing() -> None:
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(body))
+        await connection.send(http_response(body))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(request("GET", "/v2/x"))
         await client.head()
         received = b""
@@ -224,9 +224,9 @@ async def test_a_server_that_pauses_misses_nothing() -> None:
         for _ in range(12):
             await asyncio.sleep(0.01)
             checksum = zlib.crc32(await connection.reader.readexactly(MIB), checksum)
-        await connection.send(answer(b"%d" % checksum))
+        await connection.send(http_response(b"%d" % checksum))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", "/v2/x", body)
         assert reply.json == zlib.crc32(body)
 
@@ -245,9 +245,9 @@ async def test_both_directions_at_once() -> None:
             await connection.send(piece)
 
     body = np.random.default_rng(7).bytes(size)
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         sending = asyncio.create_task(client.send(request("POST", "/v2/x", body)))
-        reply = await client.reply()
+        reply = await client.read_response()
         await sending
         assert zlib.crc32(reply.body) == zlib.crc32(body)
 
@@ -257,9 +257,9 @@ async def test_a_body_that_breaks_while_the_answer_streams_cuts_it() -> None:
         await read_head(connection.reader)
         head = {"Transfer-Encoding": "chunked"}
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"begun")))
-        await hang(connection)
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         await client.send(message("POST /v2/x HTTP/1.1", head, chunk(b"begun")))
         assert (await client.head()).status == 200
@@ -275,11 +275,11 @@ async def test_a_big_json_request_becomes_its_binary_form() -> None:
 
     async def script(connection: Connection) -> None:
         received = await connection.request()
-        size = int(received.head.get(LENGTH) or 0)
+        size = int(received.head.get(HEADER_LENGTH) or 0)
         assert received.body[size:] == values.tobytes()
-        await connection.send(binary_answer(values.tobytes()))
+        await connection.send(binary_response(values.tobytes()))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(infer_json(json_request(*values.tolist())))
         assert np.array_equal(np.array(reply.json["outputs"][0]["data"], "<f4"), values)
 
@@ -291,12 +291,12 @@ async def test_a_mixed_answer_is_put_together() -> None:
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        data = binary_answer(FLOATS.tobytes(), FLOATS[::-1].tobytes())
+        data = binary_response(FLOATS.tobytes(), FLOATS[::-1].tobytes())
         await connection.send(*(data[i : i + 7] for i in range(0, len(data), 7)))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(infer_json(body))
-        size = int(reply.head.get(LENGTH) or 0)
+        size = int(reply.head.get(HEADER_LENGTH) or 0)
         outputs = json.loads(reply.body[:size])["outputs"]
         assert outputs[0]["data"] == [1.5, -2, 3e30]
         assert outputs[1]["parameters"] == {"binary_data_size": 12}

@@ -5,21 +5,21 @@ import json
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunk, chunked, message, request
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    binary_answer,
     binary_header,
     binary_part,
+    binary_response,
     infer_binary,
     infer_json,
     infer_raw,
     json_request,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, FaultyServer, always
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 TWO = binary_header(8)
 MIXED = json.dumps(
@@ -33,7 +33,7 @@ MIXED = json.dumps(
 
 
 def _with_length(length: str, body: bytes = TWO + bytes(8)) -> bytes:
-    return request("POST", INFER, body, {LENGTH: length})
+    return request("POST", INFER, body, {HEADER_LENGTH: length})
 
 
 def _inputs(*entries: object) -> bytes:
@@ -86,7 +86,7 @@ BAD = {
         "more than one data",
     ),
     "id a number": (infer_json(b'{"id":7,"inputs":[]}'), "id must be"),
-    "binary size without length": (_inputs(binary_part(8)), LENGTH),
+    "binary size without length": (_inputs(binary_part(8)), HEADER_LENGTH),
     "data beside a binary size": (
         _tensor(parameters={"binary_data_size": 8}),
         "data and binary_data_size",
@@ -103,7 +103,7 @@ BAD = {
         "'O': binary_data",
     ),
     "length a word": (_with_length("many"), "'many'"),
-    "length empty": (_with_length(""), LENGTH),
+    "length empty": (_with_length(""), HEADER_LENGTH),
     "length negative": (_with_length("-1"), "'-1'"),
     "length with a sign": (_with_length("+1"), "'+1'"),
     "length in hexadecimal": (_with_length("0x10"), "'0x10'"),
@@ -111,13 +111,13 @@ BAD = {
     "length with a tail": (_with_length("96abc"), "'96abc'"),
     "length of 30 digits": (_with_length("9" * 30), "99999"),
     "length beyond the body": (_with_length(str(len(TWO) + 9)), f"{len(TWO) + 9}"),
-    "length into the tensors": (_with_length(str(len(TWO) + 1)), f"{LENGTH}: {len(TWO)}"),
+    "length into the tensors": (_with_length(str(len(TWO) + 1)), f"{HEADER_LENGTH}: {len(TWO)}"),
     "length into tensors of spaces": (
         _with_length(str(len(TWO) + 1), TWO + b" " * 8),
         "7 bytes follow",
     ),
     "length into the JSON": (_with_length(str(len(TWO) - 1)), "not valid JSON"),
-    "length of all of the body": (_with_length(str(len(TWO) + 8)), f"{LENGTH}: {len(TWO)}"),
+    "length of all of the body": (_with_length(str(len(TWO) + 8)), f"{HEADER_LENGTH}: {len(TWO)}"),
     "tensors too short": (infer_binary(TWO, bytes(7)), "add up to 8"),
     "tensors too long": (infer_binary(TWO, bytes(9)), "9 bytes follow"),
     "tensors missing": (infer_binary(TWO, b""), "add up to 8"),
@@ -133,8 +133,8 @@ BAD = {
 @pytest.mark.parametrize(("data", "culprit"), BAD.values(), ids=BAD)
 async def test_a_bad_request_is_a_400_that_names_the_culprit(data: bytes, culprit: str) -> None:
     good = infer_json(b'{"inputs":[]}')
-    async with FaultyServer(always(answer(b'{"outputs":[]}'))) as server:
-        async with client_of(server.url) as client:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
             for _ in range(2):
                 reply = await client.ask(data)
                 assert reply.status == 400
@@ -146,18 +146,20 @@ async def test_a_bad_request_is_a_400_that_names_the_culprit(data: bytes, culpri
 
 async def test_two_lengths_are_a_400() -> None:
     size = str(len(TWO))
-    head = message(f"POST {INFER} HTTP/1.1", {"Host": "x", LENGTH: size, LENGTH.lower(): size})
-    async with FaultyServer() as server, client_of(server.url) as client:
+    head = message(
+        f"POST {INFER} HTTP/1.1", {"Host": "x", HEADER_LENGTH: size, HEADER_LENGTH.lower(): size}
+    )
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         reply = await client.ask(head)
         assert reply.status == 400
-        assert LENGTH in reply.error
+        assert HEADER_LENGTH in reply.error
         assert server.requests == []
 
 
 def _chunked(length: int | None, *parts: bytes) -> bytes:
     headers = {"Host": "x", "Transfer-Encoding": "chunked"}
     if length is not None:
-        headers[LENGTH] = str(length)
+        headers[HEADER_LENGTH] = str(length)
     return message(f"POST {INFER} HTTP/1.1", headers, chunked(*parts))
 
 
@@ -187,8 +189,8 @@ BAD_CHUNKED = {
 
 @pytest.mark.parametrize(("data", "culprit"), BAD_CHUNKED.values(), ids=BAD_CHUNKED)
 async def test_a_bad_chunked_request_is_a_400(data: bytes, culprit: str) -> None:
-    async with FaultyServer(always(answer(b'{"outputs":[]}'))) as server:
-        async with client_of(server.url) as client:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
             for _ in range(2):
                 reply = await client.ask(data)
                 assert reply.status == 400
@@ -198,29 +200,29 @@ async def test_a_bad_chunked_request_is_a_400(data: bytes, culprit: str) -> None
 
 async def test_a_client_that_falls_short_of_its_length_is_not_seen_by_the_server() -> None:
     for data in (infer_json(), infer_binary(TWO, bytes(8)), request("POST", "/v2/x", bytes(99))):
-        async with FaultyServer() as server:
-            async with client_of(server.url) as client:
+        async with ScriptedServer() as server:
+            async with gateway_client(server.url) as client:
                 await client.send(data[:-1])
                 await asyncio.sleep(0.02)
                 await client.close()
             assert server.requests == []
 
 
-def _metadata_server(document: bytes, config: bytes | None = None) -> FaultyServer:
+def _metadata_server(document: bytes, config: bytes | None = None) -> ScriptedServer:
     """Make a server of a model with this metadata, which accepts every request."""
 
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
             if received.head.target.endswith("/config"):
-                refused = answer(b'{"error":"no config"}', status="404 Not Found")
-                await connection.send(refused if config is None else answer(config))
+                refused = http_response(b'{"error":"no config"}', status="404 Not Found")
+                await connection.send(refused if config is None else http_response(config))
             elif received.head.target.endswith("/infer"):
-                await connection.send(binary_answer(bytes(4)))
+                await connection.send(binary_response(bytes(4)))
             else:
-                await connection.send(answer(document))
+                await connection.send(http_response(document))
 
-    return FaultyServer(script)
+    return ScriptedServer(script)
 
 
 TWO_INPUTS = json.dumps(
@@ -245,7 +247,7 @@ async def test_a_bad_raw_request_is_a_400(
     document: bytes, body: bytes, culprit: str, form: str
 ) -> None:
     data = infer_raw(body) if form == "sized" else _chunked(0, *([body] if body else []))
-    async with _metadata_server(document) as server, client_of(server.url) as client:
+    async with _metadata_server(document) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(data)
             assert reply.status == 400
@@ -266,7 +268,7 @@ BAD_METADATA = {
 
 @pytest.mark.parametrize("document", BAD_METADATA.values(), ids=BAD_METADATA)
 async def test_metadata_that_makes_no_sense_is_a_502(document: bytes) -> None:
-    async with _metadata_server(document) as server, client_of(server.url) as client:
+    async with _metadata_server(document) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(infer_raw(bytes(8)))
             assert reply.status == 502
@@ -274,8 +276,13 @@ async def test_metadata_that_makes_no_sense_is_a_502(document: bytes) -> None:
 
 
 async def test_a_server_refusal_of_metadata_is_the_clients_to_see() -> None:
-    refusal = answer(b'{"error":"unknown model m"}', {"Content-Type": "text/x"}, "404 Not Found")
-    async with FaultyServer(always(refusal)) as server, client_of(server.url) as client:
+    refusal = http_response(
+        b'{"error":"unknown model m"}', {"Content-Type": "text/x"}, "404 Not Found"
+    )
+    async with (
+        ScriptedServer(always_respond(refusal)) as server,
+        gateway_client(server.url) as client,
+    ):
         for _ in range(2):
             reply = await client.ask(infer_raw(bytes(8)))
             assert reply.head.first == "HTTP/1.1 404 Not Found"
@@ -285,21 +292,24 @@ async def test_a_server_refusal_of_metadata_is_the_clients_to_see() -> None:
 
 @pytest.mark.parametrize("config", [b"no", b"[]", b'{"max_batch_size":"many"}', b"{}"])
 async def test_a_config_that_makes_no_sense_is_one_without_batches(config: bytes) -> None:
-    async with _metadata_server(metadata(-1), config) as server, client_of(server.url) as client:
+    async with (
+        _metadata_server(metadata(-1), config) as server,
+        gateway_client(server.url) as client,
+    ):
         assert (await client.ask(infer_raw(bytes(8)))).status == 200
         (sent,) = [r for r in server.requests if r.head.target.endswith("/infer")]
-        header = json.loads(sent.body[: int(sent.head.get(LENGTH) or 0)])
+        header = json.loads(sent.body[: int(sent.head.get(HEADER_LENGTH) or 0)])
         assert header["inputs"][0]["shape"] == [2]
 
 
 async def test_other_clients_are_served_while_one_sends_nonsense() -> None:
     async with (
-        FaultyServer(always(answer(b'{"outputs":[]}'))) as server,
-        client_of(server.url) as client,
+        ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
+        gateway_client(server.url) as client,
     ):
         head = message(f"POST {INFER} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
         await client.send(head + chunk(b'{"inputs":[]'))
         for _ in range(50):
             await client.send(chunk(b" " * 1000))
         await client.send(chunk(b"}") + chunk(b""))
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200

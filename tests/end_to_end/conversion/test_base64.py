@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunked, message, request
-from tests.support.inference_messages import INFER, LENGTH
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 BASE64 = {"content_type": "base64"}
 PICTURE = b"\xff\xd8\xff\xe0" + random.Random(0).randbytes(500_000) + b"\xff\xd9"
@@ -25,7 +25,7 @@ async def echoing(connection: Connection) -> None:
     """Answer with the BYTES that came, or with one that is no text."""
     while True:
         received = await connection.request()
-        size = int(received.head.get(LENGTH) or 0)
+        size = int(received.head.get(HEADER_LENGTH) or 0)
         (sent, *_) = json.loads(received.body[:size])["inputs"]
         tensor, shape = received.body[size:], sent["shape"]
         if sent["datatype"] != "BYTES":
@@ -37,7 +37,7 @@ async def echoing(connection: Connection) -> None:
             "parameters": {"binary_data_size": len(tensor)},
         }
         header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-        await connection.send(answer(header + tensor, {LENGTH: str(len(header))}))
+        await connection.send(http_response(header + tensor, {HEADER_LENGTH: str(len(header))}))
 
 
 def body(data: list[Any], datatype: str = "BYTES", **parameters: object) -> bytes:
@@ -69,38 +69,38 @@ async def test_there_and_back(elements: list[bytes]) -> None:
         {"Host": "x", "Transfer-Encoding": "chunked"},
         chunked(*(asked[i : i + 70_001] for i in range(0, len(asked), 70_001))),
     )
-    async with FaultyServer(echoing) as server, client_of(server.url) as client:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         for data in (request("POST", INFER, asked), unsized):
             output = await output_of(client, data)
             assert output["data"] == texts
             assert output["parameters"] == BASE64
             received = server.requests[-1]
-            size = int(received.head.get(LENGTH) or 0)
+            size = int(received.head.get(HEADER_LENGTH) or 0)
             assert received.body[size:] == pack(*elements)
             assert b"content_type" not in received.body[:size]
 
 
-async def test_an_answer_as_base64_to_numbers(went_straight: list[str]) -> None:
+async def test_an_answer_as_base64_to_numbers(fast_path_requests: list[str]) -> None:
     """A request that could go straight, but for what it wants of the answer."""
-    async with FaultyServer(echoing) as server, client_of(server.url) as client:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         for _ in range(3):
             output = await output_of(
                 client, request("POST", INFER, body([1.5, 2], "FP32", **BASE64))
             )
             assert output["data"] == ["//4="]
             assert output["parameters"] == BASE64
-        assert went_straight == []
+        assert fast_path_requests == []
         # Without the wish, the same request is answered as the route's policy has it.
         reply = await client.call("POST", INFER, body([1.5, 2], "FP32"))
         assert reply.status == 406
         assert "content_type base64" in reply.error
-        assert went_straight == [INFER]
+        assert fast_path_requests == [INFER]
 
 
 async def test_the_route_s_own_base64_is_as_it_was() -> None:
     async with (
-        FaultyServer(echoing) as server,
-        client_of(server.url, route={"bytes": "base64"}) as client,
+        ScriptedServer(echoing) as server,
+        gateway_client(server.url, route={"bytes": "base64"}) as client,
     ):
         output = await output_of(client, request("POST", INFER, body(["/9g="])))
         assert output["data"] == ["/9g="]
@@ -110,30 +110,30 @@ async def test_the_route_s_own_base64_is_as_it_was() -> None:
 
 
 async def test_text_that_a_server_gives_although_it_was_asked_for_bytes(
-    went_straight: list[str],
+    fast_path_requests: list[str],
 ) -> None:
     async def script(connection: Connection) -> None:
         output = {"name": "OUT", "datatype": "BYTES", "shape": [1], "data": ["abcd"]}
         while True:
             await connection.request()
-            await connection.send(answer(json.dumps({"outputs": [output]}).encode()))
+            await connection.send(http_response(json.dumps({"outputs": [output]}).encode()))
 
     upstream, route = {"dialect": "kserve"}, {"bytes": "base64"}
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=upstream, route=route) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=upstream, route=route) as client,
     ):
         for _ in range(2):  # the second one on a connection that is kept
             output = await output_of(client, request("POST", INFER, body([1.5], "FP32")))
             assert (output["data"], output["parameters"]) == (["YWJjZA=="], BASE64)
-        assert went_straight == [INFER]
+        assert fast_path_requests == [INFER]
 
 
 async def test_an_output_in_binary_form_is_bytes() -> None:
-    async with FaultyServer(echoing) as server, client_of(server.url) as client:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", INFER, body(["/9g="], **BASE64, binary_data=True))
         assert reply.status == 200
-        assert reply.body[int(reply.head.get(LENGTH) or 0) :] == pack(b"\xff\xd8")
+        assert reply.body[int(reply.head.get(HEADER_LENGTH) or 0) :] == pack(b"\xff\xd8")
         assert b"content_type" not in reply.body
 
 
@@ -150,7 +150,7 @@ async def test_an_output_in_binary_form_is_bytes() -> None:
     ],
 )
 async def test_what_is_refused(data: bytes, words: tuple[str, ...]) -> None:
-    async with FaultyServer(echoing) as server, client_of(server.url) as client:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", INFER, data)
         assert reply.status == 400
         assert all(word in reply.error for word in words), reply.error

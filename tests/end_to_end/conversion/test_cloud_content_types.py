@@ -2,50 +2,56 @@
 
 import pytest
 
-from tests.support.gateway import client_of
+from tests.support.gateway import gateway_client
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
     binary_header,
+    binary_response,
+    binary_response_header,
     json_request,
 )
-from tests.support.servers.scripted_server import FaultyServer, always
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
 HEADER = binary_header(12, binary_output=True)
 BODY = HEADER + FLOATS.tobytes()
 TYPE = {"Content-Type": f"{SAGEMAKER};json-header-size={len(HEADER)}"}
-ANSWER = binary_answer(FLOATS.tobytes())
-ANSWER_SIZE = len(answer_header(12))
+ANSWER = binary_response(FLOATS.tobytes())
+ANSWER_SIZE = len(binary_response_header(12))
 
 
 @pytest.mark.parametrize("tensor", [FLOATS.tobytes(), bytes(400_000)], ids=["small", "large"])
 async def test_sized_and_chunked(tensor: bytes) -> None:
     header = binary_header(len(tensor), binary_output=True)
     types = {"Content-Type": f'{SAGEMAKER}; json-header-size="{len(header)}"'}
-    answer = binary_answer(tensor)
-    async with FaultyServer(always(answer)) as server, client_of(server.url) as client:
+    answer = binary_response(tensor)
+    async with (
+        ScriptedServer(always_respond(answer)) as server,
+        gateway_client(server.url) as client,
+    ):
         sized = request("POST", INFER, header + tensor, types)
         unsized = {"Host": "x", **types, "Transfer-Encoding": "chunked"}
         pieces = chunked(header[:7], header[7:] + tensor[:5], tensor[5:])
         for data in (sized, message(f"POST {INFER} HTTP/1.1", unsized, pieces)):
             reply = await client.ask(data)
-            size = len(answer_header(len(tensor)))
+            size = len(binary_response_header(len(tensor)))
             assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={size}"
-            assert reply.head.get(LENGTH) is None
+            assert reply.head.get(HEADER_LENGTH) is None
             assert reply.body[size:] == tensor
             received = server.requests[-1]
             assert received.head.get("Content-Type") == "application/octet-stream"
-            assert received.head.get(LENGTH) == str(len(header))
+            assert received.head.get(HEADER_LENGTH) == str(len(header))
             assert received.body == header + tensor
 
 
-async def test_a_typed_request_is_not_taken_for_plain_json(went_straight: list[str]) -> None:
-    async with FaultyServer(always(ANSWER)) as server, client_of(server.url) as client:
+async def test_a_typed_request_is_not_taken_for_plain_json(fast_path_requests: list[str]) -> None:
+    async with (
+        ScriptedServer(always_respond(ANSWER)) as server,
+        gateway_client(server.url) as client,
+    ):
         assert (await client.call("POST", INFER, json_request())).status == 200
         for _ in range(2):
             reply = await client.call("POST", INFER, BODY, TYPE)
@@ -55,11 +61,14 @@ async def test_a_typed_request_is_not_taken_for_plain_json(went_straight: list[s
         body = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
         reply = await client.call("POST", INFER, body, {"Content-Type": SAGEMAKER})
         assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={ANSWER_SIZE}"
-    assert len(went_straight) <= 1
+    assert len(fast_path_requests) <= 1
 
 
 async def test_bad_types_leave_the_connection_in_use() -> None:
-    async with FaultyServer(always(ANSWER)) as server, client_of(server.url) as client:
+    async with (
+        ScriptedServer(always_respond(ANSWER)) as server,
+        gateway_client(server.url) as client,
+    ):
         for value in (f"{SAGEMAKER};json-header-size=x", f"x/{SAGEMAKER}"):
             reply = await client.call("POST", INFER, BODY, {"Content-Type": value})
             assert reply.status == 400

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.decompress import FREE
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunk, chunked, message, request
+from gateway.codec.decompress import FREE_OUTPUT_BYTES
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    binary_answer,
     binary_header,
+    binary_response,
     infer_json,
     json_request,
     metadata,
 )
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer, always
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 GENERATE = "/v2/models/m/generate"
 ACCEPT = {"Accept-Encoding": "gzip"}
@@ -40,9 +40,9 @@ async def model(connection: Connection) -> None:
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
-            await connection.send(binary_answer(FLOATS.tobytes()))
+            await connection.send(binary_response(FLOATS.tobytes()))
         else:
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
 
 
 # ------------------------------------------------------------------------------- requests
@@ -50,12 +50,12 @@ async def model(connection: Connection) -> None:
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
     "large JSON": ({}, json_request(*range(100_000))),
-    "binary": ({LENGTH: str(len(HEADER))}, HEADER + FLOATS.tobytes()),
+    "binary": ({HEADER_LENGTH: str(len(HEADER))}, HEADER + FLOATS.tobytes()),
     "large binary": (
-        {LENGTH: str(len(binary_header(len(NOISE))))},
+        {HEADER_LENGTH: str(len(binary_header(len(NOISE))))},
         binary_header(len(NOISE)) + NOISE,
     ),
-    "raw binary": ({LENGTH: "0"}, FLOATS.tobytes()),
+    "raw binary": ({HEADER_LENGTH: "0"}, FLOATS.tobytes()),
 }
 
 
@@ -63,7 +63,7 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_infer_requests(headers: dict[str, str], plain: bytes, coding: str) -> None:
     packed = (gzip.compress if coding == "gzip" else zlib.compress)(plain)
-    async with FaultyServer(model) as server, client_of(server.url) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         like = await client.call("POST", INFER, plain, headers)
         headers = {**headers, "Content-Encoding": coding}
         reply = await client.call("POST", INFER, packed, headers)
@@ -71,11 +71,11 @@ async def test_infer_requests(headers: dict[str, str], plain: bytes, coding: str
         head = {"Host": "x", "Transfer-Encoding": "chunked", **headers}
         await client.send(message(f"POST {INFER} HTTP/1.1", head))
         await client.send(*map(chunk, (packed[:20], packed[20:])), chunk(b""))
-        assert (await client.reply()).body == like.body
+        assert (await client.read_response()).body == like.body
         first, *others = [each for each in server.requests if each.head.target == INFER]
         for received in others:
             assert received.body == first.body
-            assert received.head.get(LENGTH) == first.head.get(LENGTH)
+            assert received.head.get(HEADER_LENGTH) == first.head.get(HEADER_LENGTH)
             assert received.head.get("Content-Length") == str(len(first.body))
             assert received.head.get("Content-Encoding") is None
         assert len(others) == 2
@@ -89,12 +89,17 @@ async def _status(client: RawClient, body: bytes, target: str = INFER) -> tuple[
 @pytest.mark.parametrize("target", [INFER, GENERATE])
 async def test_bad_bodies(target: str) -> None:
     body = gzip.compress(json_request())
-    async with FaultyServer() as server, client_of(server.url, request_bytes=2 * FREE) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, request_bytes=2 * FREE_OUTPUT_BYTES) as client,
+    ):
         status, why = await _status(client, body[:-1], target)
         assert (status, "ends before its gzip data does" in why) == (400, True)
         status, why = await _status(client, body + b"x", target)
         assert (status, "goes on after its gzip data" in why) == (400, True)
-        status, why = await _status(client, gzip.compress(b" " * FREE * 3 + json_request()), target)
+        status, why = await _status(
+            client, gzip.compress(b" " * FREE_OUTPUT_BYTES * 3 + json_request()), target
+        )
         assert (status, "limits.inflation" in why) == (413, True)
         status, why = await _status(client, gzip.compress(b"") * 50_000 + body, target)
         assert (status, "too many tiny members" in why) == (400, True)
@@ -105,16 +110,19 @@ async def test_bad_bodies(target: str) -> None:
 
 async def test_more_than_may_be_decoded() -> None:
     body = gzip.compress(NOISE)
-    async with FaultyServer() as server, client_of(server.url, request_bytes=290_000) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, request_bytes=290_000) as client,
+    ):
         status, why = await _status(client, gzip.compress(b" " * 300_000))
         assert (status, "290000 bytes (limits.request_bytes)" in why) == (413, True)
         await client.send(request("POST", INFER, body[:9], {"Content-Encoding": "gzip"}))
-        assert (await client.reply()).status == 400
+        assert (await client.read_response()).status == 400
         assert server.requests == []
 
 
 async def test_other_codings() -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         for target in (INFER, GENERATE):
             reply = await client.call("POST", target, b"x", {"Content-Encoding": "br"})
             assert (reply.status, "'br'" in reply.error) == (415, True)
@@ -128,7 +136,7 @@ async def test_broken_bodies() -> None:
     """Whatever it is, it is answered, and not with a fault of ours."""
     chance = random.Random(7)
     whole = gzip.compress(json_request(*range(30)))
-    async with FaultyServer(model) as server, client_of(server.url) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         for _ in range(200):
             body = bytearray(whole * chance.choice((1, 1, 2)))
             for _ in range(chance.choice((1, 2, 5))):
@@ -142,7 +150,7 @@ async def test_broken_bodies() -> None:
 
 async def test_cut_in_two_at_every_byte() -> None:
     data = infer_json(gzip.compress(json_request()), {"Content-Encoding": "gzip"})
-    async with FaultyServer(model) as server, client_of(server.url) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         like = await client.ask(infer_json())
         for at in range(1, len(data)):
             await client.send(data[:at])
@@ -154,7 +162,7 @@ async def test_cut_in_two_at_every_byte() -> None:
 # ------------------------------------------------------------------------------- answers
 
 
-def _plain(reply: Reply) -> bytes:
+def _plain(reply: ReceivedResponse) -> bytes:
     coding = reply.head.get("Content-Encoding")
     assert coding in (None, "gzip")
     return gzip.decompress(reply.body) if coding else reply.body
@@ -162,19 +170,22 @@ def _plain(reply: Reply) -> bytes:
 
 LARGE = json.dumps({"x": ["y"] * 1000}).encode()
 ANSWERS = {
-    "sized": answer(LARGE, {"Vary": "Origin"}),
+    "sized": http_response(LARGE, {"Vary": "Origin"}),
     "chunked": message(
         "HTTP/1.1 200 OK",
         {"Vary": "Origin", "Transfer-Encoding": "chunked"},
         chunked(LARGE[:9], LARGE[9:]),
     ),
-    "an error": answer(LARGE, {"Vary": "Origin"}, "404 Not Found"),
+    "an error": http_response(LARGE, {"Vary": "Origin"}, "404 Not Found"),
 }
 
 
 @pytest.mark.parametrize("data", ANSWERS.values(), ids=ANSWERS)
 async def test_forwarded_answers(data: bytes) -> None:
-    async with FaultyServer(always(data)) as server, client_of(server.url, **COMPRESS) as client:
+    async with (
+        ScriptedServer(always_respond(data)) as server,
+        gateway_client(server.url, **COMPRESS) as client,
+    ):
         for _ in range(2):
             reply = await client.call("GET", "/v2/x", headers=ACCEPT)
             assert reply.head.get("Content-Encoding") == "gzip"
@@ -190,8 +201,8 @@ async def test_forwarded_answers(data: bytes) -> None:
 @pytest.mark.parametrize("count", [500, 100_000])
 async def test_converted_answers(count: int) -> None:
     tensor = np.arange(count, dtype="<f4").tobytes()
-    script = always(binary_answer(tensor))
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    script = always_respond(binary_response(tensor))
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         like = await client.ask(infer_json())
         reply = await client.ask(infer_json(headers=ACCEPT))
         assert reply.head.get("Content-Encoding") == "gzip"
@@ -201,14 +212,17 @@ async def test_converted_answers(count: int) -> None:
 
 async def test_binary_answers() -> None:
     tensor = np.arange(50_000, dtype="<f4").tobytes()
-    data = binary_answer(tensor)
+    data = binary_response(tensor)
     wanted = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
-    async with FaultyServer(always(data)) as server, client_of(server.url, **COMPRESS) as client:
+    async with (
+        ScriptedServer(always_respond(data)) as server,
+        gateway_client(server.url, **COMPRESS) as client,
+    ):
         reply = await client.ask(infer_json(wanted, ACCEPT))
         body = data.partition(b"\r\n\r\n")[2]
         assert _plain(reply) == body
         assert reply.head.get("Content-Encoding") == "gzip"
-        assert body[int(reply.head.get(LENGTH) or 0) :] == tensor
+        assert body[int(reply.head.get(HEADER_LENGTH) or 0) :] == tensor
 
 
 async def test_events_come_as_they_do() -> None:
@@ -221,7 +235,7 @@ async def test_events_come_as_they_do() -> None:
         await go_on.wait()
         await connection.send(chunk(b"data: 2\n\n"), chunk(b""))
 
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         await client.send(request("POST", GENERATE + "_stream", b"{}", ACCEPT))
         head = await client.head()
         assert head.get("Content-Encoding") is None
@@ -240,7 +254,7 @@ async def test_what_comes_slowly_is_passed_on_at_once() -> None:
         await go_on.wait()
         await connection.send(chunk(b"second"), chunk(b""))
 
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         await client.send(request("POST", GENERATE, b"{}", ACCEPT))
         assert (await client.head()).get("Content-Encoding") == "gzip"
         unpack = zlib.decompressobj(31)
@@ -255,8 +269,8 @@ async def test_what_comes_slowly_is_passed_on_at_once() -> None:
 
 async def test_both_ways_at_once() -> None:
     tensor = np.arange(3000, dtype="<f4").tobytes()
-    script = always(binary_answer(tensor))
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    script = always_respond(binary_response(tensor))
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         headers = {**ACCEPT, "Content-Encoding": "gzip"}
         reply = await client.ask(infer_json(gzip.compress(json_request()), headers))
         fields = json.loads(_plain(reply))
@@ -264,8 +278,8 @@ async def test_both_ways_at_once() -> None:
 
 
 async def test_a_client_of_http_1_0() -> None:
-    script = always(answer(LARGE))
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    script = always_respond(http_response(LARGE))
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         data = request("GET", "/v2/x", headers=ACCEPT).replace(b"HTTP/1.1", b"HTTP/1.0")
         await client.send(data)
         head, _, body = (await client.rest()).partition(b"\r\n\r\n")
@@ -274,20 +288,23 @@ async def test_a_client_of_http_1_0() -> None:
 
 
 async def test_a_server_that_breaks_off() -> None:
-    data = answer(LARGE)[:-1]
+    data = http_response(LARGE)[:-1]
 
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(data)
 
-    async with FaultyServer(script) as server, client_of(server.url, **COMPRESS) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         await client.send(request("GET", "/v2/x", headers=ACCEPT))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await client.reply()
+            await client.read_response()
 
 
 async def test_a_route_that_does_not_compress_asks_the_server() -> None:
-    async with FaultyServer(always(answer(LARGE))) as server, client_of(server.url) as client:
+    async with (
+        ScriptedServer(always_respond(http_response(LARGE))) as server,
+        gateway_client(server.url) as client,
+    ):
         reply = await client.call("GET", "/v2/x", headers=ACCEPT)
         assert reply.body == LARGE
         assert reply.head.get("Vary") is None

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, request
-from tests.support.inference_messages import INFER, LENGTH, binary_answer, infer_raw
-from tests.support.servers.scripted_server import Connection, FaultyServer, Received
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response, infer_raw
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, ScriptedServer
 
 MODELS = {
     "m": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1, 2]}]},
@@ -25,17 +25,17 @@ class Server:
     """A server whose answer for the metadata of any model is what the test says."""
 
     def __init__(self, metadata: bytes = SILENT, status: str = "200 OK") -> None:
-        self._metadata = answer(metadata, status=status)
-        self.asked: list[Received] = []
+        self._metadata = http_response(metadata, status=status)
+        self.asked: list[ReceivedRequest] = []
 
     async def play(self, connection: Connection) -> None:
         while True:
             received = await connection.request()
             if received.head.target.endswith("/infer"):
                 self.asked.append(received)
-                await connection.send(binary_answer(b"abcd"))
+                await connection.send(binary_response(b"abcd"))
             elif received.head.target.endswith("/config"):
-                await connection.send(answer(status="404 Not Found"))
+                await connection.send(http_response(status="404 Not Found"))
             else:
                 await connection.send(self._metadata)
 
@@ -43,7 +43,7 @@ class Server:
     def header(self) -> Any:
         """The JSON part of the last infer request."""
         last = self.asked[-1]
-        return json.loads(last.body[: int(last.head.get(LENGTH) or 0)])
+        return json.loads(last.body[: int(last.head.get(HEADER_LENGTH) or 0)])
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ class Server:
 async def test_a_raw_request_is_made_of_what_is_declared(metadata: bytes, status: str) -> None:
     server = Server(metadata, status)
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS) as client,
     ):
         for model, shape in (("m", [1, 2]), ("batched", [1, 2])):
-            data = request("POST", f"/v2/models/{model}/infer", bytes(8), {LENGTH: "0"})
+            data = request("POST", f"/v2/models/{model}/infer", bytes(8), {HEADER_LENGTH: "0"})
             assert (await client.ask(data)).status == 200
             (entry,) = server.header["inputs"]
             assert (entry["name"], entry["shape"], entry["datatype"]) == ("IN", shape, "FP32")
@@ -74,8 +74,8 @@ async def test_a_raw_request_is_made_of_what_is_declared(metadata: bytes, status
 async def test_what_the_server_says_goes_first() -> None:
     server = Server(FILLED)
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS) as client,
     ):
         assert (await client.ask(infer_raw(bytes(9)))).status == 200
         assert server.header["inputs"][0]["name"] == "X"
@@ -85,8 +85,8 @@ async def test_what_the_server_says_goes_first() -> None:
 async def test_a_server_that_fails_is_not_made_up_for(status: str) -> None:
     server = Server(b'{"error":"still loading"}', status)
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS) as client,
     ):
         reply = await client.ask(infer_raw(bytes(8)))
         assert (reply.status, reply.error) == (int(status[:3]), "still loading")
@@ -95,7 +95,7 @@ async def test_a_server_that_fails_is_not_made_up_for(status: str) -> None:
 
 async def test_what_nobody_says_is_told() -> None:
     server = Server()
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(infer_raw(bytes(8)))
         assert reply.status == 400
         assert "the gateway's settings can (models)" in reply.error
@@ -114,7 +114,7 @@ def _binary(entry: dict[str, Any]) -> bytes:
     size = (4 if entry["datatype"] == "FP32" else 8) * entry["shape"][0] * entry["shape"][-1]
     fields = {"inputs": [{**entry, "parameters": {"binary_data_size": size}}]}
     header = json.dumps(fields).encode()
-    return request("POST", INFER, header + bytes(size), {LENGTH: str(len(header))})
+    return request("POST", INFER, header + bytes(size), {HEADER_LENGTH: str(len(header))})
 
 
 def _shared(entry: dict[str, Any]) -> bytes:
@@ -138,8 +138,8 @@ async def test_requests_are_held_to_what_is_declared(form: Any) -> None:
         ),
     }
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS) as client,
     ):
         for _ in range(2):
             assert (await client.ask(form(_entry("IN", "FP32", 3, 2)))).status == 200
@@ -163,8 +163,8 @@ async def test_predict_requests_are_held_to_it_too(rows: list[Any]) -> None:
         "other": "model 'other' has no input 'IN'; declared: 'OTHER'",
     }
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=declared) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=declared) as client,
     ):
         good = json.dumps({"instances": rows}).encode()
         assert (await client.ask(request("POST", "/v1/models/m:predict", good))).status == 200
@@ -175,24 +175,24 @@ async def test_predict_requests_are_held_to_it_too(rows: list[Any]) -> None:
         assert len(server.asked) == 1
 
 
-async def test_good_requests_go_straight(went_straight: list[str]) -> None:
+async def test_good_requests_go_straight(fast_path_requests: list[str]) -> None:
     server = Server()
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS) as client,
     ):
         for rows in (1, 1, 2):  # the first one opens the connection
             assert (await client.ask(_json(_entry("IN", "FP32", rows, 2)))).status == 200
         assert (await client.ask(_json(_entry("IN", "FP32", 2, 9)))).status == 400
-        assert went_straight == [INFER] * 2
+        assert fast_path_requests == [INFER] * 2
 
 
 async def test_a_model_is_known_by_the_name_that_servers_know() -> None:
     server = Server()
     route = {"rewrite": {"model": "batched"}}
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, models=MODELS, route=route) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, models=MODELS, route=route) as client,
     ):
         for rows, status in ((3, 200), (4, 400)):
             assert (await client.ask(_json(_entry("IN", "FP32", rows, 2)))).status == status

@@ -9,20 +9,20 @@ import pytest
 
 from gateway.app.build import upstreams
 from tests.support.addresses import HOST, free_port
-from tests.support.gateway import RunningGateway, gateway_before, until
-from tests.support.http_messages import answer, request
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    binary_answer,
+    binary_response,
     infer_json,
     infer_raw,
     json_request,
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer, hang
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 AUTO = {"dialect": "auto"}
 TRITON = {
@@ -53,26 +53,28 @@ class _Server:
             target = received.head.target
             if target == "/v2":
                 await self.go_on.wait()
-                await connection.send(answer(json.dumps(self.itself).encode(), status=self.status))
+                await connection.send(
+                    http_response(json.dumps(self.itself).encode(), status=self.status)
+                )
             elif target == "/v2/models/m":
                 outputs = [{"name": "OUT0", "datatype": "FP32", "shape": [-1]}]
                 document = {**json.loads(metadata(-1)), "outputs": outputs}
-                await connection.send(answer(json.dumps(document).encode()))
-            elif target.endswith("/infer") and received.head.get(LENGTH):
-                await connection.send(binary_answer(FLOATS.tobytes()))
+                await connection.send(http_response(json.dumps(document).encode()))
+            elif target.endswith("/infer") and received.head.get(HEADER_LENGTH):
+                await connection.send(binary_response(FLOATS.tobytes()))
             elif target.endswith("/infer"):
-                await connection.send(answer(JSON_ANSWER))
+                await connection.send(http_response(JSON_ANSWER))
             else:
-                await connection.send(answer(b"{}"))
+                await connection.send(http_response(b"{}"))
 
 
-def _asked(server: FaultyServer) -> list[str]:
+def _asked(server: ScriptedServer) -> list[str]:
     return [received.head.target for received in server.requests]
 
 
 def _dialect(gateway: RunningGateway) -> str | None:
     (upstream,) = gateway.gateway.runtime.upstreams.values()
-    dialect = upstream.speech.dialect
+    dialect = upstream.dialect_state.dialect
     return None if dialect is None else dialect.name
 
 
@@ -92,8 +94,8 @@ async def test_a_server_is_spoken_to_as_it_says(
     itself: dict[str, Any], name: str, in_binary: bool
 ) -> None:
     async with (
-        FaultyServer(_Server(itself)) as server,
-        gateway_before(server.url, upstream=AUTO) as gateway,
+        ScriptedServer(_Server(itself)) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
         gateway.client() as client,
     ):
         for _ in range(3):
@@ -102,20 +104,20 @@ async def test_a_server_is_spoken_to_as_it_says(
             assert ("data" in reply.json["outputs"][0]) if in_binary else reply.body == JSON_ANSWER
         assert _dialect(gateway) == name
         infers = [each for each in server.requests if each.head.target == INFER]
-        assert [each.head.get(LENGTH) is not None for each in infers] == [in_binary] * 3
+        assert [each.head.get(HEADER_LENGTH) is not None for each in infers] == [in_binary] * 3
         expected_type = "application/octet-stream" if in_binary else "application/json"
         assert {each.head.get("Content-Type") for each in infers} == {expected_type}
         assert _asked(server).count("/v2") == 1
 
 
 async def test_requests_wait_until_it_is_known_and_then_go_straight(
-    went_straight: list[str],
+    fast_path_requests: list[str],
 ) -> None:
     script = _Server(TRITON)
     script.go_on.clear()
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url, upstream=AUTO) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
         gateway.client() as one,
         gateway.client() as two,
     ):
@@ -127,10 +129,10 @@ async def test_requests_wait_until_it_is_known_and_then_go_straight(
         async with gateway.client() as other:
             assert (await other.call("GET", "/v2/models/m")).status == 200
         script.go_on.set()
-        assert (await one.reply()).status == (await two.reply()).status == 200
-        assert went_straight == []
+        assert (await one.read_response()).status == (await two.read_response()).status == 200
+        assert fast_path_requests == []
         assert (await one.ask(infer_json())).status == 200
-        assert went_straight == [INFER]
+        assert fast_path_requests == [INFER]
         assert _asked(server).count("/v2") == 1
 
 
@@ -141,7 +143,7 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
     errors = set()
     for dialect in ("triton", "auto"):
         async with (
-            gateway_before(url, upstream={"dialect": dialect}) as gateway,
+            running_gateway(url, upstream={"dialect": dialect}) as gateway,
             gateway.client() as client,
         ):
             for _ in range(2):
@@ -149,7 +151,7 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
                 errors.add((reply.status, reply.error))
             if dialect == "auto":
                 # Once it is there, the next request is answered.
-                async with FaultyServer(_Server(TRITON), host=HOST, port=port):
+                async with ScriptedServer(_Server(TRITON), host=HOST, port=port):
                     assert (await client.ask(infer_json())).status == 200
     ((status, error),) = errors
     assert status == 503
@@ -158,8 +160,8 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
 
 async def test_a_server_that_hangs_is_waited_for_as_long_as_an_exchange_lasts() -> None:
     async with (
-        FaultyServer(hang) as server,
-        gateway_before(server.url, upstream=AUTO, idle_time=0.05) as gateway,
+        ScriptedServer(never_respond) as server,
+        running_gateway(server.url, upstream=AUTO, idle_time=0.05) as gateway,
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json())
@@ -171,8 +173,8 @@ async def test_a_server_that_does_not_say_what_it_is_is_no_guess(
 ) -> None:
     script = _Server({"error": "starting"}, "500 Broken")
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url, upstream=AUTO) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json())
@@ -184,31 +186,31 @@ async def test_a_server_that_does_not_say_what_it_is_is_no_guess(
 
 
 async def test_a_server_that_gives_way_to_another_is_spoken_to_as_that_one(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, went_straight: list[str]
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     """The plans of requests that were made for the one before are not used for the other."""
     monkeypatch.setattr(upstreams, "_ASK_AGAIN", 0.01)
     caplog.set_level(logging.INFO)
-    async with FaultyServer(_Server(TRITON)) as server:
+    async with ScriptedServer(_Server(TRITON)) as server:
         port = server.port
-        gateway_ = gateway_before(server.url, upstream=AUTO)
+        gateway_ = running_gateway(server.url, upstream=AUTO)
         gateway = await gateway_.__aenter__()
         async with gateway.client() as client:
             for _ in range(2):
                 assert (await client.ask(infer_json())).status == 200
                 assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 200
-            assert went_straight[-2:] == [INFER, f"{VERSIONED}/generate"]
-    straight = len(went_straight)
+            assert fast_path_requests[-2:] == [INFER, f"{VERSIONED}/generate"]
+    straight = len(fast_path_requests)
     async with gateway.client() as client:
         assert (await client.ask(infer_json())).status == 503
-        async with FaultyServer(_Server(KSERVE), port=port) as other:
+        async with ScriptedServer(_Server(KSERVE), port=port) as other:
             await until(lambda: _dialect(gateway) == "kserve")
             assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 501
             assert (await client.call("POST", "/v2/models/m/generate", b"{}")).status == 200
             assert other.requests[-1].head.get("Content-Type") == "application/json"
-            assert went_straight[straight:] == []
+            assert fast_path_requests[straight:] == []
             assert (await client.ask(infer_json())).status == 200
-            assert went_straight[straight:] == [INFER]
+            assert fast_path_requests[straight:] == [INFER]
         await gateway_.__aexit__(None, None, None)
     told = [message for message in caplog.messages if ": dialect " in message]
     assert [message.split()[3] for message in told] == ["triton:", "kserve:"]
@@ -221,10 +223,10 @@ async def _refused(client: RawClient, method: str, path: str, body: bytes | None
 
 
 @pytest.mark.parametrize("dialect", ["kserve", "auto"])
-async def test_versions_where_there_are_none(dialect: str, went_straight: list[str]) -> None:
+async def test_versions_where_there_are_none(dialect: str, fast_path_requests: list[str]) -> None:
     async with (
-        FaultyServer(_Server(KSERVE)) as server,
-        gateway_before(server.url, upstream={"dialect": dialect}) as gateway,
+        ScriptedServer(_Server(KSERVE)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
         gateway.client() as client,
     ):
         for method, path, body in [
@@ -238,15 +240,17 @@ async def test_versions_where_there_are_none(dialect: str, went_straight: list[s
             assert (await client.call(method, f"/v2/models/m{path}", body)).status == 200
         assert not [target for target in _asked(server) if "versions" in target]
         assert (await client.ask(infer_json())).status == 200
-        assert went_straight[-1] == INFER
-        assert not [target for target in went_straight if "versions" in target]
+        assert fast_path_requests[-1] == INFER
+        assert not [target for target in fast_path_requests if "versions" in target]
 
 
 @pytest.mark.parametrize("dialect", ["openvino", "auto"])
-async def test_outputs_are_listed_for_who_needs_it(dialect: str, went_straight: list[str]) -> None:
+async def test_outputs_are_listed_for_who_needs_it(
+    dialect: str, fast_path_requests: list[str]
+) -> None:
     async with (
-        FaultyServer(_Server(OPENVINO)) as server,
-        gateway_before(server.url, upstream={"dialect": dialect}) as gateway,
+        ScriptedServer(_Server(OPENVINO)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
         gateway.client() as client,
     ):
         for _ in range(2):
@@ -256,19 +260,19 @@ async def test_outputs_are_listed_for_who_needs_it(dialect: str, went_straight: 
             assert reply.body.endswith(FLOATS.tobytes())
         infers = [each for each in server.requests if each.head.target == INFER]
         for each in infers:
-            fields = json.loads(each.body[: int(each.head.get(LENGTH) or 0)])
+            fields = json.loads(each.body[: int(each.head.get(HEADER_LENGTH) or 0)])
             assert fields["outputs"] == [{"name": "OUT0", "parameters": {"binary_data": True}}]
         assert _asked(server).count("/v2/models/m") == 1
         assert "/v2/models/m/config" not in _asked(server)
-        assert went_straight == []
+        assert fast_path_requests == []
 
 
 @pytest.mark.parametrize(("dialect", "sent"), [("json", "application/json"), ("triton", None)])
 async def test_a_body_without_a_type(dialect: str, sent: str | None) -> None:
     load = "/v2/repository/models/m/load"
     async with (
-        FaultyServer(_Server(None)) as server,
-        gateway_before(server.url, upstream={"dialect": dialect}) as gateway,
+        ScriptedServer(_Server(None)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
         gateway.client() as client,
     ):
         for data in (
@@ -280,7 +284,7 @@ async def test_a_body_without_a_type(dialect: str, sent: str | None) -> None:
             await client.send(data[:-1])
             await asyncio.sleep(0)
             await client.send(data[-1:])
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         typed = request("POST", load, b"{}", {"Content-Type": "text/x"})
         assert (await client.ask(typed)).status == 200
         assert (await client.call("GET", "/v2/models/m/stats")).status == 200
@@ -292,11 +296,11 @@ async def test_what_a_server_lacks_it_says_itself() -> None:
     async def lacking(connection: Connection) -> None:
         while True:
             await connection.request()
-            await connection.send(answer(b'{"detail":"Not Found"}', status="404 Not Found"))
+            await connection.send(http_response(b'{"detail":"Not Found"}', status="404 Not Found"))
 
     async with (
-        FaultyServer(lacking) as server,
-        gateway_before(server.url, upstream={"dialect": "kserve"}) as gateway,
+        ScriptedServer(lacking) as server,
+        running_gateway(server.url, upstream={"dialect": "kserve"}) as gateway,
         gateway.client() as client,
     ):
         for method, target in [

@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, chunk, message, request
-from tests.support.inference_messages import INFER, LENGTH, infer_raw, metadata
-from tests.support.raw_client import Reply
-from tests.support.servers.json_server import as_output, gives_back, json_answer
-from tests.support.servers.scripted_server import Connection, FaultyServer, answering, hang
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_raw, metadata
+from tests.support.raw_client import ReceivedResponse
+from tests.support.servers.json_server import as_output, echo_inputs, json_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    never_respond,
+    respond_in_turn,
+)
 
 JSON_ONLY = {"dialect": "json"}
 TEXT = [b"", "é".encode(), b'"\\']
@@ -66,7 +71,7 @@ def _request(count: int, binary: set[str], wanted: dict[str, bool] | bool, *, by
             {"name": name, "parameters": {"binary_data": flag}} for name, flag in wanted.items()
         ]
     header = json.dumps(fields).encode()
-    headers = {LENGTH: str(len(header))} if binary else {}
+    headers = {HEADER_LENGTH: str(len(header))} if binary else {}
     body = header + tail
     if not by:
         return request("POST", INFER, body, headers)
@@ -76,9 +81,9 @@ def _request(count: int, binary: set[str], wanted: dict[str, bool] | bool, *, by
     return message(f"POST {INFER} HTTP/1.1", {**headers, **coding}, chunks)
 
 
-def _outputs(reply: Reply) -> dict[str, Any]:
+def _outputs(reply: ReceivedResponse) -> dict[str, Any]:
     """Give what an answer holds, by name: bytes of binary outputs, values of others."""
-    size = int(reply.head.get(LENGTH) or len(reply.body))
+    size = int(reply.head.get(HEADER_LENGTH) or len(reply.body))
     tail = reply.body[size:]
     found: dict[str, Any] = {}
     for entry in json.loads(reply.body[:size])["outputs"]:
@@ -111,8 +116,8 @@ async def test_every_form_there_and_back(
     binary: set[str], wanted: dict[str, bool] | bool, count: int
 ) -> None:
     async with (
-        FaultyServer(gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         for by in (0, 50_000):
             reply = await client.ask(_request(count, binary, wanted, by=by))
@@ -133,21 +138,21 @@ async def test_every_form_there_and_back(
 async def test_raw_there_and_back(count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
     async with (
-        FaultyServer(gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.ask(infer_raw(data))
         assert _outputs(reply) == {"OUT": data}
 
 
-async def test_nothing_of_it_goes_straight(went_straight: list[str]) -> None:
+async def test_nothing_of_it_goes_straight(fast_path_requests: list[str]) -> None:
     async with (
-        FaultyServer(gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         for _ in range(3):
             assert (await client.ask(_request(3, set(), False))).status == 200
-    assert went_straight == []
+    assert fast_path_requests == []
 
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
@@ -157,10 +162,10 @@ async def test_a_json_answer_is_the_servers_own(count: int) -> None:
         await connection.send(own)
 
     entry = {"name": "OUT", "shape": [count], "datatype": "FP32", "data": [None] * count}
-    own = json_answer(entry, headers={"X-Own": "1"})
+    own = json_response(entry, headers={"X-Own": "1"})
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.ask(_request(3, set(), False))
         assert own.endswith(b"\r\n\r\n" + reply.body)
@@ -168,10 +173,10 @@ async def test_a_json_answer_is_the_servers_own(count: int) -> None:
 
 
 async def test_its_own_errors_pass() -> None:
-    refusal = answer(b'{"error":"no"}', status="422 Unprocessable")
+    refusal = http_response(b'{"error":"no"}', status="422 Unprocessable")
     async with (
-        FaultyServer(answering(refusal)) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(respond_in_turn(refusal)) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.ask(_request(3, IN["binary"], True))
         assert (reply.status, reply.body) == (422, b'{"error":"no"}')
@@ -179,11 +184,11 @@ async def test_its_own_errors_pass() -> None:
 
 def _wrong(**changed: Any) -> bytes:
     entry = {"name": "OUT", "shape": [1], "datatype": "INT8", "parameters": None, "data": [1]}
-    return json_answer({**entry, **changed})
+    return json_response({**entry, **changed})
 
 
 WRONG = {
-    "no JSON": answer(b"<html>"),
+    "no JSON": http_response(b"<html>"),
     "too large": _wrong(data=[300]),
     "too many": _wrong(data=[1, 2]),
     "no datatype": _wrong(datatype="INT3"),
@@ -195,8 +200,8 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 async def test_an_answer_that_is_wrong(wrong: bytes) -> None:
     async with (
-        FaultyServer(answering(wrong), gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY, spool_bytes="4KiB") as client,
+        ScriptedServer(respond_in_turn(wrong), echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, spool_bytes="4KiB") as client,
     ):
         reply = await client.ask(_request(3, IN["binary"], True))
         assert reply.status == 502
@@ -210,8 +215,8 @@ async def test_an_answer_that_ends_too_early() -> None:
         await connection.send(_wrong()[:-20])
 
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.ask(_request(3, IN["binary"], True))
         assert reply.status == 502
@@ -222,12 +227,12 @@ async def test_a_server_that_is_slow() -> None:
     async def half(connection: Connection) -> None:
         await connection.request()
         await connection.send(_wrong()[:-20])
-        await hang(connection)
+        await never_respond(connection)
 
-    for script in (hang, half):
+    for script in (never_respond, half):
         async with (
-            FaultyServer(script) as server,
-            client_of(server.url, upstream=JSON_ONLY, idle_time=0.2) as client,
+            ScriptedServer(script) as server,
+            gateway_client(server.url, upstream=JSON_ONLY, idle_time=0.2) as client,
         ):
             reply = await client.ask(_request(3, IN["binary"], True))
             assert reply.status == 504
@@ -241,8 +246,8 @@ async def test_a_server_that_does_not_read() -> None:
 
     released = asyncio.Event()
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=JSON_ONLY, idle_time=1) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, idle_time=1) as client,
     ):
         reply = await client.ask(_request(300_000, set(), True))
         released.set()
@@ -256,12 +261,12 @@ async def test_a_connection_that_closed_as_it_was_used_again(binary: set[str], c
     async def closes_after_one(connection: Connection) -> None:
         received = await connection.request()
         inputs = json.loads(received.body)["inputs"]
-        await connection.send(json_answer(*map(as_output, inputs)))
+        await connection.send(json_response(*map(as_output, inputs)))
         await connection.request()
 
     async with (
-        FaultyServer(closes_after_one, gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(closes_after_one, echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         assert (await client.ask(_request(3, set(), False))).status == 200
         reply = await client.ask(_request(count, binary, True))
@@ -279,14 +284,14 @@ BIG_JSON = _request(70_000, set(), True)
 
 async def _reads_the_head(connection: Connection) -> None:
     await connection.head()
-    await hang(connection)
+    await never_respond(connection)
 
 
 @pytest.mark.parametrize("data", [BIG[:-9], BIG, BIG_JSON], ids=["sending", "binary", "json"])
 async def test_a_client_that_leaves(data: bytes) -> None:
     async with (
-        FaultyServer(_reads_the_head) as server,
-        gateway_before(server.url, upstream=JSON_ONLY) as gateway,
+        ScriptedServer(_reads_the_head) as server,
+        running_gateway(server.url, upstream=JSON_ONLY) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -306,8 +311,8 @@ async def test_a_client_that_leaves_while_the_answer_comes() -> None:
             await connection.send(b" " * 100)
 
     async with (
-        FaultyServer(endless) as server,
-        gateway_before(server.url, upstream=JSON_ONLY) as gateway,
+        ScriptedServer(endless) as server,
+        running_gateway(server.url, upstream=JSON_ONLY) as gateway,
         gateway.client() as client,
     ):
         await client.send(_request(3, IN["binary"], True))
@@ -324,8 +329,8 @@ async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
 
     broken = BIG[:-1] + b"\2"  # of a BOOL
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.ask(broken)
         assert reply.status == 400
@@ -341,8 +346,8 @@ async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
 async def test_v1_clients(form: str, told: str, count: int) -> None:
     values = (np.arange(count) / 8).tolist()
     async with (
-        FaultyServer(gives_back) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.call("POST", PREDICT, json.dumps({form: values}).encode())
         assert (reply.status, reply.json) == (200, {told: values})
@@ -359,14 +364,14 @@ async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes)
         while True:
             if (await connection.request()).head.target == INFER:
                 output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
-                await connection.send(json_answer(output))
+                await connection.send(json_response(output))
             else:
-                await connection.send(answer(metadata(-1)))
+                await connection.send(http_response(metadata(-1)))
 
     route = {"nonfinite": nonfinite}
     async with (
-        FaultyServer(says_null) as server,
-        client_of(server.url, upstream=JSON_ONLY, route=route) as client,
+        ScriptedServer(says_null) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, route=route) as client,
     ):
         reply = await client.call("POST", PREDICT, b'{"instances":[1,2]}')
         assert (reply.status, reply.body) == (200, b'{"predictions":%b}' % told)
@@ -377,13 +382,13 @@ async def test_bytes_that_v1_clients_send_in_base64_need_be_no_text() -> None:
         while True:
             if (await connection.request()).head.target == INFER:
                 output = {"name": "OUT", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
-                await connection.send(json_answer(output))
+                await connection.send(json_response(output))
             else:
-                await connection.send(answer(metadata(-1, datatype="BYTES")))
+                await connection.send(http_response(metadata(-1, datatype="BYTES")))
 
     async with (
-        FaultyServer(takes_bytes) as server,
-        client_of(server.url, upstream=JSON_ONLY) as client,
+        ScriptedServer(takes_bytes) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
     ):
         reply = await client.call("POST", PREDICT, b'{"instances":[{"b64":"/wA="},"a"]}')
         assert (reply.status, reply.body) == (200, b'{"predictions":["a","b"]}')

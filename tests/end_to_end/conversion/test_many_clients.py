@@ -7,11 +7,11 @@ import random
 import numpy as np
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import RunningGateway, client_of, gateway_before
-from tests.support.http_messages import answer, request
-from tests.support.inference_messages import LENGTH
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import HEADER_LENGTH
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 CLIENTS = 50
 ROUNDS = 8
@@ -33,7 +33,7 @@ async def _binary(client: RawClient, values: np.ndarray) -> np.ndarray:
     fields = {"inputs": [entry], "parameters": {"binary_data_output": True}}
     header = json.dumps(fields).encode()
     body = header + values.tobytes()
-    return _tensor(await client.call("POST", IDENTITY, body, {LENGTH: str(len(header))}))
+    return _tensor(await client.call("POST", IDENTITY, body, {HEADER_LENGTH: str(len(header))}))
 
 
 async def _json_for_binary(client: RawClient, values: np.ndarray) -> np.ndarray:
@@ -43,11 +43,11 @@ async def _json_for_binary(client: RawClient, values: np.ndarray) -> np.ndarray:
 
 
 async def _raw(client: RawClient, values: np.ndarray) -> np.ndarray:
-    return _tensor(await client.call("POST", IDENTITY, values.tobytes(), {LENGTH: "0"}))
+    return _tensor(await client.call("POST", IDENTITY, values.tobytes(), {HEADER_LENGTH: "0"}))
 
 
-def _tensor(reply: Reply) -> np.ndarray:
-    size = int(reply.head.get(LENGTH) or 0)
+def _tensor(reply: ReceivedResponse) -> np.ndarray:
+    size = int(reply.head.get(HEADER_LENGTH) or 0)
     assert size
     return np.frombuffer(reply.body[size:], "<f4")
 
@@ -64,7 +64,7 @@ async def test_every_client_gets_its_own_numbers_back() -> None:
                 got = await ways[(number + turn) % len(ways)](client, values)
                 assert np.array_equal(got, values)
 
-    async with DemoServer() as server, gateway_before(server.url) as gateway:
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
         await asyncio.gather(*map(run, range(CLIENTS)))
         assert gateway.outstanding == 0
 
@@ -76,7 +76,7 @@ async def test_answers_that_come_out_of_order_reach_those_who_asked() -> None:
         while True:
             received = await connection.request()
             await asyncio.sleep(chance.random() * 0.02)
-            await connection.send(answer(received.head.target.encode() + received.body))
+            await connection.send(http_response(received.head.target.encode() + received.body))
 
     async def run(number: int) -> None:
         async with gateway.client() as client:
@@ -85,7 +85,7 @@ async def test_answers_that_come_out_of_order_reach_those_who_asked() -> None:
                 reply = await client.call("POST", target, b"?" * (number + turn))
                 assert reply.body == target.encode() + b"?" * (number + turn)
 
-    async with FaultyServer(script) as server, gateway_before(server.url) as gateway:
+    async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
         await asyncio.gather(*map(run, range(CLIENTS)))
 
 
@@ -118,9 +118,9 @@ async def test_failing_and_leaving_neighbours_disturb_nobody() -> None:
             if "fail" in received.head.target:
                 return
             await asyncio.sleep(0.001)
-            await connection.send(answer(received.head.target.encode()))
+            await connection.send(http_response(received.head.target.encode()))
 
-    async with FaultyServer(script) as server, gateway_before(server.url) as gateway:
+    async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
         some = range(CLIENTS // 3)
         await asyncio.gather(
             *(_stay(gateway, number) for number in some),
@@ -134,12 +134,12 @@ async def test_endpoints_share_the_work() -> None:
         while True:
             await connection.request()
             await asyncio.sleep(0.01)
-            await connection.send(answer())
+            await connection.send(http_response())
 
     async with (
-        FaultyServer(script) as one,
-        FaultyServer(script) as two,
-        gateway_before(one.url, two.url) as gateway,
+        ScriptedServer(script) as one,
+        ScriptedServer(script) as two,
+        running_gateway(one.url, two.url) as gateway,
     ):
 
         async def run(number: int) -> None:
@@ -154,7 +154,7 @@ async def test_endpoints_share_the_work() -> None:
 
 async def test_one_connection_carries_every_form_in_turn() -> None:
     values = np.array([1, 2.5, -3], "<f4")
-    async with DemoServer() as server, client_of(server.url) as client:
+    async with DemoServer() as server, gateway_client(server.url) as client:
         for way in (_json, _raw, _binary, _json_for_binary) * 5:
             assert np.array_equal(await way(client, values), values)
             assert (await client.call("GET", "/v2/health/ready")).status == 200

@@ -5,20 +5,20 @@ import json
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunked, message, request
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
     binary_header,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
     json_request,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 NAME = "Inference-Header-Content-Length"
 
@@ -40,12 +40,12 @@ HEADER_CAP = "256KiB"
 
 def _framed(body: bytes, form: str) -> bytes:
     if form == "sized":
-        return answer(body)
+        return http_response(body)
     pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
     return message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(*pieces))
 
 
-def _server(body: bytes, form: str = "sized") -> FaultyServer:
+def _server(body: bytes, form: str = "sized") -> ScriptedServer:
     """Make a server that answers every infer request with this body, without a header length."""
     outputs = [{"name": f"OUT{i}", "datatype": "FP32", "shape": [-1]} for i in range(2)]
     document = {**json.loads(metadata(-1)), "outputs": outputs}
@@ -56,11 +56,11 @@ def _server(body: bytes, form: str = "sized") -> FaultyServer:
             if target == INFER:
                 await connection.send(_framed(body, form))
             elif target == "/v2/models/m":
-                await connection.send(answer(json.dumps(document).encode()))
+                await connection.send(http_response(json.dumps(document).encode()))
             else:
-                await connection.send(answer(b'{"error":"no"}', status="404 Not Found"))
+                await connection.send(http_response(b'{"error":"no"}', status="404 Not Found"))
 
-    return FaultyServer(script)
+    return ScriptedServer(script)
 
 
 @pytest.mark.parametrize("data", CLIENTS.values(), ids=CLIENTS)
@@ -70,10 +70,12 @@ def _server(body: bytes, form: str = "sized") -> FaultyServer:
 async def test_tensors_without_a_header_length_are_a_502(
     data: bytes, size: int, form: str, dialect: str
 ) -> None:
-    body = answer_header(size, 4) + bytes(size + 4)
+    body = binary_response_header(size, 4) + bytes(size + 4)
     async with (
         _server(body, form) as server,
-        client_of(server.url, upstream={"dialect": dialect}, header_bytes=HEADER_CAP) as client,
+        gateway_client(
+            server.url, upstream={"dialect": dialect}, header_bytes=HEADER_CAP
+        ) as client,
     ):
         reply = await client.ask(data)
         assert reply.status == 502
@@ -87,17 +89,17 @@ async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
     data: bytes, form: str
 ) -> None:
     """JSON above limits.header_bytes is not held: its client has the beginning of it."""
-    fields = json.loads(answer_header(8, 4))
+    fields = json.loads(binary_response_header(8, 4))
     entry = {"name": "OUT0", "shape": [200_000], "datatype": "FP32", "data": [0] * 200_000}
     fields["outputs"][0] = entry
     body = json.dumps(fields).encode() + bytes(4)
     async with (
         _server(body, form) as server,
-        client_of(server.url, header_bytes=HEADER_CAP) as client,
+        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
     ):
         await client.send(data)
         try:
-            reply = await client.reply()
+            reply = await client.read_response()
         except (ConnectionResetError, asyncio.IncompleteReadError):
             return
         assert reply.status == 502
@@ -106,7 +108,10 @@ async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
 
 @pytest.mark.parametrize("form", ["JSON", "mixed", "binary", "raw"])
 async def test_tensors_that_are_promised_and_do_not_come_are_a_502(form: str) -> None:
-    async with _server(answer_header(8, 4)) as server, client_of(server.url) as client:
+    async with (
+        _server(binary_response_header(8, 4)) as server,
+        gateway_client(server.url) as client,
+    ):
         reply = await client.ask(CLIENTS[form])
         assert reply.status == 502
         assert reply.error.startswith(f"{server.url}: output 'OUT0' ")
@@ -118,17 +123,17 @@ async def test_tensors_that_are_promised_and_do_not_come_are_a_502(form: str) ->
 @pytest.mark.parametrize("space", [b"", b"\r\n \t", b" " * 300_000], ids=["", "few", "many"])
 async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space: bytes) -> None:
     """Triton sends none where every output is empty."""
-    body = answer_header(0, 0) + space
+    body = binary_response_header(0, 0) + space
     async with (
         _server(body, form) as server,
-        client_of(server.url, header_bytes=HEADER_CAP) as client,
+        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
     ):
         reply = await client.ask(data)
         if data == CLIENTS["V1"] and len(space) > 1000:
             assert reply.status == 502  # it is more than what is held of an answer for it
             return
         assert reply.status == 200
-        assert reply.head.get(LENGTH) is None
+        assert reply.head.get(HEADER_LENGTH) is None
         assert reply.json
 
 
@@ -144,7 +149,9 @@ async def test_data_beside_a_size_that_is_left_over_passes(count: int) -> None:
     body = json.dumps({"outputs": [entry]}).encode()
     async with (
         _server(body) as server,
-        client_of(server.url, upstream={"dialect": "kserve"}, header_bytes=HEADER_CAP) as client,
+        gateway_client(
+            server.url, upstream={"dialect": "kserve"}, header_bytes=HEADER_CAP
+        ) as client,
     ):
         reply = await client.ask(CLIENTS["JSON"])
         assert (reply.status, reply.body) == (200, body)

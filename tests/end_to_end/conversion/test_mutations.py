@@ -5,20 +5,20 @@ import random
 
 import pytest
 
-from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.http_messages import answer, chunk, chunked, message, request
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    binary_answer,
     binary_header,
+    binary_response,
     infer_binary,
     infer_json,
     infer_raw,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 SEEDS = 40
 
@@ -32,21 +32,21 @@ REQUESTS = [
     infer_raw(bytes(8)),
     message(
         f"POST {INFER} HTTP/1.1",
-        {"Host": "x", "Transfer-Encoding": "chunked", LENGTH: str(len(binary_header(12)))},
+        {"Host": "x", "Transfer-Encoding": "chunked", HEADER_LENGTH: str(len(binary_header(12)))},
         chunked(binary_header(12), FLOATS.tobytes()),
     ),
     request("GET", "/v2"),
     request("POST", "/v2/models/m/trace", b"{}"),
 ]
 ANSWERS = [
-    binary_answer(FLOATS.tobytes()),
-    binary_answer(FLOATS.tobytes(), FLOATS.tobytes()),
+    binary_response(FLOATS.tobytes()),
+    binary_response(FLOATS.tobytes(), FLOATS.tobytes()),
     message(
         "HTTP/1.1 200 OK",
         {"Transfer-Encoding": "chunked"},
         chunk(b'{"outputs":[]}') + chunk(b""),
     ),
-    answer(b'{"name":"triton"}'),
+    http_response(b'{"name":"triton"}'),
 ]
 
 
@@ -64,12 +64,12 @@ def _broken(chance: random.Random, data: bytes) -> bytes:
 async def _statuses(gateway: RunningGateway, data: bytes) -> list[int]:
     """Send a request; give the statuses of what comes back."""
     async with gateway.client() as client:
-        client.send_now(data)
+        client.send_nowait(data)
         statuses = []
         try:
             async with asyncio.timeout(0.3):
                 while True:
-                    statuses.append((await client.reply()).status)
+                    statuses.append((await client.read_response()).status)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionResetError):
             return statuses
 
@@ -78,9 +78,9 @@ async def _script(connection: Connection) -> None:
     while True:
         target = (await connection.request()).head.target
         if target.endswith("/infer"):
-            await connection.send(binary_answer(FLOATS.tobytes()))
+            await connection.send(binary_response(FLOATS.tobytes()))
         else:
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
@@ -88,8 +88,8 @@ async def test_requests(number: int) -> None:
     chance = random.Random(number)
     broken = [_broken(chance, REQUESTS[number]) for _ in range(SEEDS)]
     async with (
-        FaultyServer(_script) as server,
-        gateway_before(server.url, idle_time=0.1) as gateway,
+        ScriptedServer(_script) as server,
+        running_gateway(server.url, idle_time=0.1) as gateway,
     ):
         outcomes = await asyncio.gather(*(_statuses(gateway, data) for data in broken))
         for data, statuses in zip(broken, outcomes, strict=True):
@@ -105,13 +105,16 @@ async def test_answers(number: int) -> None:
     async def script(connection: Connection) -> None:
         target = (await connection.request()).head.target
         if target != "/v2" and not target.endswith("/infer"):
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
         elif broken:
             await connection.send(broken.pop())
         else:
             await connection.send(ANSWERS[number])
 
-    async with FaultyServer(script) as server, gateway_before(server.url, idle_time=0.1) as gateway:
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, idle_time=0.1) as gateway,
+    ):
         all_broken = tuple(broken)
         while broken:
             asked = [chance.choice((infer_json(), request("GET", "/v2"))) for _ in broken]

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunk, chunked, message
-from tests.support.inference_messages import INFER, LENGTH, binary_answer, metadata
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response, metadata
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 JSON = (
     b'{"id":"\xc3\xa4","inputs":[{"name":"A","shape":[2,2],"datatype":"FP32",'
@@ -50,14 +50,14 @@ CASES = {
 def _sized(length: int | None, body: bytes) -> bytes:
     headers = {"Host": "x", "Content-Length": str(len(body))}
     if length is not None:
-        headers[LENGTH] = str(length)
+        headers[HEADER_LENGTH] = str(length)
     return message(f"POST {INFER} HTTP/1.1", headers, body)
 
 
 def _unsized(length: int | None, parts: list[bytes]) -> bytes:
     headers = {"Host": "x", "Transfer-Encoding": "chunked"}
     if length is not None:
-        headers[LENGTH] = str(length)
+        headers[HEADER_LENGTH] = str(length)
     return message(f"POST {INFER} HTTP/1.1", headers, chunked(*parts))
 
 
@@ -65,9 +65,9 @@ async def _script(connection: Connection) -> None:
     while True:
         received = await connection.request()
         if received.head.target == INFER:
-            await connection.send(binary_answer(bytes(8), bytes(4)))
+            await connection.send(binary_response(bytes(8), bytes(4)))
         else:
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
 
 
 async def _let_it_arrive() -> None:
@@ -78,13 +78,13 @@ async def _let_it_arrive() -> None:
 Outcome = tuple[int, bytes, list[bytes]]
 
 
-async def _outcome(client: RawClient, server: FaultyServer, *parts: bytes) -> Outcome:
+async def _outcome(client: RawClient, server: ScriptedServer, *parts: bytes) -> Outcome:
     """Send a request in parts; give what the client got and what the server got."""
     seen = len(server.requests)
     for part in parts:
         await client.send(part)
         await _let_it_arrive()
-    reply = await client.reply()
+    reply = await client.read_response()
     infers = [r.body for r in server.requests[seen:] if r.head.target == INFER]
     return reply.status, reply.body, infers
 
@@ -92,7 +92,7 @@ async def _outcome(client: RawClient, server: FaultyServer, *parts: bytes) -> Ou
 @pytest.mark.parametrize(("length", "body"), CASES.values(), ids=CASES)
 async def test_cut_in_two_at_every_byte(length: int | None, body: bytes) -> None:
     data = _sized(length, body)
-    async with FaultyServer(_script) as server, client_of(server.url) as client:
+    async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, data)
         for at in range(1, len(data)):
             assert await _outcome(client, server, data[:at], data[at:]) == whole
@@ -101,7 +101,7 @@ async def test_cut_in_two_at_every_byte(length: int | None, body: bytes) -> None
 @pytest.mark.parametrize(("length", "body"), CASES.values(), ids=CASES)
 async def test_byte_by_byte(length: int | None, body: bytes) -> None:
     data = _sized(length, body)
-    async with FaultyServer(_script) as server, client_of(server.url) as client:
+    async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, data)
         pieces = [data[at : at + 1] for at in range(len(data))]
         assert await _outcome(client, server, *pieces) == whole
@@ -110,7 +110,7 @@ async def test_byte_by_byte(length: int | None, body: bytes) -> None:
 @pytest.mark.parametrize("case", ["json", "binary", "mixed", "raw", "wrong json"])
 async def test_chunked_in_every_way(case: str) -> None:
     length, body = CASES[case]
-    async with FaultyServer(_script) as server, client_of(server.url) as client:
+    async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, _sized(length, body))
         for at in range(len(body) + 1):
             parts = [part for part in (body[:at], body[at:]) if part]
@@ -125,7 +125,7 @@ async def test_chunked_in_every_way(case: str) -> None:
 
 
 async def test_an_answer_cut_at_every_byte() -> None:
-    data = binary_answer(bytes(range(8)), bytes(range(4)))
+    data = binary_response(bytes(range(8)), bytes(range(4)))
     at = 0
 
     async def script(connection: Connection) -> None:
@@ -136,7 +136,7 @@ async def test_an_answer_cut_at_every_byte() -> None:
             await connection.send(data[at:])
 
     length, body = CASES["mixed"]
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for request in (_sized(None, JSON), _sized(length, body)):
             whole = await client.ask(request)
             assert whole.status == 200

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, chunked, message, request
-from tests.support.inference_messages import INFER, LENGTH, binary_answer, infer_json
-from tests.support.servers.scripted_server import Connection, FaultyServer, Received
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response, infer_json
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, ScriptedServer
 
 OUTPUTS = [
     {"name": "LABELS", "datatype": "BYTES", "shape": [-1]},
@@ -36,8 +36,8 @@ class Server:
     """A server of one model, whose metadata is what the test says."""
 
     def __init__(self, metadata: bytes, status: str = "200 OK") -> None:
-        self._metadata = answer(metadata, status=status)
-        self.asked: list[Received] = []
+        self._metadata = http_response(metadata, status=status)
+        self.asked: list[ReceivedRequest] = []
 
     async def play(self, connection: Connection) -> None:
         while True:
@@ -46,10 +46,10 @@ class Server:
                 case "/v2/models/m":
                     await connection.send(self._metadata)
                 case "/v2/models/m/config":
-                    await connection.send(answer(status="404 Not Found"))
+                    await connection.send(http_response(status="404 Not Found"))
                 case _:
                     self.asked.append(received)
-                    await connection.send(binary_answer(b"abcd"))
+                    await connection.send(binary_response(b"abcd"))
 
 
 def metadata(outputs: object = OUTPUTS) -> bytes:
@@ -74,7 +74,7 @@ def _binary(fields: dict[str, Any], *, surplus: dict[str, Any] | None = None) ->
     size = 4 * entry["shape"][0]
     sizes = {"parameters": {"binary_data_size": size}}
     header = json.dumps({**fields, "inputs": [{**entry, **sizes}], **(surplus or {})}).encode()
-    return request("POST", INFER, header + bytes(size), {LENGTH: str(len(header))})
+    return request("POST", INFER, header + bytes(size), {HEADER_LENGTH: str(len(header))})
 
 
 def _mixed(fields: dict[str, Any]) -> bytes:
@@ -90,7 +90,7 @@ FORMS = {"json": _json, "binary": _binary, "mixed": _mixed}
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_strings_are_not_classified(form: Any) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for outputs in ([("LABELS", 1)], [("SCORES", 2), ("LABELS", 2**63)]):
             reply = await client.ask(form(_fields(*outputs)))
             assert reply.status == 400
@@ -103,7 +103,7 @@ async def test_strings_are_not_classified(form: Any) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_all_else_is(form: Any) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         # What the model does not have is the server's to refuse; 0 asks for no classes.
         for outputs in ([("SCORES", 2)], [("SCORES", 2), ("NONE", 1)], [("LABELS", 0)]):
             assert (await client.ask(form(_fields(*outputs)))).status == 200
@@ -114,7 +114,7 @@ async def test_all_else_is(form: Any) -> None:
 
 async def test_an_output_listed_twice_is_looked_at_twice() -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         fields = _fields(("LABELS", 1), ("LABELS", 0))
         assert (await client.ask(_json(fields))).status == 400
         fields["outputs"].reverse()
@@ -125,7 +125,7 @@ async def test_an_output_listed_twice_is_looked_at_twice() -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_nothing_is_not_classified(form: Any) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(form(_fields(("SCORES", 1), shape=0)))
         assert reply.status == 400
         assert reply.error == (
@@ -137,7 +137,7 @@ async def test_nothing_is_not_classified(form: Any) -> None:
 @pytest.mark.parametrize("outputs", [[], None, [{"name": "LABELS"}]])
 async def test_outputs_that_are_not_known_are_not_classified(outputs: object) -> None:
     server = Server(metadata(outputs))
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(_json(_fields(("LABELS", 1))))
         assert reply.status == 501
         assert "does not say what outputs model 'm' has" in reply.error
@@ -146,7 +146,7 @@ async def test_outputs_that_are_not_known_are_not_classified(outputs: object) ->
 
 async def test_a_model_that_the_server_does_not_know_is_its_to_refuse() -> None:
     server = Server(b'{"error":"unknown model"}', "404 Not Found")
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(_json(_fields(("LABELS", 1))))
         assert (reply.status, reply.error) == (404, "unknown model")
         assert not server.asked
@@ -156,8 +156,8 @@ async def test_other_servers_make_of_it_what_they_want() -> None:
     server = Server(metadata())
     upstream = {"dialect": "kserve"}
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, upstream=upstream) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, upstream=upstream) as client,
     ):
         for fields in (_fields(("LABELS", 1)), _fields(timeout=1.5)):
             assert (await client.ask(_json(fields))).status == 200
@@ -167,7 +167,7 @@ async def test_other_servers_make_of_it_what_they_want() -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(form(_fields(priority=-1)))
         assert reply.status == 400
         assert reply.error == "the request: priority must be an integer of 0 or more, got -1"
@@ -177,7 +177,7 @@ async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
 
 async def test_parameters_of_a_predict_request_are_named_too() -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for priority, status in ((-1, 400), (1, 200)):
             fields = {"instances": [1, 2], "parameters": {"priority": priority}}
             body = json.dumps(fields).encode()
@@ -201,7 +201,7 @@ def _chunked(target: str, *parts: bytes) -> bytes:
 @pytest.mark.parametrize("target", OTHERS.values(), ids=OTHERS)
 async def test_json_that_passes_untouched_nests_no_deeper(target: str) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for data in (request("POST", target, DEEP), _chunked(target, DEEP)):
             reply = await client.ask(data)
             assert (reply.status, reply.error) == (400, TOO_DEEP)
@@ -215,8 +215,8 @@ async def test_how_deep_is_a_limit_of_the_route() -> None:
     server = Server(metadata())
     route = {"limits": {"json_depth": 65}}
     async with (
-        FaultyServer(server.play) as running,
-        client_of(running.url, route=route) as client,
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, route=route) as client,
     ):
         assert (await client.call("POST", OTHERS["generate"], DEEP)).status == 200
         assert (await client.call("POST", OTHERS["generate"], b"[" + DEEP)).status == 400
@@ -234,13 +234,13 @@ async def test_a_large_body_ends_before_it_is_too_deep(body: bytes) -> None:
         connection.left.set()
 
     got = bytearray()
-    async with FaultyServer(read) as running, gateway_before(running.url) as gateway:
+    async with ScriptedServer(read) as running, running_gateway(running.url) as gateway:
         async with gateway.client() as client:
             size = {"Content-Length": str(len(begun) + len(body))}
             await client.send(request("POST", OTHERS["generate"], headers=size) + begun)
             await until(lambda: len(got) == len(begun))
             await client.send(body)
-            reply = await client.reply()
+            reply = await client.read_response()
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         await (await running.connection()).left.wait()
         assert bytes(got) == begun
@@ -249,9 +249,9 @@ async def test_a_large_body_ends_before_it_is_too_deep(body: bytes) -> None:
 @pytest.mark.parametrize("kind", ["load", "index", "trace", "logging"])
 async def test_none_of_several_servers_gets_what_is_too_deep(kind: str) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as one, FaultyServer(server.play) as two:
+    async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
         # An endpoint for each, so that all of them are asked.
-        async with client_of(one.url, two.url, upstream={"discover": "models"}) as client:
+        async with gateway_client(one.url, two.url, upstream={"discover": "models"}) as client:
             reply = await client.call("POST", OTHERS[kind], DEEP)
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         assert not [each for each in server.asked if each.body == DEEP]
@@ -268,8 +268,8 @@ async def test_none_of_several_servers_gets_what_is_too_deep(kind: str) -> None:
 )
 async def test_a_head_that_the_server_does_not_answer(data: bytes, part: str) -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as one, FaultyServer(server.play) as two:
-        async with client_of(one.url, two.url) as client:
+    async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
+        async with gateway_client(one.url, two.url) as client:
             reply = await client.ask(data)
         assert reply.status == 400
         assert reply.error.startswith(part)
@@ -278,6 +278,6 @@ async def test_a_head_that_the_server_does_not_answer(data: bytes, part: str) ->
 
 async def test_a_long_head_that_it_does_answer() -> None:
     server = Server(metadata())
-    async with FaultyServer(server.play) as running, client_of(running.url) as client:
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for headers in ({"X": "x" * 8000}, {"X": "x" * 100}):
             assert (await client.call("GET", "/v2/models/m/stats", None, headers)).status == 200

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, request
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
+    binary_response,
+    binary_response_header,
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 PREDICT = "/v1/models/m:predict"
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
@@ -34,17 +34,17 @@ async def model(connection: Connection) -> None:
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
-            await connection.send(binary_answer(FLOATS.tobytes()))
+            await connection.send(binary_response(FLOATS.tobytes()))
         elif target == "/v2/models/m":
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
         else:
-            await connection.send(answer(b'{"error":"no"}', status="404 Not Found"))
+            await connection.send(http_response(b'{"error":"no"}', status="404 Not Found"))
 
 
 @pytest.fixture
 async def demo() -> AsyncIterator[RawClient]:
     """A client of a gateway before the demo server."""
-    async with DemoServer() as server, client_of(server.url) as client:
+    async with DemoServer() as server, gateway_client(server.url) as client:
         yield client
 
 
@@ -94,12 +94,12 @@ async def test_a_large_body_and_a_large_answer(demo: RawClient, form: str) -> No
 
 
 async def test_a_body_in_crumbs() -> None:
-    async with FaultyServer(model) as server, client_of(server.url) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         await client.send(request("POST", PREDICT, None, {"Content-Length": str(len(BODY))}))
         for byte in BODY:
             await client.send(bytes((byte,)))
             await asyncio.sleep(0)
-        assert (await client.reply()).body == TOLD
+        assert (await client.read_response()).body == TOLD
     sent = server.requests[-1]
     assert sent.head.target == INFER
     assert sent.body.endswith(FLOATS.tobytes())
@@ -139,7 +139,7 @@ BAD = {
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD)
 async def test_bad_requests_never_reach_the_model(body: bytes) -> None:
-    async with FaultyServer(model) as server, client_of(server.url) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", PREDICT, body)
         assert reply.status == 400
         assert reply.error
@@ -153,7 +153,7 @@ async def test_rules_are_about_models_and_versions() -> None:
         "match": {"model": "alias", "version": "7", "kinds": ["infer"]},
         "rewrite": {"model": "m"},
     }
-    async with FaultyServer(model) as server, client_of(server.url, route=route) as client:
+    async with ScriptedServer(model) as server, gateway_client(server.url, route=route) as client:
         target = "/v1/models/alias/versions/7:predict"
         assert (await client.call("POST", "/v1/models/alias:predict", BODY)).status == 404
         assert (await client.call("GET", "/v1/models/alias/versions/7")).status == 404
@@ -174,8 +174,8 @@ async def test_rules_are_about_models_and_versions() -> None:
 )
 async def test_what_is_denied(word: str, method: str, target: str) -> None:
     async with (
-        FaultyServer(model) as server,
-        client_of(server.url, route={"deny": [word]}) as client,
+        ScriptedServer(model) as server,
+        gateway_client(server.url, route={"deny": [word]}) as client,
     ):
         reply = await client.call(method, target, BODY if method == "POST" else None)
         assert reply.status == 403
@@ -187,9 +187,9 @@ async def test_other_v1_paths_pass_as_they_are() -> None:
     async def v1(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(answer(received.body))
+            await connection.send(http_response(received.body))
 
-    async with FaultyServer(v1) as server, client_of(server.url) as client:
+    async with ScriptedServer(v1) as server, gateway_client(server.url) as client:
         assert (await client.call("POST", "/v1/models/m:explain", BODY)).body == BODY
         assert (await client.call("POST", "/v1/chat/completions", BODY)).body == BODY
     assert [received.head.target for received in server.requests] == [
@@ -208,17 +208,17 @@ async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(ta
             if asked == "/v2":
                 await go_on.wait()
             body = b"[]" if asked == "/v2/repository/index" else b'{"name":"triton"}'
-            await connection.send(answer(body))
+            await connection.send(http_response(body))
 
     async with (
-        FaultyServer(triton) as server,
-        gateway_before(server.url, upstream={"dialect": "auto"}) as gateway,
+        ScriptedServer(triton) as server,
+        running_gateway(server.url, upstream={"dialect": "auto"}) as gateway,
         gateway.client() as client,
     ):
         await client.send(request("GET", target))
         await until(lambda: gateway.gateway.listener.requests == 1)
         go_on.set()
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
 
 
 async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
@@ -227,12 +227,17 @@ async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
     async def openai(connection: Connection) -> None:
         while True:
             if (await connection.request()).head.target == "/v1/models":
-                await connection.send(answer(models))
+                await connection.send(http_response(models))
             else:
-                await connection.send(answer(b'{"detail":"Not Found"}', status="404 Not Found"))
+                await connection.send(
+                    http_response(b'{"detail":"Not Found"}', status="404 Not Found")
+                )
 
     upstream = {"dialect": "auto"}
-    async with FaultyServer(openai) as server, client_of(server.url, upstream=upstream) as client:
+    async with (
+        ScriptedServer(openai) as server,
+        gateway_client(server.url, upstream=upstream) as client,
+    ):
         for _ in range(2):
             reply = await client.call("GET", "/v1/models")
             assert (reply.status, reply.body) == (200, models)
@@ -243,14 +248,17 @@ async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:
         while True:
             target = (await connection.request()).head.target
             if target == PREDICT:
-                await connection.send(answer(b'{"predictions":[7]}'))
+                await connection.send(http_response(b'{"predictions":[7]}'))
             elif target == "/v2/models/m":
-                await connection.send(answer(b'{"name":"m","inputs":[],"outputs":[]}'))
+                await connection.send(http_response(b'{"name":"m","inputs":[],"outputs":[]}'))
             else:
-                await connection.send(answer(b"{}", status="404 Not Found"))
+                await connection.send(http_response(b"{}", status="404 Not Found"))
 
     upstream = {"dialect": "kserve"}
-    async with FaultyServer(kserve) as server, client_of(server.url, upstream=upstream) as client:
+    async with (
+        ScriptedServer(kserve) as server,
+        gateway_client(server.url, upstream=upstream) as client,
+    ):
         assert (await client.call("POST", PREDICT, BODY)).body == b'{"predictions":[7]}'
     assert server.requests[-1].body == BODY
 
@@ -262,14 +270,14 @@ async def test_an_answer_that_breaks_off_is_never_finished() -> None:
             if target != INFER:
                 body = metadata(-1) if target == "/v2/models/m" else b"{}"
                 status = "200 OK" if target == "/v2/models/m" else "404 Not Found"
-                await connection.send(answer(body, status=status))
+                await connection.send(http_response(body, status=status))
                 continue
-            header = answer_header(400_000)
-            head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
-            await connection.send(answer(b"", head), header + bytes(200_000))
+            header = binary_response_header(400_000)
+            head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
+            await connection.send(http_response(b"", head), header + bytes(200_000))
             return
 
-    async with FaultyServer(breaks_off) as server, client_of(server.url) as client:
+    async with ScriptedServer(breaks_off) as server, gateway_client(server.url) as client:
         await client.send(request("POST", PREDICT, BODY))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await client.reply()
+            await client.read_response()

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.support.addresses import free_address
-from tests.support.gateway import client_of, gateway_before
-from tests.support.http_messages import answer, request
-from tests.support.inference_messages import INFER, LENGTH, binary_header, json_request
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, always
+from tests.support.gateway import gateway_client, running_gateway
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_header, json_request
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/models/m")
 POST = request("POST", INFER, json_request())
@@ -18,20 +18,20 @@ CHUNKED = request("POST", "/v2/x", None, {"Transfer-Encoding": "chunked"}) + b"1
 
 def _binary(size: int) -> bytes:
     header = binary_header(size)
-    return request("POST", INFER, header + bytes(size), {LENGTH: str(len(header))})
+    return request("POST", INFER, header + bytes(size), {HEADER_LENGTH: str(len(header))})
 
 
 def _named(name: bytes) -> Script:
-    return always(answer(b'{"name":"%b"}' % name))
+    return always_respond(http_response(b'{"name":"%b"}' % name))
 
 
 @pytest.mark.parametrize(
     "data", [GET, POST, CHUNKED, _binary(8), _binary(200_000)], ids=lambda data: len(data)
 )
 async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
-    async with FaultyServer(_named(b"here")) as server:
+    async with ScriptedServer(_named(b"here")) as server:
         urls = [f"http://{free_address()}", server.url, f"http://{free_address()}"]
-        async with client_of(*urls) as client:
+        async with gateway_client(*urls) as client:
             for _ in range(12):
                 reply = await client.ask(data)
                 assert (reply.status, reply.json["name"]) == (200, "here")
@@ -40,7 +40,7 @@ async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
 
 async def test_where_all_are_gone_one_of_them_is_named() -> None:
     urls = [f"http://{free_address()}" for _ in range(3)]
-    async with client_of(*urls) as client:
+    async with gateway_client(*urls) as client:
         for _ in range(12):
             reply = await client.ask(GET)
             assert reply.status == 503
@@ -50,12 +50,12 @@ async def test_where_all_are_gone_one_of_them_is_named() -> None:
 async def test_one_that_dies_as_it_is_used_again() -> None:
     async def dying(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b'{"name":"first"}'))
+        await connection.send(http_response(b'{"name":"first"}'))
         await connection.request()
         first._server.close()
 
-    async with FaultyServer(dying) as first, FaultyServer(_named(b"second")) as second:
-        async with client_of(first.url, second.url) as client:
+    async with ScriptedServer(dying) as first, ScriptedServer(_named(b"second")) as second:
+        async with gateway_client(first.url, second.url) as client:
             replies = [await client.ask(data) for data in (GET, GET, POST, GET, POST)]
         assert [reply.status for reply in replies] == [200] * 5
         assert [reply.json["name"] for reply in replies] == ["first", *["second"] * 4]
@@ -80,16 +80,16 @@ async def test_one_of_three_dies_under_load(caplog: pytest.LogCaptureFixture) ->
     async def one_of_them(connection: Connection) -> None:
         while len(names) < count:
             await connection.request()
-            await connection.send(answer(b'{"name":"dies"}'))
+            await connection.send(http_response(b'{"name":"dies"}'))
         servers[0]._server.close()
 
     async with (
-        FaultyServer(one_of_them) as dies,
-        FaultyServer(_named(b"b")) as second,
-        FaultyServer(_named(b"c")) as third,
+        ScriptedServer(one_of_them) as dies,
+        ScriptedServer(_named(b"b")) as second,
+        ScriptedServer(_named(b"c")) as third,
     ):
         servers = (dies, second, third)
-        async with gateway_before(*[server.url for server in servers]) as gateway:
+        async with running_gateway(*[server.url for server in servers]) as gateway:
             await asyncio.gather(*map(call, range(callers)))
     assert len(names) + len(failures) == count * callers
     assert set(names) == {"dies", "b", "c"}
@@ -100,8 +100,11 @@ async def test_one_of_three_dies_under_load(caplog: pytest.LogCaptureFixture) ->
 
 async def test_one_that_answers_what_is_no_answer_is_left_out() -> None:
     """What it did with a request is not known, so that its client is told; but not many are."""
-    async with FaultyServer(always(b"what?\r\n\r\n")) as bad, FaultyServer(_named(b"good")) as good:
-        async with client_of(bad.url, good.url) as client:
+    async with (
+        ScriptedServer(always_respond(b"what?\r\n\r\n")) as bad,
+        ScriptedServer(_named(b"good")) as good,
+    ):
+        async with gateway_client(bad.url, good.url) as client:
             replies = [await client.ask(GET) for _ in range(30)]
         failed = [reply for reply in replies if reply.status != 200]
         assert [reply.status for reply in failed] == [502] * 5

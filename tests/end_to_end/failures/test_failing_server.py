@@ -7,17 +7,17 @@ from functools import partial
 
 import pytest
 
-from gateway.routing.health import HEALTHY
+from gateway.routing.health import NOT_EJECTED
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.checks.descriptors import no_descriptors
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, chunk, chunked, message, request
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
-    LENGTH,
-    answer_header,
-    binary_answer,
+    HEADER_LENGTH,
     binary_header,
+    binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
@@ -25,11 +25,11 @@ from tests.support.inference_messages import (
 )
 from tests.support.servers.scripted_server import (
     Connection,
-    FaultyServer,
     Script,
-    always,
-    answering,
-    hang,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
 )
 
 GET = request("GET", "/v2/models/m")
@@ -71,7 +71,7 @@ def says_and_waits(*parts: bytes) -> Script:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(*parts)
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
     return script
 
@@ -111,7 +111,7 @@ NO_ANSWER: dict[str, Script] = {
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("script", NO_ANSWER.values(), ids=NO_ANSWER)
 async def test_no_answer_is_a_502_that_names_the_server(data: bytes, script: Script) -> None:
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(data)
         assert reply.status == 502
         assert server.url in reply.error
@@ -144,10 +144,10 @@ CUT_SHORT["resets"] = resets_in_the_body
 @pytest.mark.parametrize("data", [GET, POST, BINARY], ids=["GET", "POST", "binary"])
 @pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
 async def test_a_forwarded_answer_cut_short_looks_cut_short(data: bytes, script: Script) -> None:
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(data)
         try:
-            reply = await client.reply()
+            reply = await client.read_response()
         except (ConnectionResetError, asyncio.IncompleteReadError):
             return
         # Where it came in one piece with the fault, nothing was passed on.
@@ -158,7 +158,7 @@ async def test_a_forwarded_answer_cut_short_looks_cut_short(data: bytes, script:
 async def test_an_answer_cut_short_looks_so_to_a_client_of_http_1_0() -> None:
     # Nothing but the end of the connection tells such a client where a body ends.
     script = CUT_SHORT["closes between chunks"]
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
         assert (await client.head()).status == 200
         with pytest.raises(ConnectionResetError):
@@ -169,17 +169,17 @@ async def test_an_answer_cut_short_looks_so_to_a_client_of_http_1_0() -> None:
 async def test_a_json_answer_cut_short_is_a_502_as_long_as_none_of_it_was_sent(
     script: Script,
 ) -> None:
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(JSON)
         assert reply.status == 502
         assert server.url in reply.error
 
 
 async def test_a_big_json_answer_cut_short_looks_cut_short() -> None:
-    header, tensor = answer_header(400_000), bytes(200_000)
-    head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
+    header, tensor = binary_response_header(400_000), bytes(200_000)
+    head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
     script = says(message("HTTP/1.1 200 OK", head, header + tensor))
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(JSON)
         assert (await client.head()).status == 200
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -187,48 +187,59 @@ async def test_a_big_json_answer_cut_short_looks_cut_short() -> None:
 
 
 LYING_ANSWERS = {
-    "length beyond the body": binary_answer(bytes(8), headers={LENGTH: "5000"}),
-    "length too small": binary_answer(bytes(8), headers={LENGTH: "20"}),
-    "length into the tensors": binary_answer(
-        bytes(8), headers={LENGTH: str(len(answer_header(8)) + 4)}
+    "length beyond the body": binary_response(bytes(8), headers={HEADER_LENGTH: "5000"}),
+    "length too small": binary_response(bytes(8), headers={HEADER_LENGTH: "20"}),
+    "length into the tensors": binary_response(
+        bytes(8), headers={HEADER_LENGTH: str(len(binary_response_header(8)) + 4)}
     ),
-    "length 0": binary_answer(bytes(8), headers={LENGTH: "0"}),
-    "length not a number": binary_answer(bytes(8), headers={LENGTH: "many"}),
-    "length negative": binary_answer(bytes(8), headers={LENGTH: "-1"}),
-    "length not UTF-8": binary_answer(bytes(8), headers={LENGTH: "#"}).replace(b"#", b"\xff"),
-    "length over the cap": binary_answer(bytes(8), headers={LENGTH: "9" * 15}),
-    "length of 30 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 30}),
-    "length of 5000 digits": binary_answer(bytes(8), headers={LENGTH: "9" * 5000}),
-    "length twice": binary_answer(bytes(8), headers={"X": "#"}).replace(
-        b"X: #", LENGTH.encode() + b": 5"
+    "length 0": binary_response(bytes(8), headers={HEADER_LENGTH: "0"}),
+    "length not a number": binary_response(bytes(8), headers={HEADER_LENGTH: "many"}),
+    "length negative": binary_response(bytes(8), headers={HEADER_LENGTH: "-1"}),
+    "length not UTF-8": binary_response(bytes(8), headers={HEADER_LENGTH: "#"}).replace(
+        b"#", b"\xff"
     ),
-    "tensor too short": answer(answer_header(8) + bytes(7), {LENGTH: str(len(answer_header(8)))}),
-    "tensor too long": answer(answer_header(8) + bytes(9), {LENGTH: str(len(answer_header(8)))}),
-    "no tensor at all": answer(answer_header(8), {LENGTH: str(len(answer_header(8)))}),
-    "no JSON": answer(b"{]" + bytes(8), {LENGTH: "2"}),
-    "no object": answer(b"[]" + bytes(8), {LENGTH: "2"}),
-    "outputs no array": answer(b'{"outputs":7}' + bytes(8), {LENGTH: "13"}),
-    "an output no object": answer(b'{"outputs":[7]}' + bytes(8), {LENGTH: "15"}),
-    "size and shape differ": answer(
-        answer_header(8).replace(b"[2]", b"[3]") + bytes(8), {LENGTH: str(len(answer_header(8)))}
+    "length over the cap": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 15}),
+    "length of 30 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 30}),
+    "length of 5000 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 5000}),
+    "length twice": binary_response(bytes(8), headers={"X": "#"}).replace(
+        b"X: #", HEADER_LENGTH.encode() + b": 5"
     ),
-    "size negative": answer(
-        answer_header(8).replace(b":8}", b":-8}"), {LENGTH: str(len(answer_header(8)) + 1)}
+    "tensor too short": http_response(
+        binary_response_header(8) + bytes(7), {HEADER_LENGTH: str(len(binary_response_header(8)))}
     ),
-    "size no number": answer(
-        answer_header(8).replace(b":8}", b':"8"}') + bytes(8),
-        {LENGTH: str(len(answer_header(8)) + 2)},
+    "tensor too long": http_response(
+        binary_response_header(8) + bytes(9), {HEADER_LENGTH: str(len(binary_response_header(8)))}
     ),
-    "shape no array": answer(
-        answer_header(8).replace(b"[2]", b'"2"') + bytes(8), {LENGTH: str(len(answer_header(8)))}
+    "no tensor at all": http_response(
+        binary_response_header(8), {HEADER_LENGTH: str(len(binary_response_header(8)))}
     ),
-    "unknown datatype": answer(
-        answer_header(8).replace(b"FP32", b"FP31") + bytes(8),
-        {LENGTH: str(len(answer_header(8)))},
+    "no JSON": http_response(b"{]" + bytes(8), {HEADER_LENGTH: "2"}),
+    "no object": http_response(b"[]" + bytes(8), {HEADER_LENGTH: "2"}),
+    "outputs no array": http_response(b'{"outputs":7}' + bytes(8), {HEADER_LENGTH: "13"}),
+    "an output no object": http_response(b'{"outputs":[7]}' + bytes(8), {HEADER_LENGTH: "15"}),
+    "size and shape differ": http_response(
+        binary_response_header(8).replace(b"[2]", b"[3]") + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
     ),
-    "no name": answer(
-        answer_header(8).replace(b'"name"', b'"nome"') + bytes(8),
-        {LENGTH: str(len(answer_header(8)))},
+    "size negative": http_response(
+        binary_response_header(8).replace(b":8}", b":-8}"),
+        {HEADER_LENGTH: str(len(binary_response_header(8)) + 1)},
+    ),
+    "size no number": http_response(
+        binary_response_header(8).replace(b":8}", b':"8"}') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)) + 2)},
+    ),
+    "shape no array": http_response(
+        binary_response_header(8).replace(b"[2]", b'"2"') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+    "unknown datatype": http_response(
+        binary_response_header(8).replace(b"FP32", b"FP31") + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+    "no name": http_response(
+        binary_response_header(8).replace(b'"name"', b'"nome"') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
     ),
 }
 
@@ -241,10 +252,10 @@ async def test_an_answer_that_lies_is_a_502(data: bytes, form: str) -> None:
         lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
         head = b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""])
         data = head + chunked(*(body[i : i + 1] for i in range(len(body))))
-    async with FaultyServer(always(data)) as server, client_of(server.url) as client:
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         await client.send(JSON)
         try:
-            reply = await client.reply()
+            reply = await client.read_response()
         except (ConnectionResetError, asyncio.IncompleteReadError):
             assert form == "chunked"  # the beginning was right, and is sent
         else:
@@ -254,17 +265,17 @@ async def test_an_answer_that_lies_is_a_502(data: bytes, form: str) -> None:
 
 async def test_lies_in_an_answer_that_is_only_forwarded_are_the_clients_to_see() -> None:
     data = LYING_ANSWERS["tensor too short"]
-    async with FaultyServer(always(data)) as server, client_of(server.url) as client:
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         reply = await client.ask(BINARY)
         assert reply.status == 200
-        assert reply.body == answer_header(8) + bytes(7)
+        assert reply.body == binary_response_header(8) + bytes(7)
 
 
 async def test_an_unreachable_server_is_a_503_that_names_it() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        async with client_of(url) as client:
+        async with gateway_client(url) as client:
             for data in (GET, JSON, BINARY, infer_raw(bytes(8))):
                 reply = await client.ask(data)
                 assert reply.status == 503
@@ -273,7 +284,7 @@ async def test_an_unreachable_server_is_a_503_that_names_it() -> None:
 
 async def test_a_host_without_address_is_a_503_that_names_it() -> None:
     url = "http://no-such-host.invalid:8000"
-    async with client_of(url) as client:
+    async with gateway_client(url) as client:
         reply = await client.ask(GET)
         assert reply.status == 503
         assert url in reply.error
@@ -290,7 +301,7 @@ async def test_a_server_that_does_not_accept_in_time_is_a_503_that_names_it() ->
             sock.setblocking(False)
             sock.connect_ex(address)
         try:
-            async with client_of(url, connect_time=0.1) as client:
+            async with gateway_client(url, connect_time=0.1) as client:
                 reply = await client.ask(JSON)
                 assert reply.status == 503
                 assert reply.error == f"cannot connect to {url}: no connection in time"
@@ -311,8 +322,11 @@ ERRORS = {
 @pytest.mark.parametrize(("body", "status"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("data", [GET, JSON, BINARY], ids=["GET", "json", "binary"])
 async def test_errors_of_the_server_pass_as_they_are(data: bytes, body: bytes, status: str) -> None:
-    server_answer = answer(body, {"Content-Type": "text/x", "Retry-After": "7"}, status)
-    async with FaultyServer(always(server_answer)) as server, client_of(server.url) as client:
+    server_answer = http_response(body, {"Content-Type": "text/x", "Retry-After": "7"}, status)
+    async with (
+        ScriptedServer(always_respond(server_answer)) as server,
+        gateway_client(server.url) as client,
+    ):
         for _ in range(2):
             reply = await client.ask(data)
             assert reply.head.first == f"HTTP/1.1 {status}"
@@ -328,8 +342,8 @@ async def test_informational_answers_are_not_the_answer(data: bytes) -> None:
         b"HTTP/1.1 102 Processing\r\n\r\n"
         b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
     )
-    script = always(informational + answer(b'{"outputs":[]}'))
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    script = always_respond(informational + http_response(b'{"outputs":[]}'))
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(data)
             assert reply.status == 200
@@ -343,13 +357,13 @@ async def test_endless_interim_responses_are_a_502_that_names_the_server(data: b
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.send(http_response(b'{"outputs":[]}'))
         await connection.request()
         with suppress(ConnectionError):
             await connection.send(flood)
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         assert (await client.ask(data)).status == 200
         reply = await client.ask(data)  # over the same connection, and so at once
         assert reply.status == 502
@@ -370,12 +384,12 @@ BROKEN_WITH_THE_HEAD = {
 async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b'{"outputs":[]}'))
+        await connection.send(http_response(b'{"outputs":[]}'))
         await connection.request()
         await connection.send(HEAD_CHUNKED + body)
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(2):
             assert (await client.ask(data)).status == 200
             reply = await client.ask(data)
@@ -387,8 +401,8 @@ async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, bod
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
 async def test_answers_without_a_body(status: str) -> None:
     async with (
-        FaultyServer(always(message(f"HTTP/1.1 {status}"))) as server,
-        client_of(server.url) as client,
+        ScriptedServer(always_respond(message(f"HTTP/1.1 {status}"))) as server,
+        gateway_client(server.url) as client,
     ):
         for _ in range(3):
             reply = await client.ask(GET)
@@ -398,8 +412,8 @@ async def test_answers_without_a_body(status: str) -> None:
 
 
 async def test_answers_to_head_requests() -> None:
-    script = always(message("HTTP/1.1 200 OK", {"Content-Length": "123"}))
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    script = always_respond(message("HTTP/1.1 200 OK", {"Content-Length": "123"}))
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(3):
             await client.send(request("HEAD", "/v2/models/m"))
             head = await client.head()
@@ -411,7 +425,7 @@ async def test_answers_to_head_requests() -> None:
 
 async def test_errors_to_head_requests_have_no_body() -> None:
     # It would be taken for the next answer.
-    async with FaultyServer(close_after_request) as server, client_of(server.url) as client:
+    async with ScriptedServer(close_after_request) as server, gateway_client(server.url) as client:
         for _ in range(2):
             await client.send(request("HEAD", "/v2/models/m"))
             head = await client.head()
@@ -422,7 +436,10 @@ async def test_errors_to_head_requests_have_no_body() -> None:
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
-    async with FaultyServer(always(answer(b""))) as server, client_of(server.url) as client:
+    async with (
+        ScriptedServer(always_respond(http_response(b""))) as server,
+        gateway_client(server.url) as client,
+    ):
         for _ in range(3):
             reply = await client.ask(data)
             assert (reply.status, reply.body) == (200, b"")
@@ -430,21 +447,21 @@ async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
 
 async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
     script = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(GET)
             assert reply.body == b"all of it"
 
 
 async def test_bytes_behind_an_answer_are_never_taken_for_another() -> None:
-    unasked = answer(b'"unasked"')
+    unasked = http_response(b'"unasked"')
 
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(answer(b'"%s"' % received.head.target.encode()) + unasked)
+            await connection.send(http_response(b'"%s"' % received.head.target.encode()) + unasked)
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for number in range(5):
             reply = await client.ask(request("GET", f"/v2/models/m{number}"))
             assert reply.json == f"/v2/models/m{number}"
@@ -454,15 +471,15 @@ async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> N
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(answer(b'"%s"' % received.head.target.encode()))
+            await connection.send(http_response(b'"%s"' % received.head.target.encode()))
             await asyncio.sleep(0.05)  # in which the connection comes to be idle
-            await connection.send(answer(b'"unasked"'))
+            await connection.send(http_response(b'"unasked"'))
             sent.append(connection)
 
     sent: list[Connection] = []
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         (endpoint,) = gateway.pool.endpoints
@@ -480,8 +497,8 @@ async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> N
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 async def test_a_connection_closed_while_idle_is_not_used_again(data: bytes) -> None:
-    once = answering(answer(b'{"outputs":[]}'))
-    async with FaultyServer(once) as server, client_of(server.url) as client:
+    once = respond_in_turn(http_response(b'{"outputs":[]}'))
+    async with ScriptedServer(once) as server, gateway_client(server.url) as client:
         for number in range(3):
             assert (await client.ask(data)).status == 200
             await (await server.connection(number)).close()
@@ -494,11 +511,11 @@ async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
         while True:
             received = await connection.request()
             if received.head.target.endswith("/infer"):
-                await connection.send(binary_answer(FLOATS.tobytes()))
+                await connection.send(binary_response(FLOATS.tobytes()))
             else:
-                await connection.send(answer(metadata(-1)))
+                await connection.send(http_response(metadata(-1)))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for data in (GET, JSON, BINARY, infer_raw(bytes(8)), POST) * 3:
             assert (await client.ask(data)).status == 200
     assert len(server.connections) == 1
@@ -507,8 +524,8 @@ async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
 @pytest.mark.parametrize(("keep_alive", "connections"), [("0s", 3), ("1h", 1)])
 async def test_connections_to_servers_are_kept(keep_alive: str, connections: int) -> None:
     async with (
-        FaultyServer(always(answer())) as server,
-        gateway_before(server.url, upstream={"keep_alive": keep_alive}) as gateway,
+        ScriptedServer(always_respond(http_response())) as server,
+        running_gateway(server.url, upstream={"keep_alive": keep_alive}) as gateway,
         gateway.client() as client,
     ):
         for _ in range(3):
@@ -526,13 +543,13 @@ async def test_an_answer_may_come_before_the_body_was_sent(size: int) -> None:
 
     async def script(connection: Connection) -> None:
         await connection.head()
-        await connection.send(answer(b'{"error":"too large"}', status="413 Too Large"))
-        await hang(connection)
+        await connection.send(http_response(b'{"error":"too large"}', status="413 Too Large"))
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         head = request("POST", "/v2/x", headers={"Content-Length": str(size)})
         await client.send(head + bytes(size // 2))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 413
         assert reply.error == "too large"
         await (await server.connection()).left.wait()
@@ -545,34 +562,34 @@ async def test_a_server_gone_while_it_is_sent_a_body_is_a_502() -> None:
         connection.reset()
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
-        client.send_now(request("POST", "/v2/x", bytes(20_000_000)))
-        reply = await client.reply()
+        client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
+        reply = await client.read_response()
         assert reply.status == 502
         assert server.url in reply.error
 
 
 async def test_a_slow_drip_is_a_whole_answer() -> None:
-    data = binary_answer(FLOATS.tobytes())
+    data = binary_response(FLOATS.tobytes())
 
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(*(data[i : i + 1] for i in range(len(data))))
 
-    async with FaultyServer(script) as server, client_of(server.url) as client:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(JSON)
         assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
 async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
-    good = always(answer(b"fine"))
+    good = always_respond(http_response(b"fine"))
     async with (
-        FaultyServer(good) as one,
-        FaultyServer(good) as other,
-        gateway_before(one.url, other.url) as gateway,
+        ScriptedServer(good) as one,
+        ScriptedServer(good) as other,
+        running_gateway(one.url, other.url) as gateway,
         gateway.client() as client,
     ):
         with no_descriptors():
@@ -580,7 +597,7 @@ async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
                 reply = await client.ask(GET)
                 assert (reply.status, reply.head.get("Retry-After")) == (503, "1")
                 assert reply.error.startswith("the gateway has no means to connect to http://")
-        assert [member.health for member in gateway.pool.members] == [HEALTHY, HEALTHY]
+        assert [member.health for member in gateway.pool.members] == [NOT_EJECTED, NOT_EJECTED]
         assert (await client.ask(GET)).body == b"fine"
         # One server has a connection at hand now, which takes what cannot go to the other.
         with no_descriptors():
@@ -589,7 +606,10 @@ async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
 
 
 async def test_a_server_that_recovers_is_used_again() -> None:
-    good = always(answer(b'{"outputs":[]}'))
-    async with FaultyServer(close_after_request, good) as server, client_of(server.url) as client:
+    good = always_respond(http_response(b'{"outputs":[]}'))
+    async with (
+        ScriptedServer(close_after_request, good) as server,
+        gateway_client(server.url) as client,
+    ):
         assert (await client.ask(JSON)).status == 502
         assert (await client.ask(JSON)).status == 200

@@ -5,19 +5,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, chunk, message, request
-from tests.support.inference_messages import INFER, binary_answer, infer_json, json_request
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import INFER, binary_response, infer_json, json_request
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import (
     Connection,
-    FaultyServer,
     Script,
-    always,
-    answering,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
 )
 
-GOOD = binary_answer(bytes(4))
+GOOD = binary_response(bytes(4))
 ASKED = {
     "small JSON": infer_json(),
     "large JSON": infer_json(json_request(*range(50_000))),
@@ -50,8 +50,8 @@ def _then(faulty: Script) -> Script:
     return script
 
 
-UNWANTED = answer(b'{"error":"busy"}', status="503 Busy")
-FAULTS = {"unanswered": closes, "503": always(UNWANTED)}
+UNWANTED = http_response(b'{"error":"busy"}', status="503 Busy")
+FAULTS = {"unanswered": closes, "503": always_respond(UNWANTED)}
 
 
 async def _warm(client: RawClient) -> None:
@@ -67,9 +67,9 @@ async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: b
     script = _then(FAULTS[fault]) if warm else FAULTS[fault]
     allowed = [int(fault) if fault.isdigit() else fault]
     async with (
-        FaultyServer(script, FAULTS[fault]) as bad,
-        FaultyServer(always(GOOD)) as good,
-        client_of(bad.url, good.url, route={"retry": allowed}) as client,
+        ScriptedServer(script, FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry": allowed}) as client,
     ):
         if warm:
             await _warm(client)
@@ -89,9 +89,9 @@ async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: b
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
 async def test_without_a_word_it_is_not_sent_again(data: bytes, fault: str, status: int) -> None:
     async with (
-        FaultyServer(FAULTS[fault]) as bad,
-        FaultyServer(always(GOOD)) as good,
-        client_of(bad.url, good.url) as client,
+        ScriptedServer(FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url) as client,
     ):
         assert (await client.ask(data)).status == status
         assert good.requests == []
@@ -103,9 +103,9 @@ async def test_what_has_streamed_through_is_not_sent_again(
     data: bytes, fault: str, status: int
 ) -> None:
     async with (
-        FaultyServer(FAULTS[fault]) as bad,
-        FaultyServer(always(GOOD)) as good,
-        client_of(bad.url, good.url, route={"retry": ["unanswered", 503]}) as client,
+        ScriptedServer(FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry": ["unanswered", 503]}) as client,
     ):
         assert (await client.ask(data)).status == status
         assert good.requests == []
@@ -114,9 +114,9 @@ async def test_what_has_streamed_through_is_not_sent_again(
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
 async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> None:
     async with (
-        FaultyServer(FAULTS["503"]) as one,
-        FaultyServer(FAULTS["503"]) as two,
-        client_of(one.url, two.url, route={"retry": [503]}) as client,
+        ScriptedServer(FAULTS["503"]) as one,
+        ScriptedServer(FAULTS["503"]) as two,
+        gateway_client(one.url, two.url, route={"retry": [503]}) as client,
     ):
         reply = await client.ask(data)
         assert (reply.status, reply.error) == (503, "busy")
@@ -126,9 +126,9 @@ async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> 
 async def test_no_more_is_sent_again_than_the_budget_has() -> None:
     retries = {"share": "0%", "reserve": 3}
     async with (
-        FaultyServer(FAULTS["503"]) as one,
-        FaultyServer(FAULTS["503"]) as two,
-        client_of(
+        ScriptedServer(FAULTS["503"]) as one,
+        ScriptedServer(FAULTS["503"]) as two,
+        gateway_client(
             one.url, two.url, upstream={"retries": retries}, route={"retry": [503]}
         ) as client,
     ):
@@ -152,10 +152,10 @@ async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
             await connection.send(GOOD)
 
     async with (
-        FaultyServer(dies) as one,
-        FaultyServer(lives) as two,
-        FaultyServer(lives) as three,
-        gateway_before(one.url, two.url, three.url, route={"retry": ["unanswered"]}) as gateway,
+        ScriptedServer(dies) as one,
+        ScriptedServer(lives) as two,
+        ScriptedServer(lives) as three,
+        running_gateway(one.url, two.url, three.url, route={"retry": ["unanswered"]}) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]
@@ -166,27 +166,27 @@ async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
         gone.set()
         await until(lambda: len(two.requests) + len(three.requests) == 120)
         free.set()
-        assert [(await client.reply()).status for client in clients] == [200] * 120
+        assert [(await client.read_response()).status for client in clients] == [200] * 120
 
 
 async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
     broken = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
     async with (
-        FaultyServer(answering(broken)) as bad,
-        FaultyServer(always(GOOD)) as good,
-        client_of(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
+        ScriptedServer(respond_in_turn(broken)) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
     ):
         await client.send(request("GET", "/v2/x"))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            await client.reply()
+            await client.read_response()
         assert good.requests == []
 
 
 async def test_the_target_and_the_headers_stay() -> None:
     async with (
-        FaultyServer(closes) as bad,
-        FaultyServer(always(GOOD)) as good,
-        client_of(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
+        ScriptedServer(closes) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
     ):
         for _ in range(2):
             assert (await client.call("POST", INFER, json_request(), {"x-a": "1"})).status == 200

@@ -10,20 +10,20 @@ import pytest
 from gateway.app.build import pools
 from gateway.demo.server.server import DemoServer
 from gateway.upstream.pool import supervisor
-from tests.support.gateway import RunningGateway, gateway_before, until
-from tests.support.http_messages import answer, message, request
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import INFER, json_request
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, always
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/models/m")
 POST = request("POST", INFER, json_request())
-ILL = answer(status="503 Service Unavailable")
+ILL = http_response(status="503 Service Unavailable")
 
 
 def _named(name: str) -> Script:
-    return always(answer(json.dumps({"name": name}).encode()))
+    return always_respond(http_response(json.dumps({"name": name}).encode()))
 
 
 async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
@@ -44,9 +44,9 @@ class _Well:
         while True:
             received = await connection.request()
             if received.head.target != "/v2/health/ready":
-                await connection.send(answer(json.dumps({"name": self._name}).encode()))
+                await connection.send(http_response(json.dumps({"name": self._name}).encode()))
             else:
-                await connection.send(answer() if self.is_well else ILL)
+                await connection.send(http_response() if self.is_well else ILL)
 
 
 HEALTH: dict[str, Any] = {"health": {"every": "10ms", "time": "5s"}}
@@ -55,9 +55,9 @@ HEALTH: dict[str, Any] = {"health": {"every": "10ms", "time": "5s"}}
 async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> None:
     well, other = _Well("a"), _Well("b")
     async with (
-        FaultyServer(well) as a,
-        FaultyServer(other) as b,
-        gateway_before(a.url, b.url, upstream=HEALTH) as gateway,
+        ScriptedServer(well) as a,
+        ScriptedServer(other) as b,
+        running_gateway(a.url, b.url, upstream=HEALTH) as gateway,
     ):
         pool = gateway.pool
         await until(lambda: all(state.healthy for state in pool.snapshot()))
@@ -90,9 +90,9 @@ async def test_who_answers_with_such_a_status_is_left_out(
     ejection: dict[str, Any], refused: int, data: bytes
 ) -> None:
     async with (
-        FaultyServer(always(ILL)) as bad,
-        FaultyServer(_named("good")) as good,
-        gateway_before(bad.url, good.url, upstream={"ejection": ejection}) as gateway,
+        ScriptedServer(always_respond(ILL)) as bad,
+        ScriptedServer(_named("good")) as good,
+        running_gateway(bad.url, good.url, upstream={"ejection": ejection}) as gateway,
         gateway.client() as client,
     ):
         replies = [await client.ask(data) for _ in range(20)]
@@ -107,16 +107,16 @@ RESOLVE: dict[str, Any] = {"resolve": "10ms"}
 def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
     """The gateway's name service."""
     service = NameService(triton=["127.0.0.1"])
-    monkeypatch.setattr(pools, "addresses_of", service)
+    monkeypatch.setattr(pools, "resolve_host", service)
     return service
 
 
 async def test_addresses_of_a_name_come_and_go(names: NameService) -> None:
-    async with FaultyServer(_named("a")) as a:
+    async with ScriptedServer(_named("a")) as a:
         name = f"triton:{a.port}"
         async with (
-            FaultyServer(_named("b"), host="127.0.0.2", port=a.port) as b,
-            gateway_before(f"http://{name}", upstream=RESOLVE) as gateway,
+            ScriptedServer(_named("b"), host="127.0.0.2", port=a.port) as b,
+            running_gateway(f"http://{name}", upstream=RESOLVE) as gateway,
         ):
             assert await _names(gateway) == ["a"] * 6
             names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
@@ -138,12 +138,12 @@ async def test_an_answer_goes_on_when_its_address_has_vanished(names: NameServic
         await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
         await go_on.wait()
         await connection.send(b"cd")
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
     async with (
-        FaultyServer(slow) as old,
-        FaultyServer(_named("new"), host="127.0.0.2", port=old.port),
-        gateway_before(f"http://triton:{old.port}", upstream=RESOLVE) as gateway,
+        ScriptedServer(slow) as old,
+        ScriptedServer(_named("new"), host="127.0.0.2", port=old.port),
+        running_gateway(f"http://triton:{old.port}", upstream=RESOLVE) as gateway,
         gateway.client() as client,
     ):
         await client.send(GET)
@@ -162,9 +162,9 @@ async def test_a_name_that_is_not_known_yet(
 ) -> None:
     monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
     names.ready.clear()
-    async with FaultyServer(_named("a")) as server:
+    async with ScriptedServer(_named("a")) as server:
         name = f"http://triton:{server.port}"
-        async with gateway_before(name, upstream=RESOLVE) as gateway:
+        async with running_gateway(name, upstream=RESOLVE) as gateway:
             fault = f"cannot connect to {name}: its name has not been looked up yet"
             assert await _names(gateway, GET, 2) == await _names(gateway, POST, 2) == [fault] * 2
             names.ready.set()
@@ -176,9 +176,9 @@ async def test_new_addresses_are_probed_too(names: NameService) -> None:
     ill = _Well("b")
     ill.is_well = False
     async with (
-        FaultyServer(_Well("a")) as a,
-        FaultyServer(ill, host="127.0.0.2", port=a.port) as b,
-        gateway_before(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
+        ScriptedServer(_Well("a")) as a,
+        ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
+        running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
     ):
         await until(lambda: gateway.pool.is_usable)
         names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
@@ -192,9 +192,9 @@ async def test_new_addresses_are_probed_too(names: NameService) -> None:
 
 
 async def test_a_real_name() -> None:
-    async with FaultyServer(_named("a")) as server:
+    async with ScriptedServer(_named("a")) as server:
         url = f"http://localhost:{server.port}"
-        async with gateway_before(url, upstream=RESOLVE) as gateway:
+        async with running_gateway(url, upstream=RESOLVE) as gateway:
             assert f"{url} (127.0.0.1)" in [each.url for each in gateway.pool.endpoints]
             assert await _names(gateway, GET, 20) == ["a"] * 20
 
@@ -207,7 +207,7 @@ async def test_requests_follow_their_model() -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
-            gateway_before(*[server.url for server in servers], upstream={"discover": "models"})
+            running_gateway(*[server.url for server in servers], upstream={"discover": "models"})
         )
         client = await stack.enter_async_context(gateway.client())
 
@@ -220,7 +220,7 @@ async def test_requests_follow_their_model() -> None:
         await until(lambda: having() == [True, True])
         async with connect(servers[0].url) as beside:
             assert (await beside.ask(unload)).status == 200
-        gateway.pool.ask_again()
+        gateway.pool.refresh_models()
         await until(lambda: having() == [False, True])
         statuses = [(await client.ask(metadata)).status for _ in range(10)]
         assert statuses == [200] * 10

@@ -6,20 +6,20 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.support.gateway import RunningGateway, gateway_before, until
-from tests.support.http_messages import answer, chunk, message, request
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
     binary_header,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.model_scripts import reads_heads_alone
-from tests.support.servers.scripted_server import Connection, FaultyServer, hang
+from tests.support.servers.model_scripts import read_heads_only
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 BIG = 1_000_000
 TENSOR = bytes(BIG)
@@ -43,7 +43,7 @@ async def resets(client: RawClient) -> None:
 
 async def half_closes(client: RawClient) -> None:
     # Seen as leaving, as by most servers: nobody else would notice a client that is gone.
-    client.end_sending()
+    client.shutdown_write()
 
 
 WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": half_closes}
@@ -53,8 +53,8 @@ WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": hal
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 async def test_before_the_answer(data: bytes, leave: Leave) -> None:
     async with (
-        FaultyServer(reads_heads_alone) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(read_heads_only) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -67,10 +67,10 @@ async def test_before_the_answer(data: bytes, leave: Leave) -> None:
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", [POST, BINARY, RAW, infer_json(b" " * BIG)])
 async def test_while_it_sends(data: bytes, leave: Leave) -> None:
-    async with FaultyServer(reads_heads_alone) as server:
-        async with gateway_before(server.url) as gateway, gateway.client() as client:
+    async with ScriptedServer(read_heads_only) as server:
+        async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(data[: len(data) // 2])
-            await until(lambda: gateway.gateway._listener._busy)
+            await until(lambda: gateway.gateway._listener._active_calls)
             await asyncio.sleep(0.02)
             await leave(client)
             await _everyone_is_let_go(server)
@@ -78,7 +78,7 @@ async def test_while_it_sends(data: bytes, leave: Leave) -> None:
         assert server.requests == []
 
 
-async def _everyone_is_let_go(server: FaultyServer) -> None:
+async def _everyone_is_let_go(server: ScriptedServer) -> None:
     async with asyncio.timeout(5):
         for connection in server.connections:
             if not connection.requests:
@@ -87,8 +87,8 @@ async def _everyone_is_let_go(server: FaultyServer) -> None:
 
 ENDLESS_BINARY = message(
     "HTTP/1.1 200 OK",
-    {LENGTH: str(len(answer_header(400_000_000))), "Content-Length": "500000000"},
-    answer_header(400_000_000),
+    {HEADER_LENGTH: str(len(binary_response_header(400_000_000))), "Content-Length": "500000000"},
+    binary_response_header(400_000_000),
 )
 
 
@@ -104,8 +104,8 @@ async def endless(connection: Connection) -> None:
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
 async def test_while_the_answer_streams(data: bytes, leave: Leave) -> None:
     async with (
-        FaultyServer(endless) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(endless) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -126,11 +126,11 @@ async def test_between_events() -> None:
         await connection.request()
         head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"data: 1\n\n")))
-        await hang(connection)
+        await never_respond(connection)
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(request("POST", "/v2/models/m/generate_stream", b"{}"))
@@ -142,7 +142,7 @@ async def test_between_events() -> None:
 
 
 async def test_while_the_server_is_being_connected_to(unused_backlog: str) -> None:
-    async with gateway_before(unused_backlog) as gateway, gateway.client() as client:
+    async with running_gateway(unused_backlog) as gateway, gateway.client() as client:
         await client.send(JSON)
         await until(lambda: gateway.outstanding == 1)
         await client.close()
@@ -151,7 +151,7 @@ async def test_while_the_server_is_being_connected_to(unused_backlog: str) -> No
 
 async def test_before_it_has_said_what_it_wants() -> None:
     for data in (b"", b"GET /v2", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"):
-        async with FaultyServer() as server, gateway_before(server.url) as gateway:
+        async with ScriptedServer() as server, running_gateway(server.url) as gateway:
             async with gateway.client() as client:
                 await client.send(data)
                 await asyncio.sleep(0.01)
@@ -159,8 +159,8 @@ async def test_before_it_has_said_what_it_wants() -> None:
 
 
 async def test_with_requests_still_in_the_pipeline() -> None:
-    async with FaultyServer(hang) as server:
-        async with gateway_before(server.url) as gateway, gateway.client() as client:
+    async with ScriptedServer(never_respond) as server:
+        async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(GET * 10)
             # An exchange is under way before the server has accepted its connection.
             await until(lambda: gateway.outstanding == 1 and bool(server.connections))
@@ -174,12 +174,12 @@ async def test_with_part_of_a_big_answer_unread() -> None:
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(body))
-        await hang(connection)
+        await connection.send(http_response(body))
+        await never_respond(connection)
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(GET)
@@ -190,7 +190,7 @@ async def test_with_part_of_a_big_answer_unread() -> None:
 
 
 async def test_a_hundred_clients_leave_at_once() -> None:
-    async with FaultyServer(hang) as server, gateway_before(server.url) as gateway:
+    async with ScriptedServer(never_respond) as server, running_gateway(server.url) as gateway:
         async with AsyncExitStack() as clients:
             for number in range(100):
                 client = await clients.enter_async_context(gateway.client())
@@ -204,13 +204,13 @@ async def test_a_client_that_goes_on_after_others_left() -> None:
     async def script(connection: Connection) -> None:
         received = await connection.request()
         if received.head.target == INFER:
-            await connection.send(answer(b'{"outputs":[]}'))
+            await connection.send(http_response(b'{"outputs":[]}'))
         else:
-            await hang(connection)
+            await never_respond(connection)
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as staying,
     ):
         for _ in range(5):
@@ -233,17 +233,17 @@ async def _fill(client: RawClient, gateway: RunningGateway) -> None:
     seen = 0
     async with asyncio.timeout(20):
         while seen < 5 or client.unsent:  # in a row: a pause may also be a short one
-            seen = seen + 1 if connection.reading.paused else 0
+            seen = seen + 1 if connection.read_flow.paused else 0
             if not seen and not client.unsent:
-                client.send_now(bytes(50_000))
+                client.send_nowait(bytes(50_000))
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 async def test_while_its_upload_is_paused(leave: Leave) -> None:
     async with (
-        FaultyServer(never_reads) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(never_reads) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(request("POST", "/v2/x", headers={"Content-Length": "60000000"}))
@@ -257,8 +257,8 @@ async def test_while_its_upload_is_paused(leave: Leave) -> None:
 
 async def test_while_many_of_its_requests_wait() -> None:
     async with (
-        FaultyServer(hang) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(never_respond) as server,
+        running_gateway(server.url) as gateway,
         gateway.client() as client,
     ):
         await client.send(GET)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.proxy.admission.concurrency_limit import Gate
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.settings.schema import Settings
-from gateway.system.buffers import LARGEST_WINDOW, LEAST_WINDOW
-from tests.support.gateway import LIMITS, RunningGateway, gateway_before, until
-from tests.support.http_messages import answer, message, request
-from tests.support.inference_messages import INFER, binary_answer, infer_json, json_request
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, always
+from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
+from tests.support.gateway import LIMITS, RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, message, request
+from tests.support.inference_messages import INFER, binary_response, infer_json, json_request
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 # In one write it is at hand as a whole and goes straight; in two it takes a task.
 WAYS = {"straight": 10_000, "ordinary": 40}
@@ -28,30 +28,30 @@ def _once(free: asyncio.Event) -> Script:
         while True:
             await connection.request()
             await free.wait()
-            await connection.send(binary_answer(bytes(4)))
+            await connection.send(binary_response(bytes(4)))
 
     return script
 
 
-async def _ask(client: RawClient, first: int) -> Reply:
+async def _ask(client: RawClient, first: int) -> ReceivedResponse:
     data = infer_json()
     await client.send(data[:first])
     if data[first:]:
         await asyncio.sleep(0.01)
         await client.send(data[first:])
-    return await client.reply()
+    return await client.read_response()
 
 
-def _gates(gateway: RunningGateway) -> tuple[Gate, ...]:
-    return gateway.gateway.runtime.routes.rules[0].routes[0].gates
+def _gates(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
+    return gateway.gateway.runtime.routes.rules[0].routes[0].concurrency_limits
 
 
 def _inside(gateway: RunningGateway) -> list[int]:
-    return [gate.inside for gate in _gates(gateway)]
+    return [concurrency_limit.active for concurrency_limit in _gates(gateway)]
 
 
 def _waiting(gateway: RunningGateway) -> int:
-    return sum(gate.waiting for gate in _gates(gateway))
+    return sum(concurrency_limit.waiting for concurrency_limit in _gates(gateway))
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
@@ -62,8 +62,8 @@ async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) 
     places: dict[str, Any] = {"requests": 2, "waiting": 3, "wait_time": 30}
     own = {"upstream": {"limits": places}} if where == "upstream" else places
     async with (
-        FaultyServer(_once(free)) as server,
-        gateway_before(server.url, **own) as gateway,
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, **own) as gateway,
         AsyncExitStack() as stack,
         asyncio.TaskGroup() as tasks,
     ):
@@ -90,8 +90,8 @@ async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) 
 async def test_who_waits_too_long_is_turned_away() -> None:
     free = asyncio.Event()
     async with (
-        FaultyServer(_once(free)) as server,
-        gateway_before(server.url, requests=1, wait_time=0.02) as gateway,
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, requests=1, wait_time=0.02) as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -101,14 +101,14 @@ async def test_who_waits_too_long_is_turned_away() -> None:
         assert reply.status == 503
         assert "and none ended within 0.02 s" in reply.error
         free.set()
-        assert (await one.reply()).status == 200
+        assert (await one.read_response()).status == 200
 
 
 async def test_who_leaves_while_waiting_makes_room() -> None:
     free = asyncio.Event()
     async with (
-        FaultyServer(_once(free)) as server,
-        gateway_before(server.url, requests=1, waiting=1, wait_time=30) as gateway,
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, requests=1, waiting=1, wait_time=30) as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -121,15 +121,15 @@ async def test_who_leaves_while_waiting_makes_room() -> None:
         await other.send(infer_json())
         await until(lambda: _waiting(gateway) == 1)
         free.set()
-        assert (await one.reply()).status == 200
-        assert (await other.reply()).status == 200
+        assert (await one.read_response()).status == 200
+        assert (await other.read_response()).status == 200
 
 
 async def test_who_leaves_the_server_makes_room() -> None:
     free = asyncio.Event()
     async with (
-        FaultyServer(_once(free)) as server,
-        gateway_before(server.url, requests=1, waiting=0) as gateway,
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, requests=1, waiting=0) as gateway,
         gateway.client() as other,
     ):
         for data in (infer_json(), infer_json(json_request(*range(50_000)))):
@@ -143,8 +143,8 @@ async def test_who_leaves_the_server_makes_room() -> None:
 
 async def test_a_server_that_fails_makes_room() -> None:
     async with (
-        FaultyServer(always(b"nonsense\r\n\r\n")) as server,
-        gateway_before(server.url, requests=1, waiting=0) as gateway,
+        ScriptedServer(always_respond(b"nonsense\r\n\r\n")) as server,
+        running_gateway(server.url, requests=1, waiting=0) as gateway,
         gateway.client() as client,
     ):
         for _ in range(3):
@@ -154,7 +154,7 @@ async def test_a_server_that_fails_makes_room() -> None:
 
 async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
     free = asyncio.Event()
-    async with FaultyServer(_once(free)) as busy, FaultyServer() as idle:
+    async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
         places = {"requests": 1, "waiting": 5, "wait_time": 30}
         settings = Settings.model_validate(
             {
@@ -175,7 +175,7 @@ async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
             await until(lambda: _waiting(gateway) == 4)
             assert (await clients[0].ask(request("GET", "/v2/models/n"))).status == 200
             free.set()
-            assert [(await client.reply()).status for client in clients[1:]] == [200] * 5
+            assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
             await gateway.until_idle()
             assert _inside(gateway) == [0, 0]
 
@@ -185,26 +185,26 @@ def _then_busy(busy: asyncio.Event) -> Script:
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         while True:
             await connection.request()
             await busy.wait()
-            await connection.send(answer(status="503 Busy"))
+            await connection.send(http_response(status="503 Busy"))
 
     return script
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
 async def test_what_is_asked_of_another_server_keeps_its_place(
-    leaves: bool, went_straight: list[str]
+    leaves: bool, fast_path_requests: list[str]
 ) -> None:
     busy, free = asyncio.Event(), asyncio.Event()
     free.set()
     places = {"requests": 1, "waiting": 1, "wait_time": 30}
     async with (
-        FaultyServer(_then_busy(busy)) as bad,
-        FaultyServer(_once(free)) as good,
-        gateway_before(
+        ScriptedServer(_then_busy(busy)) as bad,
+        ScriptedServer(_once(free)) as good,
+        running_gateway(
             bad.url, good.url, upstream={"limits": places}, route={"retry": [503]}
         ) as gateway,
         gateway.client() as other,
@@ -222,11 +222,11 @@ async def test_what_is_asked_of_another_server_keeps_its_place(
             assert _inside(gateway) == [1]
             if not leaves:
                 free.set()
-                assert (await one.reply()).status == 200
+                assert (await one.read_response()).status == 200
         free.set()
-        assert (await other.reply()).status == 200
+        assert (await other.read_response()).status == 200
         assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
-        assert "/v2/one" in went_straight
+        assert "/v2/one" in fast_path_requests
         await gateway.until_idle()
         assert _inside(gateway) == [0]
 
@@ -237,8 +237,8 @@ MIB = 2**20
 async def test_what_is_held_of_all_bodies_is_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
-        FaultyServer(always(answer())) as server,
-        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        ScriptedServer(always_respond(http_response())) as server,
+        running_gateway(server.url, held_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -254,7 +254,7 @@ async def test_what_is_held_of_all_bodies_is_bounded() -> None:
         assert (await other.ask(infer_json())).status == 200
         assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
         await one.send(body[-100:])
-        assert (await one.reply()).status == 200
+        assert (await one.read_response()).status == 200
         await gateway.until_idle()
         assert held.total == 0
         assert (await other.ask(infer_json(body))).status == 200
@@ -263,13 +263,13 @@ async def test_what_is_held_of_all_bodies_is_bounded() -> None:
 async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
     text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
     async with (
-        FaultyServer() as server,
-        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        ScriptedServer() as server,
+        running_gateway(server.url, held_bytes="1MiB") as gateway,
         gateway.client() as client,
     ):
         head = request("POST", INFER, headers={"Content-Length": str(3 * MIB)})
         await client.send(head, text)
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 503
         assert "limits.held_bytes" in reply.error
         assert server.requests == []
@@ -287,12 +287,14 @@ async def test_answers_of_both_forms_count() -> None:
         for name in ("A", "B")
     ]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    data = answer(header + bytes(2 * size), {"Inference-Header-Content-Length": str(len(header))})
+    data = http_response(
+        header + bytes(2 * size), {"Inference-Header-Content-Length": str(len(header))}
+    )
     fields = json.loads(json_request())
     fields["outputs"] = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
     async with (
-        FaultyServer(always(data)) as server,
-        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        ScriptedServer(always_respond(data)) as server,
+        running_gateway(server.url, held_bytes="1MiB") as gateway,
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json(json.dumps(fields).encode()))
@@ -310,12 +312,12 @@ async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
         while True:
             received = await connection.request()
             await free.wait()
-            await connection.send(answer(b"%d" % len(received.body)))
+            await connection.send(http_response(b"%d" % len(received.body)))
 
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url, held_bytes=held) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url, held_bytes=held) as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
@@ -327,14 +329,14 @@ async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
             await client.send(data[WAYS[way] :])
         await until(lambda: len(server.requests) == count)
         for client in clients:
-            client.send_now(next_one)
+            client.send_nowait(next_one)
         await until(lambda: buffers.free < 0)
         await asyncio.sleep(0.2)  # in which more could come
-        assert buffers.total < held + LARGEST_WINDOW + count * LEAST_WINDOW
+        assert buffers.total < held + MAX_WINDOW + count * MIN_WINDOW
         free.set()
         for client in clients:
-            assert (await client.reply()).body == b"0"
-            reply = await client.reply()
+            assert (await client.read_response()).body == b"0"
+            reply = await client.read_response()
             assert reply.body == b"200000" or reply.status == 503
         await gateway.until_idle()
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
@@ -344,8 +346,8 @@ async def test_long_heads_of_calls_under_way_count() -> None:
     free = asyncio.Event()
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
-        FaultyServer(_once(free)) as server,
-        gateway_before(server.url, held_bytes="1MiB") as gateway,
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, held_bytes="1MiB") as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
@@ -361,7 +363,7 @@ async def test_long_heads_of_calls_under_way_count() -> None:
             assert (await client.call("GET", "/v2/health/live")).status == 200
         free.set()
         for client in clients:
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         await gateway.until_idle()
         assert buffers.buffered == 0
         assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
@@ -381,11 +383,11 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
             await connection.send(b"hello" if whole else b"\r\nhello")
         await connection.request()
         await connection.send(head if whole else head[:-2])
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
     ):
         buffers = gateway.gateway._listener.buffers
         async with gateway.client() as client:
@@ -393,7 +395,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
                 await client.send(request("GET", "/v2/x"))
                 await until(lambda: buffers.buffered > 50_000 * (1 + whole))
                 go_on.set()
-                assert (await client.reply()).body == b"hello"
+                assert (await client.read_response()).body == b"hello"
                 assert buffers.buffered == 0
                 go_on.clear()
             await client.send(request("GET", "/v2/x"))

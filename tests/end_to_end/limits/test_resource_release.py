@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Rest
-from gateway.upstream.http.address import TcpServer
+from gateway.listener.connection_host import Continuation
+from gateway.upstream.http.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
-from tests.support.gateway import RunningGateway, gateway_before, until
-from tests.support.http_messages import answer, chunk, message, request
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
     binary_header,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.model_scripts import reads_heads_alone
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, hang
+from tests.support.servers.model_scripts import read_heads_only
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
 
 SIZE = 1_200_000
 """Bytes of a body: more than is read at once, or fits into the buffers of sockets."""
@@ -61,7 +61,7 @@ LARGE = {
     "chunked JSON": _chunked(INFER, FLOATS),
     "binary": infer_binary(binary_header(SIZE), bytes(SIZE)),
     "raw": infer_raw(bytes(SIZE)),
-    "chunked raw": _chunked(INFER, bytes(SIZE), {LENGTH: "0"}),
+    "chunked raw": _chunked(INFER, bytes(SIZE), {HEADER_LENGTH: "0"}),
     "V1": request("POST", "/v1/models/m:predict", INSTANCES),
     "V1 rows": request("POST", "/v1/models/m:predict", ROWS),
     "mixed outputs": infer_json(FLOATS[:-1] + MIXED),
@@ -81,8 +81,8 @@ CAPS = {"request_bytes": 200_000, "header_bytes": 2000, "spool_bytes": 2**20, "h
 PLENTY = 400_000_000
 RESPONSE = message(
     "HTTP/1.1 200 OK",
-    {LENGTH: str(len(answer_header(PLENTY))), "Content-Length": str(PLENTY + 1000)},
-    answer_header(PLENTY),
+    {HEADER_LENGTH: str(len(binary_response_header(PLENTY))), "Content-Length": str(PLENTY + 1000)},
+    binary_response_header(PLENTY),
 )
 
 
@@ -97,7 +97,7 @@ def after_the_metadata(script: Script) -> Script:
             received = await connection.request()
             if received.head.target not in ("/v2/models/m", "/v2/models/m/config"):
                 break
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
         await script(connection)
 
     return answers_first
@@ -141,7 +141,7 @@ Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each form leaves nothing, on a connection of its own."""
-    async with FaultyServer(script) as server, gateway_before(server.url, **settings) as gateway:
+    async with ScriptedServer(script) as server, running_gateway(server.url, **settings) as gateway:
         async with gateway.client() as client:
             # What is made once, for all calls, is there already.
             assert (await client.call("GET", "/v2/health/live")).status == 200
@@ -156,8 +156,8 @@ async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **set
 async def is_answered(client: RawClient, data: bytes, _: RunningGateway) -> None:
     """Send a request and read what comes, to the end."""
     with suppress(ConnectionError, asyncio.IncompleteReadError):
-        client.send_now(data)
-        await client.reply()
+        client.send_nowait(data)
+        await client.read_response()
 
 
 async def hangs(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
@@ -173,34 +173,34 @@ async def breaks(client: RawClient, data: bytes, gateway: RunningGateway) -> Non
 
 async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
     """Send some of a request, then leave."""
-    client.send_now(data[: len(data) * 2 // 3])
-    await until(lambda: gateway.gateway._listener._busy)
+    client.send_nowait(data[: len(data) * 2 // 3])
+    await until(lambda: gateway.gateway._listener._active_calls)
     await asyncio.sleep(0.02)
     await leave(client, gateway)
 
 
 async def leaves_waiting(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
     """Send a request, then leave before there is a response."""
-    client.send_now(data)
-    await until(lambda: gateway.outstanding or not gateway.gateway._listener._busy)
+    client.send_nowait(data)
+    await until(lambda: gateway.outstanding or not gateway.gateway._listener._active_calls)
     await asyncio.sleep(0.02)
     await leave(client, gateway)
 
 
 async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
     """Send a request, then leave while the response comes."""
-    client.send_now(data)
+    client.send_nowait(data)
     await client.head()
     await asyncio.sleep(0.02)
     await leave(client, gateway)
 
 
 async def test_client_leaves_during_its_upload() -> None:
-    await check_each(LARGE, reads_heads_alone, leaves_sending)
+    await check_each(LARGE, read_heads_only, leaves_sending)
 
 
 async def test_client_leaves_before_the_response() -> None:
-    await check_each(EVERY, after_the_metadata(hang), leaves_waiting)
+    await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting)
 
 
 async def test_client_leaves_during_the_response() -> None:
@@ -228,11 +228,11 @@ async def test_server_closes(script: Script) -> None:
 
 
 async def test_client_hangs_during_its_upload() -> None:
-    await check_each(LARGE, reads_heads_alone, hangs, idle_time=0.1)
+    await check_each(LARGE, read_heads_only, hangs, idle_time=0.1)
 
 
 async def test_server_hangs() -> None:
-    await check_each(EVERY, after_the_metadata(hang), is_answered, idle_time=0.1)
+    await check_each(EVERY, after_the_metadata(never_respond), is_answered, idle_time=0.1)
 
 
 @pytest.mark.parametrize("cap", CAPS)
@@ -242,7 +242,7 @@ async def test_request_exceeds_a_cap(cap: str) -> None:
 
 async def test_server_cannot_be_reached() -> None:
     settings = {"upstream": {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}}
-    await check_each(EVERY, hang, is_answered, **settings)
+    await check_each(EVERY, never_respond, is_answered, **settings)
 
 
 async def test_request_is_broken() -> None:
@@ -250,13 +250,13 @@ async def test_request_is_broken() -> None:
 
 
 async def test_client_of_a_mirrored_call_leaves() -> None:
-    async with FaultyServer(hang) as other:
+    async with ScriptedServer(never_respond) as other:
         settings: dict[str, Any] = {
             "route": {"mirror": {"upstream": "other", "share": "100%"}},
             "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
             "idle_time": 0.2,
         }
-        await check_each(EVERY, after_the_metadata(hang), leaves_waiting, **settings)
+        await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting, **settings)
 
 
 @pytest.mark.parametrize("size", [0, 100_000], ids=["asked again", "relayed"])
@@ -265,22 +265,24 @@ async def test_client_has_left_when_a_task_takes_its_call_on(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
-        await connection.send(answer(bytes(size), status="200 OK" if size else "503 Busy"))
-        await connection.wait_until_left()
+        await connection.send(http_response(bytes(size), status="200 OK" if size else "503 Busy"))
+        await connection.wait_for_close()
 
-    go_on = ClientConnection.go_on
+    go_on = ClientConnection.continue_in_task
 
-    def leave_and_go_on(client: ClientConnection, rest: Rest, over: Callable[[], None]) -> None:
+    def leave_and_go_on(
+        client: ClientConnection, rest: Continuation, over: Callable[[], None]
+    ) -> None:
         client.transport.abort()  # the end of both connections comes in one turn of the loop
         go_on(client, rest, over)
 
-    monkeypatch.setattr(ClientConnection, "go_on", leave_and_go_on)
+    monkeypatch.setattr(ClientConnection, "continue_in_task", leave_and_go_on)
     async with (
-        FaultyServer(script) as one,
-        FaultyServer(script) as other,
-        gateway_before(one.url, other.url, route={"retry": [503]}) as gateway,
+        ScriptedServer(script) as one,
+        ScriptedServer(script) as other,
+        running_gateway(one.url, other.url, route={"retry": [503]}) as gateway,
     ):
         async with gateway.client() as first, gateway.client() as second:
             await asyncio.gather(first.ask(SMALL["GET"]), second.ask(SMALL["GET"]))
@@ -299,23 +301,23 @@ async def test_client_leaves_while_its_request_is_sent_again(
 ) -> None:
     async def closes_as_it_is_used_again(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
 
     connecting = asyncio.Event()
 
-    async def never(_: TcpServer) -> None:
+    async def never(_: TcpAddress) -> None:
         connecting.set()
         await asyncio.Event().wait()
 
     async with (
-        FaultyServer(closes_as_it_is_used_again) as server,
-        gateway_before(server.url) as gateway,
+        ScriptedServer(closes_as_it_is_used_again) as server,
+        running_gateway(server.url) as gateway,
     ):
         async with gateway.client() as client:
             await client.ask(SMALL["GET"])
         await gateway.until_idle()
-        monkeypatch.setattr(TcpServer, "connect", never)
+        monkeypatch.setattr(TcpAddress, "connect", never)
         with no_garbage("a request that is sent again"):
             async with gateway.client() as client:
                 await client.send(SMALL["GET"])

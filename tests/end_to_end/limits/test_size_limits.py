@@ -5,21 +5,21 @@ import json
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.http_messages import answer, chunk, message, request
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
     binary_header,
+    binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
     json_request,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, FaultyServer, always
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 KIB = 1024
 TARGETS = {"infer": INFER, "forward": "/v2/x"}
@@ -27,31 +27,31 @@ TARGETS = {"infer": INFER, "forward": "/v2/x"}
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_are_refused_before_they_come(target: str) -> None:
-    async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         await client.send(request("POST", target, headers={"Content-Length": str(KIB + 1)}))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 413
         assert "1024 bytes (limits.request_bytes)" in reply.error
         assert not server.connections
 
 
-@pytest.mark.parametrize("headers", [{}, {LENGTH: "0"}, {"Content-Encoding": "gzip"}])
+@pytest.mark.parametrize("headers", [{}, {HEADER_LENGTH: "0"}, {"Content-Encoding": "gzip"}])
 async def test_request_bytes_of_every_form_are_refused(headers: dict[str, str]) -> None:
-    async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         headers = {"Content-Length": "9999", **headers}
         await client.send(request("POST", INFER, headers=headers))
-        assert (await client.reply()).status == 413
+        assert (await client.read_response()).status == 413
         assert not server.connections
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_are_counted_where_they_are_not_told(target: str) -> None:
-    async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         await client.send(message(f"POST {target} HTTP/1.1", head, chunk(b" " * KIB)))
         await asyncio.sleep(0.02)
         await client.send(chunk(b"x"))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 413
         assert "limits.request_bytes" in reply.error
         assert server.requests == []
@@ -60,7 +60,7 @@ async def test_request_bytes_are_counted_where_they_are_not_told(target: str) ->
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_may_be_used_up(target: str) -> None:
     body = json_request().ljust(KIB)
-    async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         assert (await client.call("POST", target, body)).status == 200
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         data = message(f"POST {target} HTTP/1.1", head, chunk(body) + chunk(b""))
@@ -75,7 +75,7 @@ def _padded(size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [KIB, 200_000])
 async def test_header_bytes_of_a_request(size: int) -> None:
-    async with FaultyServer() as server, client_of(server.url, header_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, header_bytes=KIB) as client:
         for data in (infer_json(_padded(size)), infer_binary(_padded(size), b"")):
             reply = await client.ask(data)
             assert reply.status == 413
@@ -84,7 +84,7 @@ async def test_header_bytes_of_a_request(size: int) -> None:
 
 
 async def test_data_does_not_count_as_header_bytes() -> None:
-    async with FaultyServer() as server, client_of(server.url, header_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, header_bytes=KIB) as client:
         reply = await client.ask(infer_json(json_request(*range(100_000))))
         assert reply.status == 200
         assert len(server.requests[0].body) > 400_000
@@ -92,11 +92,11 @@ async def test_data_does_not_count_as_header_bytes() -> None:
 
 @pytest.mark.parametrize("size", [KIB, 20 * KIB])
 async def test_header_bytes_of_an_answer(size: int) -> None:
-    header = answer_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
-    data = answer(header + bytes(8), {LENGTH: str(len(header))})
+    header = binary_response_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
+    data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
     async with (
-        FaultyServer(always(data)) as server,
-        client_of(server.url, header_bytes=KIB) as client,
+        ScriptedServer(always_respond(data)) as server,
+        gateway_client(server.url, header_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json())
         assert reply.status == 502
@@ -107,8 +107,8 @@ async def test_header_bytes_of_an_answer(size: int) -> None:
 async def test_an_answer_without_tensors_passes_whatever_its_size() -> None:
     body = json.dumps({"outputs": [], "x": "x" * 300_000}).encode()
     async with (
-        FaultyServer(always(answer(body))) as server,
-        client_of(server.url, header_bytes=KIB) as client,
+        ScriptedServer(always_respond(http_response(body))) as server,
+        gateway_client(server.url, header_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json())
         assert reply.status == 200
@@ -119,20 +119,20 @@ async def _knows_a_model(connection: Connection) -> None:
     while True:
         received = await connection.request()
         if received.head.target == INFER:
-            await connection.send(binary_answer(bytes(8)))
+            await connection.send(binary_response(bytes(8)))
         else:
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
 
 
 def _raw_chunks(size: int) -> bytes:
-    head = {"Host": "x", "Transfer-Encoding": "chunked", LENGTH: "0"}
+    head = {"Host": "x", "Transfer-Encoding": "chunked", HEADER_LENGTH: "0"}
     return message(f"POST {INFER} HTTP/1.1", head, chunk(bytes(size)) + chunk(b""))
 
 
 async def test_spool_bytes_of_a_raw_request_without_length() -> None:
     async with (
-        FaultyServer(_knows_a_model) as server,
-        client_of(server.url, spool_bytes=KIB) as client,
+        ScriptedServer(_knows_a_model) as server,
+        gateway_client(server.url, spool_bytes=KIB) as client,
     ):
         assert (await client.ask(_raw_chunks(KIB))).status == 200
         reply = await client.ask(_raw_chunks(KIB + 4))
@@ -144,8 +144,8 @@ async def test_spool_bytes_of_a_raw_request_without_length() -> None:
 
 async def test_spool_bytes_do_not_bind_a_raw_request_with_length() -> None:
     async with (
-        FaultyServer(_knows_a_model) as server,
-        client_of(server.url, spool_bytes=KIB) as client,
+        ScriptedServer(_knows_a_model) as server,
+        gateway_client(server.url, spool_bytes=KIB) as client,
     ):
         assert (await client.ask(infer_raw(bytes(100 * KIB)))).status == 200
 
@@ -157,10 +157,10 @@ MIXED_OUTPUTS = json_request()[:-1] + (
 
 @pytest.mark.parametrize("sizes", [(4 * KIB, 8), (8, 4 * KIB)], ids=["binary", "json"])
 async def test_spool_bytes_of_a_mixed_answer(sizes: tuple[int, int]) -> None:
-    data = binary_answer(*map(bytes, sizes))
+    data = binary_response(*map(bytes, sizes))
     async with (
-        FaultyServer(always(data)) as server,
-        client_of(server.url, spool_bytes=KIB) as client,
+        ScriptedServer(always_respond(data)) as server,
+        gateway_client(server.url, spool_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json(MIXED_OUTPUTS))
         assert reply.status == 502
@@ -179,7 +179,7 @@ def _nested(depth: int) -> bytes:
 
 
 async def test_json_depth_of_data() -> None:
-    async with FaultyServer() as server, client_of(server.url, json_depth=10) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
         assert (await client.ask(infer_json(_nested(10)))).status == 200
         reply = await client.ask(infer_json(_nested(11)))
         assert reply.status == 400
@@ -190,7 +190,7 @@ async def test_json_depth_of_data() -> None:
 
 async def test_json_depth_of_the_header() -> None:
     deep = b'{"inputs":[],"x":' + b"[" * 10 + b"]" * 10 + b"}"
-    async with FaultyServer() as server, client_of(server.url, json_depth=10) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
         for data in (infer_json(deep), infer_binary(deep, b"")):
             reply = await client.ask(data)
             assert reply.status == 400
@@ -200,7 +200,7 @@ async def test_json_depth_of_the_header() -> None:
 
 @pytest.mark.parametrize("depth", [5_000, 500_000])
 async def test_json_of_any_depth_is_refused(depth: int) -> None:
-    async with FaultyServer() as server, client_of(server.url) as client:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
         for text in (b"[" * depth, b'{"a":' * depth, _nested(depth), b'{"x":' + b"[" * depth):
             reply = await client.ask(infer_json(text))
             assert reply.status in (400, 413)
@@ -209,13 +209,13 @@ async def test_json_of_any_depth_is_refused(depth: int) -> None:
 
 
 async def test_an_empty_binary_header_counts_like_any_other() -> None:
-    async with FaultyServer() as server, client_of(server.url, request_bytes=KIB) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         assert (await client.ask(infer_binary(binary_header(0), b""))).status == 200
         assert len(server.requests) == 1
 
 
 async def test_max_tensors_are_refused_in_every_form() -> None:
-    async with FaultyServer() as server, client_of(server.url, max_tensors=2) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, max_tensors=2) as client:
         for count, status in ((2, 200), (3, 400)):
             data = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * count
             padded = json.dumps({"inputs": data, "id": "a" * 200 * KIB}).encode()

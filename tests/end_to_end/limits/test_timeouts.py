@@ -6,22 +6,27 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import client_of, gateway_before, until
-from tests.support.http_messages import answer, chunk, message, request
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
-    binary_answer,
     binary_header,
+    binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 # On one loop only: these tests wait.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -51,16 +56,16 @@ async def reads_and_hangs(connection: Connection) -> None:
 async def knows_a_model_and_hangs(connection: Connection) -> None:
     """Answer what the gateway asks of a model, and nothing else."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
-    await hang(connection)
+        await connection.send(http_response(metadata(-1)))
+    await never_respond(connection)
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("limit", ["idle_time", "total_time"])
 async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, limit: str) -> None:
     async with (
-        FaultyServer(knows_a_model_and_hangs) as server,
-        client_of(server.url, **_limited(limit)) as client,
+        ScriptedServer(knows_a_model_and_hangs) as server,
+        gateway_client(server.url, **_limited(limit)) as client,
     ):
         reply = await client.ask(data)
         assert reply.status == 504
@@ -70,7 +75,10 @@ async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, l
 
 
 async def test_a_server_that_never_tells_of_its_model_is_a_504_that_names_it() -> None:
-    async with FaultyServer(hang) as server, client_of(server.url, idle_time=SHORT) as client:
+    async with (
+        ScriptedServer(never_respond) as server,
+        gateway_client(server.url, idle_time=SHORT) as client,
+    ):
         reply = await client.ask(RAW)
         assert reply.status == 504
         assert server.url in reply.error
@@ -81,9 +89,12 @@ async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
         await connection.head()
         await asyncio.sleep(5)
 
-    async with FaultyServer(script) as server, client_of(server.url, idle_time=LONGER) as client:
-        client.send_now(request("POST", "/v2/x", bytes(20_000_000)))
-        reply = await client.reply()
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_time=LONGER) as client,
+    ):
+        client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
+        reply = await client.read_response()
         assert reply.status == 504
         assert server.url in reply.error
 
@@ -102,11 +113,11 @@ async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
 @pytest.mark.parametrize("limit", ["idle_time", "total_time"])
 async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
     async with (
-        FaultyServer(reads_and_hangs) as server,
-        client_of(server.url, **_limited(limit)) as client,
+        ScriptedServer(reads_and_hangs) as server,
+        gateway_client(server.url, **_limited(limit)) as client,
     ):
         await client.send(data)
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 408
         assert reply.error.startswith("waiting for the client")
         assert f"limits.{limit}" in reply.error
@@ -116,11 +127,11 @@ async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> 
 @pytest.mark.parametrize("data", [RAW[:-1], RAW[:-8]])
 async def test_a_client_that_stops_sending_raw_bytes_is_a_408(data: bytes) -> None:
     async with (
-        FaultyServer(knows_a_model_and_hangs) as server,
-        client_of(server.url, idle_time=SHORT) as client,
+        ScriptedServer(knows_a_model_and_hangs) as server,
+        gateway_client(server.url, idle_time=SHORT) as client,
     ):
         await client.send(data)
-        assert (await client.reply()).status == 408
+        assert (await client.read_response()).status == 408
         assert not [r for r in server.requests if r.head.target == INFER]
 
 
@@ -142,11 +153,11 @@ async def test_an_answer_that_stops_is_cut(limit: str) -> None:
         await connection.request()
         head = {"Transfer-Encoding": "chunked"}
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
-        await hang(connection)
+        await never_respond(connection)
 
     async with (
-        FaultyServer(script) as server,
-        client_of(server.url, **_limited(limit, LONGER)) as client,
+        ScriptedServer(script) as server,
+        gateway_client(server.url, **_limited(limit, LONGER)) as client,
     ):
         await client.send(GET)
         assert (await client.head()).status == 200
@@ -156,15 +167,18 @@ async def test_an_answer_that_stops_is_cut(limit: str) -> None:
 
 
 async def test_a_binary_answer_that_stops_is_cut() -> None:
-    header = answer_header(400_000)
+    header = binary_response_header(400_000)
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
+        head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
         await connection.send(message("HTTP/1.1 200 OK", head, header + bytes(200_000)))
-        await hang(connection)
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server, client_of(server.url, idle_time=LONGER) as client:
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_time=LONGER) as client,
+    ):
         await client.send(JSON)
         assert (await client.head()).status == 200
         assert not (await _until_cut(client)).endswith(b"0\r\n\r\n")
@@ -172,16 +186,16 @@ async def test_a_binary_answer_that_stops_is_cut() -> None:
 
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
 async def test_a_client_that_never_reads_is_dropped(data: bytes) -> None:
-    big = binary_answer(bytes(30_000_000))
+    big = binary_response(bytes(30_000_000))
 
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(big)
-        await hang(connection)
+        await never_respond(connection)
 
     async with (
-        FaultyServer(script) as server,
-        gateway_before(server.url, idle_time=LONGER) as gateway,
+        ScriptedServer(script) as server,
+        running_gateway(server.url, idle_time=LONGER) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -205,12 +219,15 @@ async def test_what_moves_is_not_idle() -> None:
             await connection.send(chunk(b"y"))
         await connection.send(chunk(b""))
 
-    async with FaultyServer(script) as server, client_of(server.url, idle_time=LONGER) as client:
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_time=LONGER) as client,
+    ):
         await client.send(request("POST", "/v2/x", headers={"Content-Length": str(pauses)}))
         for _ in range(pauses):
             await asyncio.sleep(LONGER / 4)
             await client.send(b"x")
-        assert (await client.reply()).body == b"y" * pauses
+        assert (await client.read_response()).body == b"y" * pauses
 
 
 async def test_total_time_counts_what_moves_too() -> None:
@@ -221,7 +238,10 @@ async def test_total_time_counts_what_moves_too() -> None:
             await asyncio.sleep(SHORT / 10)
             await connection.send(chunk(b"y"))
 
-    async with FaultyServer(script) as server, client_of(server.url, total_time=LONGER) as client:
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, total_time=LONGER) as client,
+    ):
         await client.send(GET)
         assert (await client.head()).status == 200
         assert b"0\r\n\r\n" not in await _until_cut(client)
@@ -234,21 +254,21 @@ async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int)
     route: dict[str, Any] = {"limits": own} if of_the_route else {}
     limits = {} if of_the_route else own
     async with (
-        FaultyServer(always(answer())) as server,
-        client_of(server.url, route=route, **limits) as client,
+        ScriptedServer(always_respond(http_response())) as server,
+        gateway_client(server.url, route=route, **limits) as client,
     ):
         await client.send(POST[:-5])
         await asyncio.sleep(0.02)
         await client.send(POST[-5:])
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == status
         assert (b"limits.body_rate" in reply.body) is (status == 408)
 
 
 async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> None:
     async with (
-        FaultyServer(always(answer())) as server,
-        client_of(server.url, idle_time=LONGER, total_time=LONGER) as client,
+        ScriptedServer(always_respond(http_response())) as server,
+        gateway_client(server.url, idle_time=LONGER, total_time=LONGER) as client,
     ):
         assert (await client.ask(GET)).status == 200
         await asyncio.sleep(LONGER * 1.5)
@@ -257,15 +277,15 @@ async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> Non
 
 async def test_a_client_may_go_on_after_its_server_was_too_slow() -> None:
     async with (
-        FaultyServer(hang, always(answer())) as server,
-        client_of(server.url, idle_time=LONGER) as client,
+        ScriptedServer(never_respond, always_respond(http_response())) as server,
+        gateway_client(server.url, idle_time=LONGER) as client,
     ):
         assert (await client.ask(GET)).status == 504
         assert (await client.ask(GET)).status == 200
 
 
 async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
-    async with client_of(unused_backlog, connect_time=SHORT) as client:
+    async with gateway_client(unused_backlog, connect_time=SHORT) as client:
         for data in (GET, POST, JSON, BINARY, RAW):
             reply = await client.ask(data)
             assert reply.status == 503
@@ -273,7 +293,7 @@ async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
 
 
 async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
-    async with client_of(unused_backlog, idle_time=SHORT) as client:
+    async with gateway_client(unused_backlog, idle_time=SHORT) as client:
         reply = await client.ask(JSON)
         assert reply.status == 504
         assert unused_backlog in reply.error
@@ -282,13 +302,13 @@ async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
 @pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
 async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
     async with (
-        FaultyServer() as server,
-        client_of(server.url, head_time=SHORT) as client,
+        ScriptedServer() as server,
+        gateway_client(server.url, head_time=SHORT) as client,
     ):
         if before:
             assert (await client.ask(before)).status == 200
         await client.send(GET[:-2])
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 408
         assert "head did not come within 0.25 s (limits.head_time)" in reply.error
         assert await client.rest() == b""
@@ -296,8 +316,8 @@ async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
 
 async def test_a_connection_without_a_request_is_closed() -> None:
     async with (
-        FaultyServer() as server,
-        client_of(server.url, keep_alive="1s") as client,
+        ScriptedServer() as server,
+        gateway_client(server.url, keep_alive="1s") as client,
     ):
         assert (await client.ask(GET)).status == 200
         assert await client.rest() == b""
@@ -305,13 +325,13 @@ async def test_a_connection_without_a_request_is_closed() -> None:
 
 async def test_empty_lines_do_not_keep_a_connection() -> None:
     async with (
-        FaultyServer() as server,
-        client_of(server.url, keep_alive="1s") as client,
+        ScriptedServer() as server,
+        gateway_client(server.url, keep_alive="1s") as client,
     ):
 
         async def send_empty_lines() -> None:
             while True:
-                client.send_now(b"\r\n")
+                client.send_nowait(b"\r\n")
                 await asyncio.sleep(0.05)
 
         sending = asyncio.create_task(send_empty_lines())
@@ -325,8 +345,8 @@ async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str,
     """It is whole for the gateway, so that no call waits for the client any more."""
     size = 60_000
     async with (
-        FaultyServer(always(answer(bytes(size)))) as server,
-        gateway_before(server.url, idle_time=LONGER, keep_alive="1h") as gateway,
+        ScriptedServer(always_respond(http_response(bytes(size)))) as server,
+        running_gateway(server.url, idle_time=LONGER, keep_alive="1h") as gateway,
         gateway.client() as client,
     ):
         client.stop_reading()
@@ -348,12 +368,12 @@ async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str,
 async def test_client_that_reads_the_rest_of_an_answer_slowly_gets_it_whole() -> None:
     sizes = [60_000] * 80
     async with (
-        FaultyServer(always(answer(bytes(sizes[0])))) as server,
-        gateway_before(server.url, idle_time=SHORT) as gateway,
+        ScriptedServer(always_respond(http_response(bytes(sizes[0])))) as server,
+        running_gateway(server.url, idle_time=SHORT) as gateway,
         gateway.client() as client,
     ):
         for _ in sizes:
-            client.send_now(request("GET", "/v2/x"))
+            client.send_nowait(request("GET", "/v2/x"))
         for size in sizes:
-            assert len((await client.reply()).body) == size
+            assert len((await client.read_response()).body) == size
             await asyncio.sleep(SHORT / 20)

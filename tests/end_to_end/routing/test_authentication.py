@@ -15,12 +15,12 @@ from gateway.app.build import api_keys as keys_module
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.gateway import LIMITS, RunningGateway, until
-from tests.support.http_messages import answer, request
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import infer_json
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import FaultyServer, always
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
-Send = Callable[[RawClient, bytes], Awaitable[Reply]]
+Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
 
 CHALLENGE = 'Bearer realm="tensorgate", ApiKey realm="tensorgate", header="X-Api-Key"'
 NEEDED = "a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
@@ -38,16 +38,16 @@ ROUTES: list[dict[str, Any]] = [
 """Of what they do not take, there is no route."""
 
 
-async def _in_one_write(client: RawClient, data: bytes) -> Reply:
+async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
     return await client.ask(data)
 
 
-async def _in_two_writes(client: RawClient, data: bytes) -> Reply:
+async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
     """Send a request that is not at hand as a whole, and so takes the ordinary way."""
     await client.send(data[:-1])
     await asyncio.sleep(0.002)
     await client.send(data[-1:])
-    return await client.reply()
+    return await client.read_response()
 
 
 @pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
@@ -58,7 +58,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 
 @asynccontextmanager
 async def _gateway(
-    server: FaultyServer, folder: Path, routes: list[dict[str, Any]] = ROUTES
+    server: ScriptedServer, folder: Path, routes: list[dict[str, Any]] = ROUTES
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway with a connection to its server that no exchange uses."""
     for team in "ab":
@@ -88,7 +88,7 @@ async def _gateway(
 
 
 @asynccontextmanager
-async def _client_of(server: FaultyServer, folder: Path) -> AsyncIterator[RawClient]:
+async def _client_of(server: ScriptedServer, folder: Path) -> AsyncIterator[RawClient]:
     async with _gateway(server, folder) as gateway, gateway.client() as client:
         yield client
 
@@ -105,9 +105,9 @@ def _post(model: str, headers: dict[str, str]) -> bytes:
 
 @pytest.mark.parametrize("headers", [A, ROBOT, {"x-api-key": "another-key"}, {**WRONG, **ROBOT}])
 async def test_who_shows_a_key_is_let_in(
-    headers: dict[str, str], tmp_path: Path, send: Send, went_straight: list[str]
+    headers: dict[str, str], tmp_path: Path, send: Send, fast_path_requests: list[str]
 ) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for _ in range(2):
             assert (await send(client, _post("a", {"X-Kept": "1", **headers}))).status == 200
         assert len(server.requests) == 3
@@ -116,14 +116,14 @@ async def test_who_shows_a_key_is_let_in(
             assert received.head.all("Authorization") == received.head.all("X-Api-Key") == []
             assert "key" not in str(received)
             assert received.head.get("X-Kept") == "1"
-    assert len(went_straight) == 2 * (send is _in_one_write)
+    assert len(fast_path_requests) == 2 * (send is _in_one_write)
 
 
 async def test_who_asks_for_tensors_is_let_in(tmp_path: Path, send: Send) -> None:
     others = {"match": {"model": "x"}, "auth": ["team-b", "robots"]}
     routes = [ROUTES[2], others, {"auth": "team-a"}]
     async with (
-        FaultyServer(always(answer(b'{"outputs":[]}'))) as server,
+        ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
         _gateway(server, tmp_path, routes) as gateway,
         gateway.client() as client,
     ):
@@ -136,7 +136,7 @@ async def test_who_asks_for_tensors_is_let_in(tmp_path: Path, send: Send) -> Non
 async def test_who_shows_none_is_told_the_same_of_all(
     headers: dict[str, str], tmp_path: Path, send: Send
 ) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         asked = [
             *(_post(model, headers) for model in ("a", "b", "unknown")),
             request("GET", "/v2/models/a", headers=headers),
@@ -162,14 +162,14 @@ async def test_who_shows_none_is_told_the_same_of_all(
 
 
 async def test_an_answer_to_head_has_no_body(tmp_path: Path) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         await client.send(request("HEAD", "/v2/models/a"))
         assert (await client.head()).status == 401
         assert (await client.call("GET", "/v2/models/x/ready")).status == 200
 
 
 async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send: Send) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers, models, listed in ((A, "bx", "a"), (B, "ax", "b"), (ROBOT, "bx", "a")):
             for model in models:
                 reply = await send(client, _post(model, headers))
@@ -183,14 +183,14 @@ async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send
 
 
 async def test_what_is_denied_is_so_with_a_key_too(tmp_path: Path, send: Send) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         reply = await send(client, request("GET", "/v2/models/a/config", b"", A))
         assert reply.status == 403
         assert reply.error == "what is asked for (config) is not served here"
 
 
 async def test_an_open_route_asks_for_nothing(tmp_path: Path, send: Send) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
             data = request("GET", "/v2/models/x/ready", b"x", headers)
             assert (await send(client, data)).status == 200
@@ -208,7 +208,7 @@ async def test_servers_get_no_key_on_any_route(
 ) -> None:
     routes = [{"match": {"model": "b"}, "auth": ["team-a", "team-b"]}, ROUTES[0], {}]
     async with (
-        FaultyServer() as server,
+        ScriptedServer() as server,
         _gateway(server, tmp_path, routes) as gateway,
         gateway.client() as client,
     ):
@@ -221,10 +221,10 @@ async def test_servers_get_no_key_on_any_route(
 
 
 async def test_a_large_body_without_a_key_is_not_waited_for(tmp_path: Path) -> None:
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         head = {"Content-Length": "50000000", "Expect": "100-continue"}
         await client.send(request("POST", "/v2/models/a/infer", headers=head))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 401
         assert reply.head.get("Connection") == "close"
         assert len(server.requests) == 1
@@ -234,10 +234,10 @@ async def test_a_key_that_is_taken_out_lets_nobody_in_any_more(
     tmp_path: Path, send: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(keys_module, "LOOK", 0.001)
+    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
     new = {"Authorization": "Bearer new-key-of-a"}
     async with (
-        FaultyServer() as server,
+        ScriptedServer() as server,
         _gateway(server, tmp_path) as gateway,
         gateway.client() as client,
         gateway.client() as other,
@@ -258,7 +258,7 @@ async def test_no_key_is_ever_logged(
     tmp_path: Path, send: Send, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with FaultyServer() as server, _client_of(server, tmp_path) as client:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers in (A, B, ROBOT, WRONG):
             for model in "abx":
                 reply = await send(client, _post(model, headers))

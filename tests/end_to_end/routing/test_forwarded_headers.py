@@ -16,11 +16,11 @@ from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import LIMITS, RunningGateway, until
-from tests.support.gateway_process import serving, settings_in
-from tests.support.http_messages import Head, answer, chunk, message, request
+from tests.support.gateway_process import gateway_process, write_settings
+from tests.support.http_messages import Head, chunk, http_response, message, request
 from tests.support.inference_messages import (
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
     binary_header,
     infer_binary,
     infer_json,
@@ -28,7 +28,12 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, answering
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
+)
 
 Send = Callable[[RawClient, bytes], Awaitable[None]]
 
@@ -89,7 +94,7 @@ async def _model(connection: Connection) -> None:
         received = await connection.request()
         is_model = received.head.target.startswith("/v2/models/m")
         is_infer = received.head.target == INFER
-        await connection.send(answer(metadata(-1) if is_model and not is_infer else b"{}"))
+        await connection.send(http_response(metadata(-1) if is_model and not is_infer else b"{}"))
 
 
 def _told(head: Head) -> dict[str, str]:
@@ -121,12 +126,12 @@ EVERY_WAY = {
 
 @pytest.mark.parametrize("data", EVERY_WAY.values(), ids=EVERY_WAY)
 async def test_every_request_says_who_asks(data: bytes, send: Send) -> None:
-    async with FaultyServer(_model) as server, _client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await send(client, data)
         if data.startswith(b"HEAD"):
             await client.head()
         else:
-            reply = await client.reply()
+            reply = await client.read_response()
             assert reply.status == 200
             # Of what passes, a client sees no more than the server said.
             assert [name for name in ADDED if reply.head.all(name)] == []
@@ -141,9 +146,9 @@ async def test_every_request_says_who_asks(data: bytes, send: Send) -> None:
 
 
 async def test_what_the_gateway_asks_for_itself_names_the_gateway_alone(send: Send) -> None:
-    async with FaultyServer(_model) as server, _client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await send(client, infer_raw(bytes(8)))
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         asked = [each for each in server.requests if each.head.target.startswith("/v2/models/m")]
         own = {"Via": f"1.1 {GATEWAY}"}
         assert [_told(each.head) == own for each in asked] == [True, True, False]
@@ -190,33 +195,33 @@ async def test_whom_to_believe(
     trust: object, told: dict[str, str], forwarded: str, send: Send
 ) -> None:
     async with (
-        FaultyServer(_model) as server,
+        ScriptedServer(_model) as server,
         _client_of(server.url, forwarded={"trust": trust}) as client,
     ):
         for data in (request("POST", "/v2/x", b"hello"), infer_json()):
             await send(client, _with(data, *CLAIMS))
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             head = server.requests[-1].head
             assert _told(head) == told
             assert head.get("Forwarded") == forwarded
 
 
 async def test_ipv6(send: Send) -> None:
-    async with FaultyServer(_model) as server, _client_of(server.url, "[::1]:0") as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url, "[::1]:0") as client:
         await send(client, _with(request("POST", "/v2/x", b"x"), "Forwarded: for=a"))
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         head = server.requests[-1].head
         assert head.get("X-Forwarded-For") == "::1"
         assert head.get("Forwarded") == 'for="[::1]";host=gateway;proto=http'
 
 
 async def test_a_client_on_a_unix_socket(tmp_path: Path, send: Send) -> None:
-    async with FaultyServer(_model) as server:
+    async with ScriptedServer(_model) as server:
         async with _client_of(server.url, f"unix:{tmp_path}/s") as client:
             await send(client, request("POST", "/v2/x", b"x"))
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             await send(client, _with(request("POST", "/v2/x", b"x"), *CLAIMS))
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         plain, claiming = (each.head for each in server.requests[-2:])
         assert "X-Forwarded-For" not in _told(plain)
         assert plain.get("X-Forwarded-Proto") == "http"
@@ -229,29 +234,29 @@ async def test_a_client_on_a_unix_socket(tmp_path: Path, send: Send) -> None:
 async def test_a_client_that_speaks_tls(tmp_path: Path, send: Send) -> None:
     files = certificate_files(tmp_path, server_certificate())
     tls = dict(zip(("certificate", "key"), files, strict=True))
-    async with FaultyServer(_model) as server, _client_of(server.url, tls=tls) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url, tls=tls) as client:
         await send(client, _with(infer_json(), "Forwarded: for=a"))
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         head = server.requests[-1].head
         assert head.get("X-Forwarded-Proto") == "https"
         assert head.get("Forwarded") == "for=127.0.0.1;host=gateway;proto=https"
 
 
-async def test_clients_with_the_same_head_are_told_apart(went_straight: list[str]) -> None:
-    async with FaultyServer(_model) as server, _gateway(server.url, "[::1]:0") as gateway:
+async def test_clients_with_the_same_head_are_told_apart(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server, _gateway(server.url, "[::1]:0") as gateway:
         async with gateway.client() as one, connect(gateway.url) as two:
             for client in (one, two, one):
                 await client.ask(infer_json())
         heads = [each.head for each in server.requests[1:]]
         assert {head.get("X-Forwarded-For") for head in heads} == {"::1"}
         assert len({head.get("X-Request-Id") for head in heads}) == 3
-    assert went_straight == [INFER] * 3
+    assert fast_path_requests == [INFER] * 3
 
 
 async def test_what_is_asked_in_http_1_0() -> None:
-    async with FaultyServer(_model) as server, _client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
-        assert (await client.reply()).status == 200
+        assert (await client.read_response()).status == 200
         told = _told(server.requests[-1].head)
         assert told["Via"] == f"1.0 {GATEWAY}"
         assert "X-Forwarded-Host" not in told
@@ -268,15 +273,15 @@ async def test_what_is_asked_in_http_1_0() -> None:
 async def test_what_is_switched_off_passes_as_it_came(
     settings: dict[str, Any], untouched: tuple[str, ...], send: Send
 ) -> None:
-    async with FaultyServer(_model) as server, _client_of(server.url, **settings) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url, **settings) as client:
         for data in (request("POST", "/v2/x", b"hello"), infer_json()):
             await send(client, data)
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             head = server.requests[-1].head
             for line in untouched:
                 assert head.all(line.partition(":")[0]) == []
             await send(client, _with(data, *untouched))
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             lines = [f"{name}: {value}" for name, value in server.requests[-1].head.headers]
             for line in untouched:
                 name, _, value = line.partition(":")
@@ -290,10 +295,10 @@ async def test_the_headers_of_a_trace_are_untouched(send: Send) -> None:
         "tracestate: congo=t61rcWkgMzE",
         "baggage: userId=alice",
     )
-    async with FaultyServer(_model) as server, _client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         for data in (request("POST", "/v2/x", b"hello"), infer_json()):
             await send(client, _with(data, *lines))
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             sent = [f"{name}: {value}" for name, value in server.requests[-1].head.headers]
             assert [line for line in sent if line in lines] == list(lines)
 
@@ -301,31 +306,31 @@ async def test_the_headers_of_a_trace_are_untouched(send: Send) -> None:
 # ---------------------------------------------------------------------------------- ids
 
 
-async def test_a_request_that_is_sent_again_keeps_its_id(went_straight: list[str]) -> None:
+async def test_a_request_that_is_sent_again_keeps_its_id(fast_path_requests: list[str]) -> None:
     async def closing(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
 
-    async with FaultyServer(closing, _model) as server, _gateway(server.url) as gateway:
+    async with ScriptedServer(closing, _model) as server, _gateway(server.url) as gateway:
         async with gateway.client() as client:
             assert (await client.ask(infer_json())).status == 200
         _, one, two = server.requests
-        assert went_straight == [INFER]
+        assert fast_path_requests == [INFER]
         assert _told(one.head) == _told(two.head)
         assert len(_told(one.head)) == len(ADDED)
 
 
 async def test_a_request_that_another_endpoint_answers_keeps_its_id(
-    went_straight: list[str],
+    fast_path_requests: list[str],
 ) -> None:
     async def leaving(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         first._server.close()
 
-    async with FaultyServer(leaving) as first, FaultyServer(_model) as second:
+    async with ScriptedServer(leaving) as first, ScriptedServer(_model) as second:
         upstreams = {"servers": {"endpoints": [first.url, second.url], "dialect": "triton"}}
         async with _gateway(first.url, upstreams=upstreams) as gateway, gateway.client() as client:
             # Each of the two has a connection, until one is not to be had any more.
@@ -345,10 +350,10 @@ def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_the_log_names_the_id(caplog: pytest.LogCaptureFixture, send: Send) -> None:
     caplog.set_level(logging.INFO)
-    async with FaultyServer(_model) as server, _client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         for data in (infer_json(), _with(infer_json(), "X-Request-Id: my-own")):
             await send(client, data)
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
         ids = [each.head.get("X-Request-Id") for each in server.requests[1:]]
     assert ids[1] == "my-own"
     assert _access(caplog) == ids
@@ -356,20 +361,20 @@ async def test_the_log_names_the_id(caplog: pytest.LogCaptureFixture, send: Send
 
 async def test_without_ids_the_log_has_none(caplog: pytest.LogCaptureFixture, send: Send) -> None:
     caplog.set_level(logging.INFO)
-    async with FaultyServer(_model) as server, _client_of(server.url, request_id=False) as client:
+    async with ScriptedServer(_model) as server, _client_of(server.url, request_id=False) as client:
         await send(client, request("POST", "/v2/models/m/infer", b"no"))
-        assert (await client.reply()).head.all("X-Request-Id") == []
+        assert (await client.read_response()).head.all("X-Request-Id") == []
     assert _access(caplog) == ["-"]
 
 
 FAILURES: dict[str, tuple[bytes, bytes, int]] = {
-    "a bad request": (request("POST", INFER, b'{"inputs":'), answer(), 400),
+    "a bad request": (request("POST", INFER, b'{"inputs":'), http_response(), 400),
     "no answer": (request("POST", "/v2/x", b"x"), b"", 502),
     "no HTTP": (request("POST", "/v2/x", b"x"), b"what?\r\n\r\n", 502),
-    "a lie": (infer_json(), answer(b"{}", {LENGTH: "x"}), 502),
+    "a lie": (infer_json(), http_response(b"{}", {HEADER_LENGTH: "x"}), 502),
     "a lie to come": (
         infer_json(),
-        message("HTTP/1.1 200 OK", {LENGTH: "x", "Transfer-Encoding": "chunked"}),
+        message("HTTP/1.1 200 OK", {HEADER_LENGTH: "x", "Transfer-Encoding": "chunked"}),
         502,
     ),
 }
@@ -389,12 +394,12 @@ async def test_an_error_of_the_gateways_own_names_the_id(
 
     async def script(connection: Connection) -> None:
         while (await connection.request()).head.target == "/v2/warm":
-            await connection.send(answer())
+            await connection.send(http_response())
         await connection.send(sent)
 
-    async with FaultyServer(script) as server, _client_of(server.url) as client:
+    async with ScriptedServer(script) as server, _client_of(server.url) as client:
         await send(client, _with(data, *([f"X-Request-Id: {given}"] if given else [])))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == status
         assert reply.error
         shown = reply.head.get("X-Request-Id")
@@ -403,20 +408,23 @@ async def test_an_error_of_the_gateways_own_names_the_id(
 
 
 async def test_errors_of_the_servers_do_not_name_the_id(send: Send) -> None:
-    data = answer(b'{"error":"unknown model"}', status="404 Not Found")
-    first = answering(answer())
-    async with FaultyServer(first, always(data)) as server, _client_of(server.url) as client:
+    data = http_response(b'{"error":"unknown model"}', status="404 Not Found")
+    first = respond_in_turn(http_response())
+    async with (
+        ScriptedServer(first, always_respond(data)) as server,
+        _client_of(server.url) as client,
+    ):
         for asked in (infer_json(), infer_raw(bytes(8)), request("POST", "/v2/x", b"x")):
             await send(client, asked)
-            reply = await client.reply()
+            reply = await client.read_response()
             assert (reply.status, reply.error) == (404, "unknown model")
             assert reply.head.all("X-Request-Id") == []
 
 
 async def test_no_id_for_what_is_no_request() -> None:
-    async with FaultyServer() as server, _client_of(server.url) as client:
+    async with ScriptedServer() as server, _client_of(server.url) as client:
         await client.send(_with(request("GET", "/v2/x"), "X-Request-Id: a", "Nothing"))
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 400
         assert reply.head.all("X-Request-Id") == []
 
@@ -428,13 +436,13 @@ async def test_an_answer_that_is_cut_is_logged_with_the_id(
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await connection.send(begun)
         await cut.wait()
 
     cut = asyncio.Event()
-    async with FaultyServer(script) as server, _client_of(server.url) as client:
+    async with ScriptedServer(script) as server, _client_of(server.url) as client:
         await send(client, _with(request("POST", "/v2/x", b"x"), "X-Request-Id: my-own"))
         await client.head()
         cut.set()
@@ -448,9 +456,9 @@ async def test_an_answer_that_is_cut_is_logged_with_the_id(
 
 
 async def test_ids_are_different_in_each_worker_and_for_each_request(tmp_path: Path) -> None:
-    async with FaultyServer(_model) as server:
-        config = settings_in(tmp_path / "gateway.yaml", server.url, more="workers: 2\n")
-        async with serving(config) as (_, url):
+    async with ScriptedServer(_model) as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more="workers: 2\n")
+        async with gateway_process(config) as (_, url):
             for _ in range(4):
                 async with connect(url) as client:
                     for _ in range(5):

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.support.gateway import client_of
-from tests.support.inference_messages import binary_answer, infer_json
+from tests.support.gateway import gateway_client
+from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import FaultyServer, always
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 # In one write it is at hand as a whole and goes straight; if its end comes later, it takes a task.
 WAYS = {"straight": 10_000, "ordinary": -4}
@@ -21,12 +21,12 @@ async def _ask(client: RawClient, first: int, user: str | None, header: str = "X
     if data[first:]:
         await asyncio.sleep(0.005)
         await client.send(data[first:])
-    assert (await client.reply()).status == 200
+    assert (await client.read_response()).status == 200
 
 
-async def _servers(stack: AsyncExitStack) -> list[FaultyServer]:
-    script = always(binary_answer(bytes(4)))
-    return [await stack.enter_async_context(FaultyServer(script)) for _ in range(COUNT)]
+async def _servers(stack: AsyncExitStack) -> list[ScriptedServer]:
+    script = always_respond(binary_response(bytes(4)))
+    return [await stack.enter_async_context(ScriptedServer(script)) for _ in range(COUNT)]
 
 
 # The gateway writes the second anew, with the value that the client gave.
@@ -37,7 +37,7 @@ async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
         servers = await _servers(stack)
         upstream = {"balance": {"hash": header}}
         client = await stack.enter_async_context(
-            client_of(*[server.url for server in servers], upstream=upstream)
+            gateway_client(*[server.url for server in servers], upstream=upstream)
         )
         # So many that chance leaves no endpoint out: where a value goes hangs on the ports.
         users = [f"user-{number}" for number in range(60)]
@@ -55,7 +55,7 @@ async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
         servers = await _servers(stack)
         upstream = {"balance": {"hash": "X-User"}}
         client = await stack.enter_async_context(
-            client_of(*[server.url for server in servers], upstream=upstream)
+            gateway_client(*[server.url for server in servers], upstream=upstream)
         )
         for _ in range(2 * COUNT):
             await _ask(client, first, None)
@@ -67,7 +67,9 @@ async def test_each_in_turn(first: int) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
         client = await stack.enter_async_context(
-            client_of(*[server.url for server in servers], upstream={"balance": "round_robin"})
+            gateway_client(
+                *[server.url for server in servers], upstream={"balance": "choose_round_robin"}
+            )
         )
         for _ in range(4 * COUNT):
             await _ask(client, first, "anybody")
@@ -79,7 +81,7 @@ async def test_where_its_endpoint_is_gone_a_value_goes_elsewhere() -> None:
         servers = await _servers(stack)
         nowhere = "http://127.0.0.1:1"
         client = await stack.enter_async_context(
-            client_of(
+            gateway_client(
                 nowhere,
                 *[server.url for server in servers],
                 upstream={"balance": {"hash": "X-User"}},

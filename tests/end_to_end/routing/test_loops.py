@@ -17,10 +17,10 @@ from gateway.settings.schema import Settings
 from tests.end_to_end.routing.test_forwarded_headers import EVERY_WAY, _in_one_write, _in_two_writes
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, RunningGateway, until
-from tests.support.gateway_process import serving, settings_in
-from tests.support.http_messages import answer, request
+from tests.support.gateway_process import gateway_process, write_settings
+from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import FaultyServer, always
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 ACCESS = "tensorgate.access"
 PSEUDONYM = re.compile(r"1\.1 tensorgate-[0-9a-f]{16}")
@@ -72,7 +72,7 @@ async def test_a_gateway_in_front_of_itself_answers_508(
         async with gateway.client() as client:
             for rounds in (1, 2):
                 await send(client, EVERY_WAY[name])
-                reply = await client.reply()
+                reply = await client.read_response()
                 assert reply.status == 508
                 assert reply.error.startswith("loop: ")
                 await until(lambda: _requests(caplog) == 2 * rounds)  # noqa: B023
@@ -126,7 +126,7 @@ async def test_two_gateways_in_front_of_each_other_answer_508(
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
 async def test_a_chain_of_gateways_is_no_loop(via: bool) -> None:
-    async with FaultyServer(always(answer(b"{}"))) as server:
+    async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
         end = server.url.removeprefix("http://")
         addresses = (free_address(), free_address(), free_address(), end)
         async with _chain(*addresses, forwarded={"via": via}) as gateways:
@@ -141,7 +141,7 @@ async def test_a_chain_of_gateways_is_no_loop(via: bool) -> None:
 
 
 async def test_a_reload_leaves_the_gateways_name_in_via_as_it_was() -> None:
-    async with FaultyServer(always(answer(b"{}"))) as server:
+    async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
         address, end = free_address(), server.url.removeprefix("http://")
         async with _chain(address, end) as (running,):
             async with running.client() as client:
@@ -158,12 +158,12 @@ async def test_a_reload_leaves_the_gateways_name_in_via_as_it_was() -> None:
 async def test_workers_have_one_name_in_via(tmp_path: Path) -> None:
     """A request comes back to the other worker: that has fewer connections."""
     address = free_address()
-    config = settings_in(tmp_path / "g.yaml", f"http://{address}", address, "workers: 2\n")
-    async with serving(config) as (process, url):
+    config = write_settings(tmp_path / "g.yaml", f"http://{address}", address, "workers: 2\n")
+    async with gateway_process(config) as (process, url):
         for _ in range(8):
             async with connect(url) as client:
                 await client.send(request("GET", "/v2/x"))
-                assert (await client.reply()).status == 508
+                assert (await client.read_response()).status == 508
         process.process.terminate()
         _, _, said = await process.end()
     assert said.count(": GET /v2/x 508") == 16, said

@@ -14,30 +14,30 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.proxy.router import Routes
+from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from tests.support.gateway import LIMITS, RunningGateway, until
-from tests.support.http_messages import answer, chunk, chunked, message, request
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    binary_answer,
     binary_header,
+    binary_response,
     infer_binary,
     infer_json,
     infer_raw,
     json_request,
     metadata,
 )
-from tests.support.raw_client import RawClient, Reply
+from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import (
     Connection,
-    FaultyServer,
-    Received,
+    ReceivedRequest,
     Script,
-    always,
-    hang,
+    ScriptedServer,
+    always_respond,
+    never_respond,
 )
 
 pytestmark = pytest.mark.usefixtures("one_identity")
@@ -55,14 +55,14 @@ async def model(connection: Connection) -> None:
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
-            await connection.send(binary_answer(FLOATS.tobytes()))
+            await connection.send(binary_response(FLOATS.tobytes()))
         elif target == STREAM:
             head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
             await connection.send(message("HTTP/1.1 200 OK", head), *map(chunk, EVENTS), chunk(b""))
         elif target == "/v2/models/m":
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
         else:
-            await connection.send(answer(b'{"text_output":"y"}'))
+            await connection.send(http_response(b'{"text_output":"y"}'))
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def mirrored(
 
 def _under_way(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.routes.rules[0].mirror
-    return 0 if mirror is None else mirror.under_way
+    return 0 if mirror is None else mirror.in_flight
 
 
 def _held(gateway: RunningGateway) -> int:
@@ -113,16 +113,16 @@ TENSOR = random.Random(7).randbytes(MIB)
 HEADER = binary_header(MIB)
 
 
-async def _both_get(data: bytes, *rest: bytes) -> tuple[Received, Received]:
+async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, ReceivedRequest]:
     """Send a request, in as many writes as there are parts; give what the two servers got."""
-    async with FaultyServer(model) as server, FaultyServer(model) as shadow:
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with mirrored(server.url, shadow.url) as gateway:
             async with gateway.client() as client:
                 await client.send(data)
                 for part in rest:
                     await asyncio.sleep(0.005)
                     await client.send(part)
-                assert (await client.reply()).status == 200
+                assert (await client.read_response()).status == 200
             await until(lambda: len(shadow.requests) == len(server.requests))
             await until(lambda: not _under_way(gateway))
             assert _held(gateway) == 0
@@ -141,7 +141,7 @@ FORMS: dict[str, tuple[bytes, ...]] = {
     "binary, 1 MiB, chunked": (
         message(
             f"POST {INFER} HTTP/1.1",
-            {"Host": "h", LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"},
+            {"Host": "h", HEADER_LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"},
         ),
         chunk(HEADER + TENSOR[:500_000]),
         chunked(TENSOR[500_000:]),
@@ -168,8 +168,8 @@ async def test_it_gets_what_the_server_gets(parts: tuple[bytes, ...]) -> None:
     asked, copied = await _both_get(*parts)
     assert copied.head == asked.head
     assert _without_id(copied.body) == _without_id(asked.body)
-    if LENGTH.lower() in dict(copied.head.headers):
-        size = int(copied.head.get(LENGTH) or 0)
+    if HEADER_LENGTH.lower() in dict(copied.head.headers):
+        size = int(copied.head.get(HEADER_LENGTH) or 0)
         assert copied.body[size:] in (TENSOR, FLOATS.tobytes()) or b"100000" in copied.body[:size]
 
 
@@ -177,9 +177,9 @@ async def test_what_is_larger_than_the_cap_goes_to_the_server_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    head = {"Host": "h", LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"}
+    head = {"Host": "h", HEADER_LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"}
     streamed = message(f"POST {INFER} HTTP/1.1", head) + chunked(HEADER + TENSOR)
-    async with FaultyServer(model) as server, FaultyServer(model) as shadow:
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with (
             mirrored(server.url, shadow.url, spool_bytes="512KiB") as gateway,
             gateway.client() as client,
@@ -201,14 +201,14 @@ async def test_what_is_larger_than_the_cap_goes_to_the_server_alone(
     ("share", "copied"), [("0%", range(0)), ("100%", range(30)), ("30%", None)]
 )
 async def test_a_share(
-    share: Any, copied: range | None, monkeypatch: pytest.MonkeyPatch, went_straight: list[str]
+    share: Any, copied: range | None, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     seeded = random.Random(7).random
     expected = [number for number in range(30) if seeded() < 0.3] if copied is None else copied
     drawn = random.Random(7).random
-    seed = partialmethod(Routes.__init__, random=lambda: drawn())
-    monkeypatch.setattr(Routes, "__init__", seed)
-    async with FaultyServer(model) as server, FaultyServer(model) as shadow:
+    seed = partialmethod(Router.__init__, random=lambda: drawn())
+    monkeypatch.setattr(Router, "__init__", seed)
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with (
             mirrored(server.url, shadow.url, share) as gateway,
             gateway.client() as client,
@@ -220,11 +220,11 @@ async def test_a_share(
                 if number % 2:
                     await asyncio.sleep(0.002)
                     await client.send(data[-1:])
-                assert (await client.reply()).status == 200
+                assert (await client.read_response()).status == 200
                 await until(lambda: not _under_way(gateway))
         bodies = [each.body for each in server.requests]
         assert [bodies.index(each.body) for each in shadow.requests] == list(expected)
-        assert len(went_straight) == 14
+        assert len(fast_path_requests) == 14
 
 
 # -------------------------------------------------------------------- what the client sees of it
@@ -248,12 +248,12 @@ async def closes_at_once(connection: Connection) -> None:
 
 async def closes_within_its_answer(connection: Connection) -> None:
     await connection.request()
-    await connection.send(answer(bytes(1000))[:-500])
+    await connection.send(http_response(bytes(1000))[:-500])
 
 
 async def answers_before_it_has_read(connection: Connection) -> None:
     await connection.head()
-    await connection.send(answer(b"{}", status="503 Busy"))
+    await connection.send(http_response(b"{}", status="503 Busy"))
 
 
 async def reads_slowly(connection: Connection) -> None:
@@ -271,13 +271,13 @@ async def never_ends_its_answer(connection: Connection) -> None:
     await connection.request()
     head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
     await connection.send(message("HTTP/1.1 200 OK", head), *[chunk(bytes(10_000))] * 50)
-    await hang(connection)
+    await never_respond(connection)
 
 
 SHADOWS: dict[str, Script] = {
     "answers": model,
-    "hangs": hang,
-    "answers 500": always(answer(b'{"error":"oh no"}', status="500 Oh")),
+    "hangs": never_respond,
+    "answers 500": always_respond(http_response(b'{"error":"oh no"}', status="500 Oh")),
     "closes at once": closes_at_once,
     "closes within its answer": closes_within_its_answer,
     "answers before it has read": answers_before_it_has_read,
@@ -287,7 +287,7 @@ SHADOWS: dict[str, Script] = {
 }
 
 
-def _seen(reply: Reply) -> tuple[str, list[tuple[str, str]], bytes]:
+def _seen(reply: ReceivedResponse) -> tuple[str, list[tuple[str, str]], bytes]:
     """Give all of an answer but for the time at which it was made."""
     return (
         reply.head.first,
@@ -299,12 +299,12 @@ def _seen(reply: Reply) -> tuple[str, list[tuple[str, str]], bytes]:
 async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
     """Give the answers to one request after the other, and what the server got."""
     async with (
-        FaultyServer(model) as server,
+        ScriptedServer(model) as server,
         mirrored(server.url, shadow) as gateway,
         gateway.client() as client,
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
-        assert not gateway.gateway._listener._busy
+        assert not gateway.gateway._listener._active_calls
         pools = gateway.gateway.runtime.upstreams["server"].pool
         assert pools.outstanding == [0]
         own = server.url.removeprefix("http://")  # the Host of what the gateway itself asks
@@ -318,7 +318,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("script", SHADOWS.values(), ids=SHADOWS)
 async def test_the_client_gets_the_same_as_without_a_mirror(script: Script) -> None:
     alone = await _everything(None)
-    async with FaultyServer(script) as shadow:
+    async with ScriptedServer(script) as shadow:
         assert await _everything(shadow.url) == alone
         assert shadow.connections
 
@@ -340,8 +340,8 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
     caplog.set_level(logging.WARNING)
     large = infer_json(json_request(*[1.5] * 200_000))  # 800 kB in binary form
     async with (
-        FaultyServer(model) as server,
-        FaultyServer(hang) as shadow,
+        ScriptedServer(model) as server,
+        ScriptedServer(never_respond) as shadow,
         mirrored(server.url, shadow.url, requests=1, waiting=0, held_bytes="1MiB") as gateway,
     ):
         async with gateway.client() as client:
@@ -359,8 +359,8 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
 
 async def test_the_number_of_copies_can_be_set() -> None:
     async with (
-        FaultyServer(model) as server,
-        FaultyServer(hang) as shadow,
+        ScriptedServer(model) as server,
+        ScriptedServer(never_respond) as shadow,
         mirrored(server.url, shadow.url, own={"most": 2}) as gateway,
     ):
         async with gateway.client() as client:
@@ -372,8 +372,8 @@ async def test_the_number_of_copies_can_be_set() -> None:
 async def test_copies_hold_a_quarter_of_what_clients_may() -> None:
     body = bytes(200_000)
     async with (
-        FaultyServer(model) as server,
-        FaultyServer(reads_slowly) as shadow,
+        ScriptedServer(model) as server,
+        ScriptedServer(reads_slowly) as shadow,
         mirrored(server.url, shadow.url, held_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,
@@ -384,14 +384,14 @@ async def test_copies_hold_a_quarter_of_what_clients_may() -> None:
         assert (await other.call("POST", GENERATE, body)).status == 200
         assert _under_way(gateway) == 0
         await one.send(body[-1:])
-        assert (await one.reply()).status == 200
+        assert (await one.read_response()).status == 200
         await until(lambda: _under_way(gateway) == 1)
 
 
 # -------------------------------------------------------------------------------- who leaves
 
 LEAVING: dict[str, Callable[[RawClient], None]] = {
-    "closes": lambda client: client.end_sending(),
+    "closes": lambda client: client.shutdown_write(),
     "resets": lambda client: client.reset(),
 }
 
@@ -410,7 +410,7 @@ LEAVING: dict[str, Callable[[RawClient], None]] = {
 async def test_a_client_that_leaves_within_its_body(
     data: bytes, leave: Callable[[RawClient], None]
 ) -> None:
-    async with FaultyServer(model) as server, FaultyServer(model) as shadow:
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with mirrored(server.url, shadow.url) as gateway:
             async with gateway.client() as client:
                 await client.send(data[:-1000])
@@ -423,8 +423,8 @@ async def test_a_client_that_leaves_within_its_body(
 
 async def test_a_client_that_leaves_before_its_answer() -> None:
     async with (
-        FaultyServer(hang) as server,
-        FaultyServer(model) as shadow,
+        ScriptedServer(never_respond) as server,
+        ScriptedServer(model) as shadow,
         mirrored(server.url, shadow.url) as gateway,
         gateway.client() as client,
     ):
@@ -442,14 +442,14 @@ async def test_a_mirror_that_hangs_does_not_hold_up_a_drain(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate.access")
-    async with FaultyServer(model) as server, FaultyServer(hang) as shadow:
+    async with ScriptedServer(model) as server, ScriptedServer(never_respond) as shadow:
         async with asyncio.timeout(5):
             async with mirrored(server.url, shadow.url, drain_time=30) as gateway:
                 async with gateway.client() as client:
                     for data in (infer_json(), request("POST", GENERATE, TENSOR)):
                         assert (await client.ask(data)).status == 200
                 await until(lambda: len(shadow.connections) == 2)
-                assert not gateway.gateway._listener._busy
+                assert not gateway.gateway._listener._active_calls
             assert gateway.gateway.dropped == 0
             for connection in shadow.connections:
                 await connection.left.wait()
@@ -463,9 +463,9 @@ async def test_an_exchange_that_is_waited_for_is_still_mirrored() -> None:
     async def waits(connection: Connection) -> None:
         await connection.request()
         await free.wait()
-        await connection.send(answer(b"{}"))
+        await connection.send(http_response(b"{}"))
 
-    async with FaultyServer(waits) as server, FaultyServer(hang) as shadow:
+    async with ScriptedServer(waits) as server, ScriptedServer(never_respond) as shadow:
         serving = mirrored(server.url, shadow.url, drain_time=30)
         gateway = await serving.__aenter__()
         async with gateway.client() as client, asyncio.timeout(5):
@@ -475,6 +475,6 @@ async def test_an_exchange_that_is_waited_for_is_still_mirrored() -> None:
             await until(lambda: gateway.gateway._listener.draining)
             assert _under_way(gateway) == 1
             free.set()
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             await leaving
         assert _under_way(gateway) == 0

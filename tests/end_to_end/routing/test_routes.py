@@ -11,33 +11,33 @@ import numpy as np
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.proxy.router import Routes
+from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
-from tests.support.gateway import LIMITS, RunningGateway, client_of
-from tests.support.http_messages import answer, request
+from tests.support.gateway import LIMITS, RunningGateway, gateway_client
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
+    binary_response_header,
     infer_raw,
     json_request,
     metadata,
 )
-from tests.support.raw_client import RawClient, Reply
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 JSON = json_request()
 WARM = "/v2/warm"
 
-Send = Callable[[RawClient, bytes], Awaitable[Reply]]
+Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
 
 
-async def _in_one_write(client: RawClient, data: bytes) -> Reply:
+async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
     return await client.ask(data)
 
 
-async def _in_two_writes(client: RawClient, data: bytes) -> Reply:
+async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
     """Send a request that is not at hand as a whole, and so takes the ordinary way."""
     middle = data.index(b"\r\n") + 2
     await client.send(data[:middle])
@@ -45,7 +45,7 @@ async def _in_two_writes(client: RawClient, data: bytes) -> Reply:
     await client.send(data[middle:-1])
     await asyncio.sleep(0.002)
     await client.send(data[-1:])
-    return await client.reply()
+    return await client.read_response()
 
 
 @pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
@@ -59,25 +59,25 @@ async def _model(connection: Connection) -> None:
     while True:
         received = await connection.request()
         if received.head.target.partition("?")[0].endswith("/infer"):
-            header = answer_header(FLOATS.nbytes)
-            headers = {"Content-Type": "application/octet-stream", LENGTH: str(len(header))}
-            await connection.send(answer(header + FLOATS.tobytes(), headers))
+            header = binary_response_header(FLOATS.nbytes)
+            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+            await connection.send(http_response(header + FLOATS.tobytes(), headers))
         elif received.head.target.startswith("/v2/models/"):
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
         else:
-            await connection.send(answer(b"{}"))
+            await connection.send(http_response(b"{}"))
 
 
 async def _stalling(connection: Connection) -> None:
     """Answer one request, and no other."""
     await connection.request()
-    await connection.send(answer())
-    await connection.wait_until_left()
+    await connection.send(http_response())
+    await connection.wait_for_close()
 
 
 @asynccontextmanager
 async def _gateway(
-    routes: Sequence[dict[str, Any]], **servers: FaultyServer
+    routes: Sequence[dict[str, Any]], **servers: ScriptedServer
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers, with a connection to each that no exchange uses."""
     settings = Settings.model_validate(
@@ -104,7 +104,7 @@ async def _gateway(
         await running.until_idle()
 
 
-def _asked(server: FaultyServer) -> list[str]:
+def _asked(server: ScriptedServer) -> list[str]:
     return [each.head.target for each in server.requests if each.head.target != WARM]
 
 
@@ -113,13 +113,13 @@ def _post(target: str, **headers: str) -> bytes:
     return request("POST", target, JSON, named)
 
 
-def _values(reply: Reply) -> object:
+def _values(reply: ReceivedResponse) -> object:
     assert reply.status == 200
     return reply.json["outputs"][0]["data"]
 
 
-async def test_models_have_their_own_servers(send: Send, went_straight: list[str]) -> None:
-    async with FaultyServer(_model) as one, FaultyServer(_model) as two:
+async def test_models_have_their_own_servers(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         routes = [
             {"match": {"model": "resnet*"}, "upstream": "one"},
             {"match": {"model": "re:bert-[0-9]+", "version": "2"}, "upstream": "two"},
@@ -133,12 +133,12 @@ async def test_models_have_their_own_servers(send: Send, went_straight: list[str
         assert _asked(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
         assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
         straight = send is _in_one_write
-        assert ("/v2/models/resnet50/infer" in went_straight) is straight
-        assert ("/v2/models/bert-7/versions/2/infer" in went_straight) is straight
+        assert ("/v2/models/resnet50/infer" in fast_path_requests) is straight
+        assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is straight
 
 
-async def test_no_route(send: Send, went_straight: list[str]) -> None:
-    async with FaultyServer(_model) as server:
+async def test_no_route(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server:
         routes = [
             {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
         ]
@@ -151,7 +151,7 @@ async def test_no_route(send: Send, went_straight: list[str]) -> None:
                     served = "models that are served: resnet*, re:bert-[0-9]"
                     assert reply.error == f"no route for POST {path}; {served}"
         assert _asked(server) == []
-        assert went_straight == []
+        assert fast_path_requests == []
 
 
 async def test_what_is_denied(send: Send) -> None:
@@ -163,7 +163,7 @@ async def test_what_is_denied(send: Send) -> None:
         "/v2/models/m/%69nfer": "other",
         "/": "other",
     }
-    async with FaultyServer(_model) as server:
+    async with ScriptedServer(_model) as server:
         deny = ["repository", "config", "shared_memory", "other"]
         routes = [{"upstream": "one", "deny": deny}]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
@@ -177,19 +177,19 @@ async def test_what_is_denied(send: Send) -> None:
 
 
 async def test_a_canary(
-    send: Send, went_straight: list[str], monkeypatch: pytest.MonkeyPatch
+    send: Send, fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = np.random.default_rng(7).random(61).tolist()
     expected = sum(number >= 0.75 for number in numbers[:60])
     drawn = iter(numbers)
-    plain = Routes.__init__
+    plain = Router.__init__
 
-    def scripted(routes: Routes, rules: Any, **others: Any) -> None:
+    def scripted(routes: Router, rules: Any, **others: Any) -> None:
         # The routes that warm up have no choice.
         plain(routes, rules, lambda: next(drawn), **others)
 
-    monkeypatch.setattr(Routes, "__init__", scripted)
-    async with FaultyServer(_model) as one, FaultyServer(_model) as two:
+    monkeypatch.setattr(Router, "__init__", scripted)
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         upstream = [{"name": "one", "weight": 75}, {"name": "two", "weight": 25}]
         routes = [{"upstream": upstream}]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
@@ -198,11 +198,13 @@ async def test_a_canary(
                 target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
         assert (len(_asked(one)), len(_asked(two))) == (60 - expected, expected)
-        assert len([each for each in went_straight if each != WARM]) == 60 * (send is _in_one_write)
+        assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
+            send is _in_one_write
+        )
 
 
 async def test_a_client_stays_with_one_server(send: Send) -> None:
-    async with FaultyServer(_model) as one, FaultyServer(_model) as two:
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
         routes = [{"upstream": upstream, "sticky": "X-User"}]
         users = [f"user-{i}" for i in range(12)]
@@ -223,8 +225,8 @@ async def test_a_client_stays_with_one_server(send: Send) -> None:
     assert len(seen[0]) + len(seen[1]) == 3 * 2 * len(users)
 
 
-async def test_an_alias(send: Send, went_straight: list[str]) -> None:
-    async with FaultyServer(_model) as server:
+async def test_an_alias(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server:
         routes = [
             {
                 "match": {"model": "classifier"},
@@ -252,11 +254,11 @@ async def test_an_alias(send: Send, went_straight: list[str]) -> None:
             infer,
         ]
         assert server.requests[-1].body.endswith(FLOATS.tobytes())
-        assert (f"{infer}?a=classifier" in went_straight) is (send is _in_one_write)
+        assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _in_one_write)
 
 
 async def test_limits_of_a_route(send: Send) -> None:
-    async with FaultyServer(_model) as server, FaultyServer(_stalling) as slow:
+    async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
         routes: list[dict[str, Any]] = [
             {"match": {"model": "small"}, "upstream": "one", "limits": {"request_bytes": 1024}},
             {"match": {"model": "shallow"}, "upstream": "one", "limits": {"json_depth": 1}},
@@ -281,5 +283,5 @@ async def test_limits_of_a_route(send: Send) -> None:
 
 
 async def test_one_upstream_needs_no_route(send: Send) -> None:
-    async with FaultyServer(_model) as server, client_of(server.url) as client:
+    async with ScriptedServer(_model) as server, gateway_client(server.url) as client:
         assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]

@@ -15,9 +15,15 @@ from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, RunningGateway, until
-from tests.support.http_messages import answer, request
+from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, always, hang
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 LOAD = "/v2/repository/models/m/load"
 INDEX = "/v2/repository/index"
@@ -67,18 +73,18 @@ async def client_to(
 
 
 @asynccontextmanager
-async def servers_of(*scripts: Script) -> AsyncIterator[list[FaultyServer]]:
+async def servers_of(*scripts: Script) -> AsyncIterator[list[ScriptedServer]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(FaultyServer(script)) for script in scripts]
+        yield [await stack.enter_async_context(ScriptedServer(script)) for script in scripts]
 
 
 async def _hangs(connection: Connection) -> None:
     """Read a request, and never answer it."""
     await connection.request()
-    await connection.wait_until_left()
+    await connection.wait_for_close()
 
 
-WORKS = always(answer(b""))
+WORKS = always_respond(http_response(b""))
 
 
 # -------------------------------------------------------------------------------------- changes
@@ -146,7 +152,7 @@ async def test_one_of_three_breaks_off_during_a_load() -> None:
 
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind() -> None:
     async with (
-        servers_of(WORKS, hang, _hangs) as servers,
+        servers_of(WORKS, never_respond, _hangs) as servers,
         gateway_to(main=[server.url for server in servers]) as gateway,
         gateway.client() as client,
     ):
@@ -215,7 +221,7 @@ async def test_index_and_statistics_are_those_of_all() -> None:
 async def test_an_index_without_one_upstream_is_none() -> None:
     down = f"http://{free_address()}"
     async with (
-        FaultyServer(always(answer(b"[]"))) as server,
+        ScriptedServer(always_respond(http_response(b"[]"))) as server,
         client_to(up=[server.url], down=[down]) as client,
     ):
         reply = await client.call("GET", INDEX)
@@ -226,7 +232,9 @@ async def test_an_index_without_one_upstream_is_none() -> None:
 
 async def test_extensions_that_only_the_canary_lacks() -> None:
     def server(*extensions: str) -> Script:
-        return always(answer(json.dumps({"name": "n", "extensions": extensions}).encode()))
+        return always_respond(
+            http_response(json.dumps({"name": "n", "extensions": extensions}).encode())
+        )
 
     async with (
         servers_of(server("trace", "schedule"), server("trace")) as (one, two),
@@ -241,7 +249,9 @@ async def test_extensions_that_only_the_canary_lacks() -> None:
 
 async def test_the_gateways_own_health() -> None:
     down = f"http://{free_address()}"
-    async with servers_of(WORKS, always(answer(b"no", status="400 Bad Request"))) as servers:
+    async with servers_of(
+        WORKS, always_respond(http_response(b"no", status="400 Bad Request"))
+    ) as servers:
         ready, unready = (server.url for server in servers)
         async with client_to(main=[down, ready], canary=[ready]) as client:
             for path, body in ((READY, b'{"ready":true}'), ("/v2/health/live", b'{"live":true}')):
@@ -268,10 +278,10 @@ async def test_probes_do_not_multiply() -> None:
 
     async def waits_for_all(connection: Connection) -> None:
         await connection.request()
-        await until(lambda: len(gateway.gateway._listener._busy) == count)
-        await connection.send(answer())
+        await until(lambda: len(gateway.gateway._listener._active_calls) == count)
+        await connection.send(http_response())
 
-    async with FaultyServer(waits_for_all) as server, gateway_to(main=[server.url]) as gateway:
+    async with ScriptedServer(waits_for_all) as server, gateway_to(main=[server.url]) as gateway:
 
         async def probe() -> int:
             async with gateway.client() as client:
@@ -282,7 +292,7 @@ async def test_probes_do_not_multiply() -> None:
 
 
 async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() -> None:
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         async with client_to(main=[server.url]) as client:
             await client.send(request("GET", READY))
             await server.connection()
@@ -292,7 +302,7 @@ async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() ->
 
 async def test_the_connection_of_a_probe_is_kept() -> None:
     """Also of a server that says more than 200."""
-    async with FaultyServer(always(answer(b'{"ready":true}'))) as server:
+    async with ScriptedServer(always_respond(http_response(b'{"ready":true}'))) as server:
         async with client_to(main=[server.url]) as client:
             assert (await client.call("GET", READY)).status == 200
             assert (await client.call("GET", "/v2/models/m/ready")).json == {"ready": True}
@@ -301,7 +311,7 @@ async def test_the_connection_of_a_probe_is_kept() -> None:
 
 @pytest.mark.parametrize("deny", [["health"], []])
 async def test_health_that_is_not_served_here(deny: list[str]) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         match = {} if deny else {"model": "m"}
         routes = [{"match": match, "upstream": "main", "deny": deny}]
         async with client_to(routes=routes, main=[server.url]) as client:

@@ -1,9 +1,9 @@
 import asyncio
 
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 
 
-async def _convert(turns: Turns, name: str, log: list[str], chunks: int) -> None:
+async def _convert(turns: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
     for _ in range(chunks):
         log.append(name)
         await turns.next()
@@ -19,14 +19,14 @@ async def _laps(log: list[str]) -> None:
 async def test_one_alone_goes_on_in_each_turn() -> None:
     log: list[str] = []
     laps = asyncio.create_task(_laps(log))
-    await _convert(Turns(), "a", log, 10)
+    await _convert(ConversionScheduler(), "a", log, 10)
     laps.cancel()
     assert "".join(log).strip("|") == "a|" * 9 + "a"
 
 
 async def test_several_share_the_turns() -> None:
     log: list[str] = []
-    turns = Turns()
+    turns = ConversionScheduler()
     laps = asyncio.create_task(_laps(log))
     await asyncio.gather(*(_convert(turns, name, log, 10) for name in "abcd"))
     laps.cancel()
@@ -39,7 +39,7 @@ async def test_several_share_the_turns() -> None:
 
 async def test_one_that_leaves_does_not_keep_its_turn() -> None:
     log: list[str] = []
-    turns = Turns()
+    turns = ConversionScheduler()
     tasks = [asyncio.create_task(_convert(turns, name, log, 1000)) for name in "abcd"]
     for _ in range(20):
         await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def test_one_that_leaves_does_not_keep_its_turn() -> None:
 
 
 async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
-    turns = Turns()
+    turns = ConversionScheduler()
     assert turns.take()
     assert not turns.take()
     waiting = asyncio.create_task(turns.next())
@@ -67,7 +67,7 @@ async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
 
 
 async def test_who_waits_has_its_turn_before_one_that_comes() -> None:
-    turns = Turns()
+    turns = ConversionScheduler()
     log: list[str] = []
     tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]
     await asyncio.sleep(0)

@@ -16,8 +16,8 @@ URL = "http://server:8000"
 
 async def test_what_is_done_in_time_passes() -> None:
     with Deadline(LONG, LONG) as turns:
-        turns.wait_for_client()
-        turns.wait_for_server(URL)
+        turns.expect_client()
+        turns.expect_server(URL)
         await asyncio.sleep(0)
     assert turns is not None
 
@@ -53,15 +53,15 @@ async def _waiting(
 
 @pytest.mark.parametrize(("idle_time", "total_time"), [(SHORT, LONG), (LONG, SHORT)])
 async def test_the_servers_turn(idle_time: float, total_time: float) -> None:
-    error = await _waiting(lambda turns: turns.wait_for_server(URL), idle_time, total_time)
+    error = await _waiting(lambda turns: turns.expect_server(URL), idle_time, total_time)
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
 
 
 async def test_the_client_again() -> None:
     def turns_of_both(turns: Deadline) -> None:
-        turns.wait_for_server(URL)
-        turns.wait_for_client()
+        turns.expect_server(URL)
+        turns.expect_client()
 
     error = await _waiting(turns_of_both)
     assert error.kind is ErrorKind.CLIENT_TIMEOUT
@@ -71,13 +71,13 @@ async def test_each_turn_starts_anew() -> None:
     with Deadline(0.6, LONG) as turns:
         for _ in range(5):
             await asyncio.sleep(0.15)
-            turns.wait_for_client()
+            turns.expect_client()
     assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_a_turn_may_be_noted_by_another_task() -> None:
     def later(turns: Deadline) -> None:
-        asyncio.get_running_loop().call_soon(turns.wait_for_server, URL)
+        asyncio.get_running_loop().call_soon(turns.expect_server, URL)
 
     assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
 
@@ -88,7 +88,7 @@ async def test_turns_noted_too_late_change_nothing() -> None:
             try:
                 await asyncio.sleep(LONG)
             finally:
-                turns.wait_for_client()
+                turns.expect_client()
 
     with pytest.raises(GatewayError, match=r"idle_time"):
         await run()
@@ -120,7 +120,7 @@ async def test_other_errors_pass() -> None:
 async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
     async def run() -> None:
         with Deadline(LONG, LONG, spent) as turns:
-            turns.wait_for_server(URL)
+            turns.expect_server(URL)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -161,10 +161,10 @@ def test_a_body_has_to_come_at_a_rate(
 
     def receive() -> None:
         for seconds, size in pieces:
-            deadline.wait_for_client()
-            clock.pass_by(seconds)
+            deadline.expect_client()
+            clock.advance(seconds)
             deadline.received(size)
-            clock.pass_by(1000)  # which the gateway or a server takes
+            clock.advance(1000)  # which the gateway or a server takes
 
     if not slow:
         receive()
@@ -178,8 +178,8 @@ def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
     deadline = Deadline(LONG, LONG)
-    deadline.wait_for_client()
-    clock.pass_by(100_000)
+    deadline.expect_client()
+    clock.advance(100_000)
     deadline.received(0)
 
 
@@ -189,7 +189,7 @@ def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch
 async def _part(deadline: Deadline, url: str, time: float) -> str:
     try:
         with deadline:
-            deadline.wait_for_server(url)
+            deadline.expect_server(url)
             await asyncio.sleep(time)
     except GatewayError as error:
         return error.message
@@ -204,7 +204,7 @@ async def test_one_part_that_waits_in_vain_does_not_end_the_others(
     idle_time: float, total_time: float, limit: str
 ) -> None:
     with Deadline(idle_time, total_time) as deadline:
-        with deadline.left_to_parts():
+        with deadline.suspended_for_parts():
             ends = await asyncio.gather(
                 _part(deadline.part(), URL, LONG), _part(deadline.part(), URL, 0)
             )
@@ -218,8 +218,8 @@ async def test_time_that_is_left_to_parts_counts_afterwards(
 ) -> None:
     async def run(idle_time: float, total_time: float) -> None:
         with Deadline(idle_time, total_time) as deadline:
-            deadline.wait_for_server(URL)
-            with deadline.left_to_parts():
+            deadline.expect_server(URL)
+            with deadline.suspended_for_parts():
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)
 
@@ -241,12 +241,12 @@ async def test_there_is_time_for_the_answer_whatever_parts_took(
 
     async def run() -> None:
         with Deadline(2 * LONG, LONG) as deadline:
-            with deadline.left_to_parts():
-                clock.pass_by(taken)
-            clock.pass_by(left - 0.1)
+            with deadline.suspended_for_parts():
+                clock.advance(taken)
+            clock.advance(left - 0.1)
             await asyncio.sleep(0)
             made.append("answer")
-            clock.pass_by(0.1)
+            clock.advance(0.1)
             await asyncio.sleep(0)
             made.append("too much")
 
@@ -263,10 +263,10 @@ async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatc
 
     async def run() -> None:
         with Deadline(LONG, LONG) as deadline:
-            with deadline.left_to_parts():
-                clock.pass_by(LONG)
-            with deadline.left_to_parts(), deadline.part():
-                clock.pass_by(0)
+            with deadline.suspended_for_parts():
+                clock.advance(LONG)
+            with deadline.suspended_for_parts(), deadline.part():
+                clock.advance(0)
                 await asyncio.sleep(0)
 
     with pytest.raises(GatewayError, match="total_time"):
@@ -274,13 +274,13 @@ async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_part_has_what_is_left() -> None:
-    with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.left_to_parts():
+    with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(), URL, LONG)
     assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
 
 
 async def test_a_part_may_have_a_share_of_it() -> None:
-    with Deadline(LONG, LONG) as deadline, deadline.left_to_parts():
+    with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(SHORT / LONG), URL, LONG)
         after = await _part(deadline.part(), URL, 0)
     assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
@@ -289,7 +289,7 @@ async def test_a_part_may_have_a_share_of_it() -> None:
 
 async def test_leaving_while_the_time_is_left_to_parts() -> None:
     async def run() -> None:
-        with Deadline(LONG, LONG) as deadline, deadline.left_to_parts():
+        with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
             await asyncio.sleep(LONG)
 
     task = asyncio.create_task(run())

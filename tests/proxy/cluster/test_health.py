@@ -9,41 +9,51 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.protocol.operations import KINDS
+from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
-from gateway.proxy.cluster.health import KEPT, Readiness, unusable
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unusable
 from gateway.proxy.interfaces import Upstream
-from gateway.proxy.router import Routes, Rule
-from gateway.routing.health import ProbePolicy
+from gateway.proxy.router import Router, Rule
+from gateway.routing.health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
-from gateway.upstream.pool.health_check import Prober
-from gateway.upstream.pool.supervisor import Keeper
-from tests.support.doubles.cluster import A, B, C, among, ask, asked, says, servers, unreachable
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    C,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
-    ScriptedResponse,
-    only,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
 )
-from tests.support.gateway import nothing_left, until
+from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import failing
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
-OK = ScriptedResponse(200)
+OK = ScriptedUpstreamResponse(200)
 METHODS = ["GET", "HEAD"]
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(autouse=True)
 async def no_task_left() -> AsyncIterator[None]:
-    async with nothing_left():
+    async with no_leaks():
         yield
 
 
-def _error(answer: ScriptedAnswer) -> str:
+def _error(answer: ScriptedClientResponse) -> str:
     return str(json.loads(answer.body)["error"])
 
 
@@ -52,32 +62,36 @@ def _error(answer: ScriptedAnswer) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_the_gateway_lives_whatever_its_servers_do(method: str) -> None:
-    (endpoint,) = servers(a=unreachable(A))
-    answer = await ask(only(route_to(endpoint)), method, LIVE + "?x")
+    (endpoint,) = servers(a=connect_error(A))
+    answer = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
     assert (answer.status, answer.body) == (200, b'{"live":true}')
     assert dict(answer.headers) == JSON | {"Content-Length": "13"}
-    assert asked(endpoint) == [[]]
+    assert received_requests(endpoint) == [[]]
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_the_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
-    endpoints = servers(a=unreachable(A), b=OK, c=says(b'{"ready":true}'), unused=OK)
-    routes = Routes(
+    endpoints = servers(a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), unused=OK)
+    routes = Router(
         [
-            Rule(Match(model=Pattern.of("m")), (route_to(endpoints[2]),)),
-            Rule(Match(), (route_to(*endpoints[:2]), route_to(endpoints[3])), (1, 0)),
+            Rule(Match(model=Pattern.of("m")), (make_route(endpoints[2]),)),
+            Rule(Match(), (make_route(*endpoints[:2]), make_route(endpoints[3])), (1, 0)),
         ]
     )
-    answer = await ask(routes, method, READY)
+    answer = await send_request(routes, method, READY)
     assert (answer.status, answer.body) == (200, b'{"ready":true}')
     assert dict(answer.headers) == JSON | {"Content-Length": "14"}
-    assert asked(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
+    assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
 
 
 async def test_what_is_not_ready_is_named() -> None:
-    a, b, c, d = servers(a=unreachable(A), b=says(b"", 400), c=OK, d=says(b"", 503))
-    routes = among(route_to(a, b, name="one"), route_to(c, name="two"), route_to(d, name="three"))
-    answer = await ask(routes, "GET", READY)
+    a, b, c, d = servers(
+        a=connect_error(A), b=scripted_response(b"", 400), c=OK, d=scripted_response(b"", 503)
+    )
+    routes = weighted_routes(
+        make_route(a, b, name="one"), make_route(c, name="two"), make_route(d, name="three")
+    )
+    answer = await send_request(routes, "GET", READY)
     assert answer.status == 503
     assert _error(answer) == (
         f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} answered 400), "
@@ -86,34 +100,36 @@ async def test_what_is_not_ready_is_named() -> None:
 
 
 async def test_what_is_not_required_is_not_asked() -> None:
-    needed, spare = servers(a=OK, b=unreachable(B))
-    route = route_to(spare)
+    needed, spare = servers(a=OK, b=connect_error(B))
+    route = make_route(spare)
     spare_route = replace(route, upstream=replace(route.upstream, required=False))
-    assert (await ask(among(route_to(needed), spare_route), "GET", READY)).status == 200
-    assert asked(spare) == [[]]
+    assert (
+        await send_request(weighted_routes(make_route(needed), spare_route), "GET", READY)
+    ).status == 200
+    assert received_requests(spare) == [[]]
 
 
 @pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
 async def test_health_that_is_denied_or_has_no_route(target: str) -> None:
     (endpoint,) = servers(a=OK)
-    denied = Routes([Rule(Match(), (route_to(endpoint),), deny=KINDS["health"])])
-    assert (await ask(denied, "GET", target)).status == 403
-    routes = Routes([Rule(Match(kinds=KINDS["infer"]), (route_to(endpoint),))])
-    assert (await ask(routes, "GET", target)).status == 404
-    assert asked(endpoint) == [[]]
+    denied = Router([Rule(Match(), (make_route(endpoint),), deny=OPERATION_KINDS["health"])])
+    assert (await send_request(denied, "GET", target)).status == 403
+    routes = Router([Rule(Match(kinds=OPERATION_KINDS["infer"]), (make_route(endpoint),))])
+    assert (await send_request(routes, "GET", target)).status == 404
+    assert received_requests(endpoint) == [[]]
 
 
 async def test_the_readiness_of_a_model_is_asked_of_its_server() -> None:
-    (endpoint,) = servers(a=says(b"yes"))
-    answer = await ask(only(route_to(endpoint)), "GET", "/v2/models/m/ready")
+    (endpoint,) = servers(a=scripted_response(b"yes"))
+    answer = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
     assert (answer.status, answer.body) == (200, b"yes")
-    assert asked(endpoint) == [["GET /v2/models/m/ready"]]
+    assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
 
 
 async def test_who_waits_longer_than_the_limits_allow_is_told_for_whom() -> None:
     (endpoint,) = servers(a=asyncio.Event())
-    routes = only(route_to(endpoint, limits=replace(LIMITS, idle_time=0.03)))
-    answer = await ask(routes, "GET", READY)
+    routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_time=0.03)))
+    answer = await send_request(routes, "GET", READY)
     assert answer.status == 504
     assert _error(answer).startswith("waiting for the endpoints of servers: nothing moved")
     await routes.readiness.close()
@@ -123,13 +139,13 @@ async def test_who_waits_longer_than_the_limits_allow_is_told_for_whom() -> None
 
 
 def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
-    return route_to(*endpoints, name=name).upstream
+    return make_route(*endpoints, name=name).upstream
 
 
 async def test_the_first_ready_endpoint_settles_it() -> None:
-    log = Log()
+    log = EventLog()
     hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
-    stuck = ScriptedEndpoint(log, ScriptedResponse(200, {}, [asyncio.Event()]), url=B)
+    stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
     before = asyncio.all_tasks()
     assert await unusable(_upstream(hanging, stuck, *servers(c=OK))) == ()
     assert asyncio.all_tasks() == before
@@ -138,7 +154,7 @@ async def test_the_first_ready_endpoint_settles_it() -> None:
 
 async def test_of_all_endpoints_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PROBE_TIME", 0.02)
-    endpoints = servers(a=asyncio.Event(), b=unreachable(B), c=says(b"", 204))
+    endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
     assert await unusable(_upstream(*endpoints)) == (
         f"{A} did not say in 0.02 s that it is ready",
         f"cannot connect to {B}: Connection refused",
@@ -147,7 +163,7 @@ async def test_of_all_endpoints_it_is_told_why(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_check_is_no_exchange() -> None:
-    upstream = _upstream(*servers(a=unreachable(A), b=says(b"", 500)))
+    upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
     for endpoint in upstream.pool.endpoints:
         assert isinstance(endpoint, ScriptedEndpoint)
     assert len(await unusable(upstream)) == 2
@@ -193,14 +209,14 @@ async def test_an_outcome_is_kept_for_a_while(checks: _Checks) -> None:
     for _ in range(3):
         assert await checks.readiness.missing() == ""
     checks.outcome = ("down",)
-    checks.now += KEPT - 0.001
+    checks.now += CACHE_SECONDS - 0.001
     assert await checks.readiness.missing() == ""
     assert checks.count == 1
     checks.now += 0.001
     for _ in range(3):
         assert await checks.readiness.missing() == "upstream one (down)"
     checks.outcome = ()
-    checks.now += KEPT
+    checks.now += CACHE_SECONDS
     assert await checks.readiness.missing() == ""
     assert checks.count == 3
 
@@ -270,18 +286,18 @@ async def test_a_fault_of_a_check_is_not_kept(checks: _Checks) -> None:
 # ------------------------------------------------------------------------------ where probes tell
 
 
-def _prober() -> Keeper:
-    return Keeper(Prober("/probe", 60, 60, ProbePolicy()))
+def _prober() -> PoolSupervisor:
+    return PoolSupervisor(HealthChecker("/probe", 60, 60, HealthCheckPolicy()))
 
 
 @pytest.mark.parametrize(("status", "ready"), [(200, True), (500, False)])
 async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     go_on = asyncio.Event()
-    (endpoint,) = servers(a=(go_on, ScriptedResponse(status)))
-    route = route_to(endpoint, keeper=_prober())
+    (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
+    route = make_route(endpoint, keeper=_prober())
     pool = route.upstream.pool
     await pool.start()
-    asking = asyncio.create_task(ask(only(route), "GET", READY))
+    asking = asyncio.create_task(send_request(single_route(route), "GET", READY))
     await until(lambda: endpoint.requests)
     assert not asking.done()
     go_on.set()
@@ -289,19 +305,19 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     assert answer.status == (200 if ready else 503)
     if not ready:
         assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
-    assert asked(endpoint) == [["GET /probe"]]
+    assert received_requests(endpoint) == [["GET /probe"]]
     await pool.close()
 
 
 async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
-    route = route_to(*servers(a=OK, b=OK), keeper=_prober())
-    pool, routes = route.upstream.pool, only(route)
+    route = make_route(*servers(a=OK, b=OK), keeper=_prober())
+    pool, routes = route.upstream.pool, single_route(route)
     await pool.start()
-    assert (await ask(routes, "GET", READY)).status == 200
-    failing(pool, 0, unreachable(A), times=2)
-    assert (await ask(routes, "GET", READY)).status == 200
-    failing(pool, 1, unreachable(B))
-    answer = await ask(routes, "GET", READY)
+    assert (await send_request(routes, "GET", READY)).status == 200
+    failing(pool, 0, connect_error(A), times=2)
+    assert (await send_request(routes, "GET", READY)).status == 200
+    failing(pool, 1, connect_error(B))
+    answer = await send_request(routes, "GET", READY)
     assert answer.status == 503
     assert _error(answer) == (
         f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
@@ -314,10 +330,10 @@ async def test_the_first_probe_is_not_waited_for_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "PROBE_TIME", 0.05)
-    endpoints = servers(a=asyncio.Event(), b=says(b"", 500))
-    route = route_to(*endpoints, keeper=_prober())
+    endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
+    route = make_route(*endpoints, keeper=_prober())
     await route.upstream.pool.start()
-    answer = await ask(only(route), "GET", READY)
+    answer = await send_request(single_route(route), "GET", READY)
     assert answer.status == 503
     assert _error(answer) == (
         f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"

@@ -4,27 +4,38 @@ import pytest
 
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.server_metadata import server_metadata
-from tests.support.doubles.cluster import B, Turn, among, ask, asked, says, servers, unreachable
+from tests.support.doubles.cluster import (
+    B,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
 from tests.support.doubles.streaming import (
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 
 _LARGEST = 1024 * 1024
 
 
-async def _answer(*body: bytes, status: int = 200) -> tuple[ScriptedAnswer, ScriptedEndpoint]:
-    log = Log()
+async def _answer(
+    *body: bytes, status: int = 200
+) -> tuple[ScriptedClientResponse, ScriptedEndpoint]:
+    log = EventLog()
     headers = {"Content-Length": str(sum(map(len, body))), "X-Kept": "1"}
-    endpoint = ScriptedEndpoint(log, ScriptedResponse(status, headers, body))
-    asked = {"Accept-Encoding": "gzip", "X-Asked": "1", "Content-Length": "0"}
-    request = ScriptedRequest(log, "GET", "/v2?q", asked)
-    answer = ScriptedAnswer(log)
-    route = route_to(endpoint)
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(status, headers, body))
+    received_requests = {"Accept-Encoding": "gzip", "X-Asked": "1", "Content-Length": "0"}
+    request = ScriptedRequest(log, "GET", "/v2?q", received_requests)
+    answer = ScriptedClientResponse(log)
+    route = make_route(endpoint)
     with Deadline(9, 9) as turns:
         await server_metadata(request, answer, route, [route.upstream], turns)
     assert log[-2:] == ["client has got all", "server is let go"]
@@ -79,8 +90,8 @@ async def test_the_question() -> None:
 # --------------------------------------------------------------------------- several upstreams
 
 
-def _server(*extensions: object, **more: object) -> Turn:
-    return says(json.dumps({"name": "n", "extensions": extensions, **more}).encode())
+def _server(*extensions: object, **more: object) -> ServerStep:
+    return scripted_response(json.dumps({"name": "n", "extensions": extensions, **more}).encode())
 
 
 @pytest.mark.parametrize(
@@ -92,43 +103,47 @@ def _server(*extensions: object, **more: object) -> Turn:
             (_server("binary_tensor_data", "a"), _server("a", "binary_tensor_data")),
             ["binary_tensor_data", "a"],
         ),
-        ((_server("a"), says(b'{"name":"m"}')), ["binary_tensor_data"]),
+        ((_server("a"), scripted_response(b'{"name":"m"}')), ["binary_tensor_data"]),
         ((_server("a"), _server(extensions=None)), ["binary_tensor_data"]),
-        ((says(b'{"name":"n"}'), _server("a")), ["binary_tensor_data"]),
+        ((scripted_response(b'{"name":"n"}'), _server("a")), ["binary_tensor_data"]),
         ((_server(["a"], {"b": 1}), _server({"b": 1})), [{"b": 1}, "binary_tensor_data"]),
-        ((_server("a"), unreachable(B), _server("a")), ["a", "binary_tensor_data"]),
+        ((_server("a"), connect_error(B), _server("a")), ["a", "binary_tensor_data"]),
     ],
 )
 async def test_the_extensions_are_those_that_all_upstreams_share(
-    turns: tuple[Turn, ...], shared: list[object]
+    turns: tuple[ServerStep, ...], shared: list[object]
 ) -> None:
     first, *others = servers(**dict(zip("abc", turns, strict=False)))
-    routes = among(route_to(first), route_to(*others))
-    answer = await ask(routes, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"})
+    routes = weighted_routes(make_route(first), make_route(*others))
+    answer = await send_request(
+        routes, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"}
+    )
     assert answer.status == 200
     assert json.loads(answer.body) == {"name": "n", "extensions": shared}
     assert answer.headers["Content-Length"] == str(len(answer.body))
-    assert asked(first) == [["GET /v2?q"]]
+    assert received_requests(first) == [["GET /v2?q"]]
     assert dict(first.requests[0].headers) == {"X-Asked": "1"}
 
 
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        (unreachable(B), f"cannot connect to {B}: Connection refused"),
-        (says(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
-        (says(b"["), "upstream two answered what is no server metadata"),
-        (says(b"[]"), "upstream two answered what is no server metadata"),
+        (connect_error(B), f"cannot connect to {B}: Connection refused"),
+        (scripted_response(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
+        (scripted_response(b"["), "upstream two answered what is no server metadata"),
+        (scripted_response(b"[]"), "upstream two answered what is no server metadata"),
     ],
 )
-async def test_what_an_upstream_does_not_say_is_not_made_up(turn: Turn, why: str) -> None:
+async def test_what_an_upstream_does_not_say_is_not_made_up(turn: ServerStep, why: str) -> None:
     one, two = servers(a=_server("a"), b=turn)
-    answer = await ask(among(route_to(one, name="one"), route_to(two, name="two")), "GET", "/v2")
+    answer = await send_request(
+        weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
+    )
     assert answer.status == 502
     assert why in json.loads(answer.body)["error"]
 
 
 async def test_what_all_upstreams_refuse_is_their_own_error() -> None:
-    one, two = servers(a=says(b"first", 503), b=says(b"second", 503))
-    answer = await ask(among(route_to(one), route_to(two)), "GET", "/v2")
+    one, two = servers(a=scripted_response(b"first", 503), b=scripted_response(b"second", 503))
+    answer = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
     assert (answer.status, answer.body) == (503, b"first")

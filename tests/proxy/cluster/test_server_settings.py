@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.proxy.cluster.scatter_gather import FAILED
-from gateway.proxy.cluster.server_settings import DIFFERING
+from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
+from gateway.proxy.cluster.server_settings import DIFFERING_ENDPOINTS
 from tests.support.doubles.cluster import (
     A,
     B,
     C,
     D,
-    Turn,
-    among,
-    ask,
-    asked,
-    says,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
     servers,
-    unreachable,
+    weighted_routes,
 )
-from tests.support.doubles.streaming import LIMITS, only, route_to
+from tests.support.doubles.streaming import LIMITS, make_route, single_route
 
 ON = b'{"log_info": true, "log_verbose_level": 1}'
 SAME = b'{"log_verbose_level":1,"log_info":true}'
@@ -39,10 +39,14 @@ OFF = b'{"log_info": false, "log_verbose_level": 1}'
     ],
 )
 async def test_all_are_asked_and_the_first_answers(target: str, sent: str) -> None:
-    endpoints = servers(a=says(ON, 200, {"X-A": "1"}), b=says(SAME), c=says(ON))
-    routes = among(route_to(*endpoints[:2]), route_to(endpoints[2]))
+    endpoints = servers(
+        a=scripted_response(ON, 200, {"X-A": "1"}),
+        b=scripted_response(SAME),
+        c=scripted_response(ON),
+    )
+    routes = weighted_routes(make_route(*endpoints[:2]), make_route(endpoints[2]))
     headers = {"Accept-Encoding": "gzip", "X-Asked": "1"}
-    answer = await ask(routes, "GET", target, b"{}", headers=headers)
+    answer = await send_request(routes, "GET", target, b"{}", headers=headers)
     assert (answer.status, answer.body, dict(answer.headers)) == (200, ON, {"X-A": "1"})
     for endpoint in endpoints:
         (request,) = endpoint.requests
@@ -53,37 +57,82 @@ async def test_all_are_asked_and_the_first_answers(target: str, sent: str) -> No
 @pytest.mark.parametrize(
     ("turns", "body", "differing", "failed"),
     [
-        ({"a": says(ON), "b": says(OFF), "c": says(SAME)}, ON, B, None),
-        ({"a": says(OFF), "b": says(ON), "c": says(SAME)}, OFF, f"{B}, {C}", None),
-        ({"a": says(ON), "b": unreachable(B), "c": says(SAME)}, ON, None, B),
-        ({"a": unreachable(A), "b": says(OFF), "c": says(ON)}, OFF, C, A),
-        ({"a": says(b"no", 404), "b": says(ON), "c": says(b"", 500)}, ON, None, f"{A}, {C}"),
-        ({"a": says(b"no JSON"), "b": says(b"no JSON"), "c": says(ON)}, b"no JSON", C, None),
-        ({"a": says(ON), "b": says(b"")}, ON, B, None),
+        (
+            {"a": scripted_response(ON), "b": scripted_response(OFF), "c": scripted_response(SAME)},
+            ON,
+            B,
+            None,
+        ),
+        (
+            {"a": scripted_response(OFF), "b": scripted_response(ON), "c": scripted_response(SAME)},
+            OFF,
+            f"{B}, {C}",
+            None,
+        ),
+        (
+            {"a": scripted_response(ON), "b": connect_error(B), "c": scripted_response(SAME)},
+            ON,
+            None,
+            B,
+        ),
+        (
+            {"a": connect_error(A), "b": scripted_response(OFF), "c": scripted_response(ON)},
+            OFF,
+            C,
+            A,
+        ),
+        (
+            {
+                "a": scripted_response(b"no", 404),
+                "b": scripted_response(ON),
+                "c": scripted_response(b"", 500),
+            },
+            ON,
+            None,
+            f"{A}, {C}",
+        ),
+        (
+            {
+                "a": scripted_response(b"no JSON"),
+                "b": scripted_response(b"no JSON"),
+                "c": scripted_response(ON),
+            },
+            b"no JSON",
+            C,
+            None,
+        ),
+        ({"a": scripted_response(ON), "b": scripted_response(b"")}, ON, B, None),
     ],
 )
 async def test_headers_name_who_differs_and_who_fails(
-    turns: dict[str, Turn], body: bytes, differing: str | None, failed: str | None
+    turns: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
 ) -> None:
-    route = route_to(*servers(**turns))
-    answer = await ask(only(route), "GET", "/v2/logging")
+    route = make_route(*servers(**turns))
+    answer = await send_request(single_route(route), "GET", "/v2/logging")
     assert (answer.status, answer.body) == (200, body)
-    assert answer.headers.get(DIFFERING) == differing
-    assert answer.headers.get(FAILED) == failed
+    assert answer.headers.get(DIFFERING_ENDPOINTS) == differing
+    assert answer.headers.get(FAILED_ENDPOINTS) == failed
     assert sum(route.upstream.pool.outstanding) == 0
 
 
 async def test_one_that_hangs_is_named() -> None:
-    endpoints = servers(a=asyncio.Event(), b=says(ON), c=says(OFF), d=asyncio.Event())
-    routes = only(route_to(*endpoints, limits=replace(LIMITS, idle_time=0.2)))
-    answer = await ask(routes, "GET", "/v2/trace/setting")
+    endpoints = servers(
+        a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
+    )
+    routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_time=0.2)))
+    answer = await send_request(routes, "GET", "/v2/trace/setting")
     assert (answer.status, answer.body) == (200, ON)
-    assert (answer.headers[DIFFERING], answer.headers[FAILED]) == (C, f"{A}, {D}")
+    assert (answer.headers[DIFFERING_ENDPOINTS], answer.headers[FAILED_ENDPOINTS]) == (
+        C,
+        f"{A}, {D}",
+    )
 
 
 async def test_where_none_answers_the_error_tells_why() -> None:
-    routes = only(route_to(*servers(a=unreachable(A), b=says(b'{"error":"no"}', 400))))
-    answer = await ask(routes, "GET", "/v2/trace")
+    routes = single_route(
+        make_route(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
+    )
+    answer = await send_request(routes, "GET", "/v2/trace")
     assert answer.status == 502
     assert json.loads(answer.body)["error"] == (
         f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} answered 400: no"
@@ -91,21 +140,31 @@ async def test_where_none_answers_the_error_tells_why() -> None:
 
 
 async def test_where_all_refuse_alike_the_servers_own_error_is_given() -> None:
-    routes = only(route_to(*servers(a=says(b"unknown model", 404), b=says(b"another", 404))))
-    answer = await ask(routes, "GET", "/v2/models/m/trace")
+    routes = single_route(
+        make_route(
+            *servers(
+                a=scripted_response(b"unknown model", 404), b=scripted_response(b"another", 404)
+            )
+        )
+    )
+    answer = await send_request(routes, "GET", "/v2/models/m/trace")
     assert (answer.status, answer.body) == (404, b"unknown model")
 
 
 async def test_one_server_answers_as_it_is() -> None:
-    (endpoint,) = servers(a=says(ON))
+    (endpoint,) = servers(a=scripted_response(ON))
     headers = {"Accept-Encoding": "gzip"}
-    answer = await ask(only(route_to(endpoint)), "GET", "/v2/trace", headers=headers)
+    answer = await send_request(
+        single_route(make_route(endpoint)), "GET", "/v2/trace", headers=headers
+    )
     assert (answer.status, answer.body) == (200, ON)
     assert dict(endpoint.requests[0].headers) == headers
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE"])
 async def test_other_methods_go_to_one_server(method: str) -> None:
-    endpoints = servers(a=says(b""), b=says(b""))
-    assert (await ask(only(route_to(*endpoints)), method, "/v2/logging")).status == 200
-    assert asked(*endpoints) == [[f"{method} /v2/logging"], []]
+    endpoints = servers(a=scripted_response(b""), b=scripted_response(b""))
+    assert (
+        await send_request(single_route(make_route(*endpoints)), method, "/v2/logging")
+    ).status == 200
+    assert received_requests(*endpoints) == [[f"{method} /v2/logging"], []]

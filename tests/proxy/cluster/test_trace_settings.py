@@ -4,29 +4,29 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
-from gateway.protocol.operations import parse_endpoint
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.trace import trace_setting
 from gateway.proxy.interfaces import Upstream
 from tests.support.doubles.streaming import (
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 
 
 async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
     """Pass a trace call on; give the target and the body that the server got."""
-    log = Log()
-    endpoint = ScriptedEndpoint(log, ScriptedResponse(200, {}, [b"{}"]))
+    log = EventLog()
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     request = ScriptedRequest(log, method, target, body=[body] if body else [])
-    answer = ScriptedAnswer(log)
+    answer = ScriptedClientResponse(log)
     with Deadline(9, 9) as turns:
-        asked = parse_endpoint(method, target)
-        route = route_to(endpoint)
+        asked = parse_operation(method, target)
+        route = make_route(endpoint)
         await trace_setting(request, answer, asked, route, [route.upstream], turns)
     assert (answer.status, answer.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
@@ -66,12 +66,14 @@ async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO, JSON], ids=lambda each: each.name)
 @pytest.mark.parametrize("target", ["/v2/trace", "/v2/models/m/trace/setting"])
 async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: str) -> None:
-    log = Log()
-    endpoint = ScriptedEndpoint(log, ScriptedResponse(200, {}, [b"{}"]))
-    route = route_to(endpoint, name="models", dialect=dialect)
-    request, asked = ScriptedRequest(log, "GET", target), parse_endpoint("GET", target)
+    log = EventLog()
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
+    route = make_route(endpoint, name="models", dialect=dialect)
+    request, asked = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
     with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
-        await trace_setting(request, ScriptedAnswer(log), asked, route, [route.upstream], turns)
+        await trace_setting(
+            request, ScriptedClientResponse(log), asked, route, [route.upstream], turns
+        )
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
     assert not endpoint.requests
@@ -80,18 +82,18 @@ async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: st
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_of_several_upstreams_those_without_traces_are_named(method: str) -> None:
     """No server is asked: what is changed would be changed at some of them only."""
-    log = Log()
+    log = EventLog()
     endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
 
     def upstream(number: int, dialect: Dialect) -> Upstream:
-        return route_to(endpoints[number], name="abc"[number], dialect=dialect).upstream
+        return make_route(endpoints[number], name="abc"[number], dialect=dialect).upstream
 
     upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
-    route = route_to(endpoints[1])
+    route = make_route(endpoints[1])
     request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
-    asked = parse_endpoint(method, "/v2/trace")
+    asked = parse_operation(method, "/v2/trace")
     with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
-        await trace_setting(request, ScriptedAnswer(log), asked, route, upstreams, turns)
+        await trace_setting(request, ScriptedClientResponse(log), asked, route, upstreams, turns)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     lacking = "upstream 'a' (kserve) and upstream 'c' (json) lack the trace extension"
     assert caught.value.message == lacking

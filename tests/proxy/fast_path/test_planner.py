@@ -11,35 +11,52 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_request import LARGEST as LARGEST_CONVERTED
-from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.observe.failure_log import FAILURES
-from gateway.proxy.admission.conversion_scheduler import LARGEST_WITHOUT
+from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.fast_path import call as straight_module
-from gateway.proxy.fast_path.call import Plan, StraightExchange
-from gateway.proxy.fast_path.planner import LARGEST, Straight
+from gateway.proxy.fast_path.call import CallPlan, FastPathCall
+from gateway.proxy.fast_path.planner import LARGEST, FastPath
 from gateway.proxy.interfaces import Limits, Route
-from gateway.proxy.router import Routes, Rule
+from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
-from gateway.routing.retry import CAREFUL, RetryPolicy
-from gateway.upstream.pool.model_discovery import Discovery
-from gateway.upstream.pool.supervisor import Keeper
-from gateway.upstream.transport import HeaderLines, Receiver, RequestStart, Sent
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.transport import (
+    HeaderLines,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
+)
 from tests.support.doubles.clock import Clock
-from tests.support.doubles.fast_path import Asked, ReadyEndpoint, ScriptedClient, Told, head_of
+from tests.support.doubles.fast_path import (
+    DeliveredResponse,
+    ReadyEndpoint,
+    ScriptedClient,
+    SentRequest,
+    response_head,
+)
 from tests.support.doubles.streaming import (
     LIMITS,
     URL,
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
-    ScriptedResponse,
-    only,
+    ScriptedUpstreamResponse,
+    make_route,
     ready,
-    route_to,
+    single_route,
 )
-from tests.support.inference_messages import FLOATS, INFER, LENGTH, answer_header, json_request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    json_request,
+)
 
 JSON = json_request()
 BINARY = {"Content-Type": "application/octet-stream"}
@@ -60,12 +77,12 @@ def _plan(
     headers: dict[str, str] | list[tuple[str, str]],
     length: int,
     limits: Limits = LIMITS,
-) -> Plan | None:
+) -> CallPlan | None:
     """Give the plan for requests with a head, to which the length of a body is added."""
     made = CIMultiDict(headers)
     if length and "Content-Length" not in made:
         made["Content-Length"] = str(length)
-    straight = Straight(only(route_to(ReadyEndpoint(), limits=limits)))
+    straight = FastPath(single_route(make_route(ReadyEndpoint(), limits=limits)))
     try:
         return straight.plan(method, target, CIMultiDictProxy(made), length)
     finally:
@@ -85,7 +102,7 @@ FORWARDED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "DELETE with an empty body": ("DELETE", "/v2/x", {"Content-Length": "0"}, 0),
     "compressed": ("POST", "/v2/x", {"Content-Encoding": "gzip"}, 5),
     "said not to be compressed": ("POST", "/v2/x", {"Content-Encoding": "identity"}, 5),
-    "with tensors": ("POST", "/v2/x", {LENGTH: "5"}, 9),
+    "with tensors": ("POST", "/v2/x", {HEADER_LENGTH: "5"}, 9),
     "no path of the protocol": ("GET", "/", {}, 0),
     "the largest": ("POST", "/v2/x", {}, LARGEST),
 }
@@ -141,9 +158,9 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "OPTIONS without a length": ("OPTIONS", "/v2/x", {}, 0),
     "infer without a body": ("POST", INFER, {}, 0),
     "infer with an empty body": ("POST", INFER, {"Content-Length": "0"}, 0),
-    "infer with tensors": ("POST", INFER, {LENGTH: "10"}, 22),
-    "raw binary": ("POST", INFER, {LENGTH.lower(): "0"}, 12),
-    "no header length": ("POST", INFER, {LENGTH: ""}, 10),
+    "infer with tensors": ("POST", INFER, {HEADER_LENGTH: "10"}, 22),
+    "raw binary": ("POST", INFER, {HEADER_LENGTH.lower(): "0"}, 12),
+    "no header length": ("POST", INFER, {HEADER_LENGTH: ""}, 10),
     "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}, 10),
     "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}, 5),
     "an unknown coding": ("POST", INFER, {"content-encoding": "X"}, 10),
@@ -176,12 +193,12 @@ async def test_what_goes_the_ordinary_way(
 async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
     method: str, target: str
 ) -> None:
-    def plan(*routes: Route) -> Plan | None:
-        rules = Routes([Rule(Match(), routes, (1,) * len(routes))])
-        return Straight(rules).plan(method, target, _headers({"Content-Length": "0"}), 0)
+    def plan(*routes: Route) -> CallPlan | None:
+        rules = Router([Rule(Match(), routes, (1,) * len(routes))])
+        return FastPath(rules).plan(method, target, _headers({"Content-Length": "0"}), 0)
 
-    one, two = route_to(ReadyEndpoint()), route_to(ReadyEndpoint(), name="two")
-    several = route_to(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
+    one, two = make_route(ReadyEndpoint()), make_route(ReadyEndpoint(), name="two")
+    several = make_route(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
     assert plan(one) is not None
     assert plan(one, two) is None
     # Servers of one upstream have the same models, but not the same figures.
@@ -199,8 +216,8 @@ async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
         (INFER, 1001, {"request_bytes": 1000}, False),
         (INFER, 1000, {"header_bytes": 1000}, True),
         (INFER, 1001, {"header_bytes": 1000}, False),
-        (INFER, LARGEST_CONVERTED, {"header_bytes": 10 * LARGEST}, True),
-        (INFER, LARGEST_CONVERTED + 1, {"header_bytes": 10 * LARGEST}, False),
+        (INFER, MAX_FAST_REQUEST, {"header_bytes": 10 * LARGEST}, True),
+        (INFER, MAX_FAST_REQUEST + 1, {"header_bytes": 10 * LARGEST}, False),
     ],
 )
 async def test_caps(target: str, length: int, limits: dict[str, Any], straight: bool) -> None:
@@ -252,9 +269,9 @@ async def test_no_compressed_answer_is_asked_for_where_it_is_converted() -> None
 async def test_what_is_to_be_compressed_goes_the_ordinary_way(
     target: str, accepted: str, straight: bool
 ) -> None:
-    routes = Routes([Rule(Match(), (route_to(ReadyEndpoint()),), compress=("gzip",))])
+    routes = Router([Rule(Match(), (make_route(ReadyEndpoint()),), compress=("gzip",))])
     headers = {"Content-Length": "5", **({"Accept-Encoding": accepted} if accepted else {})}
-    plan = Straight(routes).plan("POST", target, _headers(headers), 5)
+    plan = FastPath(routes).plan("POST", target, _headers(headers), 5)
     assert (plan is not None) is straight
     if plan is not None:
         assert plan.varies
@@ -280,20 +297,20 @@ class _Scene:
         self,
         limits: Limits = LIMITS,
         policies: JsonPolicies | None = None,
-        retry: RetryPolicy = CAREFUL,
+        retry: RetryPolicy = SAFE_RETRIES_ONLY,
     ) -> None:
-        self.log = Log()
+        self.log = EventLog()
         self.clock = Clock()
         self.client = ScriptedClient(self.log)
         self.endpoint = ReadyEndpoint(self.log)
-        route = route_to(self.endpoint, limits=limits, policies=policies)
+        route = make_route(self.endpoint, limits=limits, policies=policies)
         self.route: Route = replace(route, retry=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
-            self.straight = Straight(only(self.route))
+            self.straight = FastPath(single_route(self.route))
 
     def begin(
         self, method: str = "POST", target: str = INFER, body: bytes = JSON
-    ) -> StraightExchange | None:
+    ) -> FastPathCall | None:
         headers = {"Host": "h"}
         if body:
             headers["Content-Length"] = str(len(body))
@@ -301,36 +318,36 @@ class _Scene:
         assert plan is not None
         return self.straight.begin(plan, body, self.client)
 
-    def infer(self) -> StraightExchange:
+    def infer(self) -> FastPathCall:
         exchange = self.begin()
         assert exchange is not None
         assert self.outstanding == 1
         return exchange
 
-    def get(self) -> StraightExchange:
+    def get(self) -> FastPathCall:
         exchange = self.begin("GET", "/v2/x", b"")
         assert exchange is not None
         assert self.outstanding == 1
         return exchange
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> SentRequest:
         return self.endpoint.asked[-1]
 
     @property
-    def receiver(self) -> Receiver:
+    def receiver(self) -> ResponseReceiver:
         return self.asked.receiver
 
     @property
-    def told(self) -> Told:
-        assert len(self.client.told) == 1
-        return self.client.told[0]
+    def responses(self) -> DeliveredResponse:
+        assert len(self.client.responses) == 1
+        return self.client.responses[0]
 
     @property
     def error(self) -> str:
         """Give the message of the error that the client was told."""
-        assert self.told.headers == (("Content-Type", "application/json"),)
-        fields = json.loads(self.told.body)
+        assert self.responses.headers == (("Content-Type", "application/json"),)
+        fields = json.loads(self.responses.body)
         assert list(fields) == ["error"]
         return str(fields["error"])
 
@@ -342,7 +359,7 @@ class _Scene:
 async def test_a_request_is_converted_and_sent() -> None:
     scene = _Scene()
     scene.infer()
-    size = int(dict(scene.asked.headers)[LENGTH])
+    size = int(dict(scene.asked.headers)[HEADER_LENGTH])
     fields = json.loads(scene.asked.body[:size])
     assert fields["inputs"] == [
         {
@@ -358,7 +375,7 @@ async def test_a_request_is_converted_and_sent() -> None:
         "Host": "h",
         **BINARY,
         "Content-Length": str(len(scene.asked.body)),
-        LENGTH: str(size),
+        HEADER_LENGTH: str(size),
     }
     assert len(scene.asked.lines) == 4
     assert scene.log == [f"server is asked POST {INFER}"]
@@ -369,8 +386,8 @@ def _of_size(size: int) -> bytes:
 
 
 async def test_of_large_requests_one_is_converted_in_a_turn_of_the_loop() -> None:
-    scene = _Scene(replace(LIMITS, header_bytes=LARGEST_CONVERTED))
-    large, small = _of_size(LARGEST_CONVERTED), _of_size(LARGEST_WITHOUT)
+    scene = _Scene(replace(LIMITS, header_bytes=MAX_FAST_REQUEST))
+    large, small = _of_size(MAX_FAST_REQUEST), _of_size(MAX_UNSCHEDULED)
     assert scene.begin(body=large) is not None
     assert scene.begin(body=large) is None
     assert scene.begin(body=small) is not None
@@ -471,13 +488,17 @@ async def test_without_a_connection_nothing_is_begun(method: str, body: bytes) -
 
 async def test_a_transport_that_cannot_send_at_once() -> None:
     class Slow(ReadyEndpoint):
-        def send_at_once(
-            self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
-        ) -> Sent | None:
-            return super(ReadyEndpoint, self).send_at_once(start, headers, body, receiver)
+        def try_send_nowait(
+            self,
+            start: RequestTemplate,
+            headers: HeaderLines,
+            body: bytes,
+            receiver: ResponseReceiver,
+        ) -> PendingRequest | None:
+            return super(ReadyEndpoint, self).try_send_nowait(start, headers, body, receiver)
 
-    route = route_to(Slow())
-    straight = Straight(only(route))
+    route = make_route(Slow())
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     assert straight.begin(plan, b"", ScriptedClient()) is None
@@ -486,13 +507,17 @@ async def test_a_transport_that_cannot_send_at_once() -> None:
 
 async def test_an_endpoint_that_fails_is_given_back() -> None:
     class Failing(ReadyEndpoint):
-        def send_at_once(
-            self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
-        ) -> Sent | None:
+        def try_send_nowait(
+            self,
+            start: RequestTemplate,
+            headers: HeaderLines,
+            body: bytes,
+            receiver: ResponseReceiver,
+        ) -> PendingRequest | None:
             raise ZeroDivisionError
 
-    route = route_to(Failing())
-    straight = Straight(only(route))
+    route = make_route(Failing())
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     with pytest.raises(ZeroDivisionError):
@@ -502,14 +527,14 @@ async def test_an_endpoint_that_fails_is_given_back() -> None:
 
 async def test_the_least_busy_endpoint_is_asked() -> None:
     one, two = ReadyEndpoint(url="http://one"), ReadyEndpoint(url="http://two")
-    route = route_to(one, two)
-    straight = Straight(only(route))
+    route = make_route(one, two)
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     for _ in range(4):
         assert straight.begin(plan, b"", ScriptedClient()) is not None
     assert [len(one.asked), len(two.asked)] == [2, 2]
-    one.asked[0].receiver.whole(head_of(), b"")
+    one.asked[0].receiver.on_complete(response_head(), b"")
     assert route.upstream.pool.outstanding == [1, 2]
     for _ in range(2):
         assert straight.begin(plan, b"", ScriptedClient()) is not None
@@ -529,10 +554,10 @@ async def test_a_model_is_asked_for_where_it_is(
     method: str, target: str, body: bytes, models: Sequence[str]
 ) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
-    route = route_to(*endpoints, keeper=Keeper(discovery=Discovery(60)))
+    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
-    straight = Straight(only(route))
+    straight = FastPath(single_route(route))
     headers = {"Content-Length": str(len(body))} if body else {}
     plan = straight.plan(method, target, _headers(headers), len(body))
     assert plan is not None
@@ -543,11 +568,11 @@ async def test_a_model_is_asked_for_where_it_is(
 
 
 async def test_where_no_endpoint_is_known_the_ordinary_way_says_so() -> None:
-    route = route_to(ReadyEndpoint())
-    straight = Straight(only(route))
+    route = make_route(ReadyEndpoint())
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
-    route.upstream.pool.use([])
+    route.upstream.pool.set_endpoints([])
     assert straight.begin(plan, b"", ScriptedClient()) is None
     await route.upstream.pool.close()
 
@@ -558,8 +583,8 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
     status: int, ejections: int, begun: bool
 ) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = route_to(bad, good)
-    straight = Straight(only(route))
+    route = make_route(bad, good)
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     for _ in range(10):
@@ -567,10 +592,12 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
         assert straight.begin(plan, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
             if begun:
-                asked.receiver.begun(ScriptedResponse(status if bad.asked else 200, {}, [b"x"]))
-                await client.begin_task(ScriptedAnswer(Log()))
+                asked.receiver.on_headers(
+                    ScriptedUpstreamResponse(status if bad.asked else 200, {}, [b"x"])
+                )
+                await client.begin_task(ScriptedClientResponse(EventLog()))
             else:
-                asked.receiver.whole(head_of(status if bad.asked else 200), b"")
+                asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
         bad.asked.clear()
         good.asked.clear()
     assert [each.health.ejections for each in route.upstream.pool.members] == [ejections, 0]
@@ -580,18 +607,18 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
 @pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
 async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls: bool) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = route_to(bad, good, limits=replace(LIMITS, idle_time=0.1) if stalls else LIMITS)
-    straight = Straight(only(route))
+    route = make_route(bad, good, limits=replace(LIMITS, idle_time=0.1) if stalls else LIMITS)
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     for _ in range(10):
         client = ScriptedClient()
         assert straight.begin(plan, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
-            fault = asyncio.Event() if stalls else bad_answer("it fell over")
+            fault = asyncio.Event() if stalls else bad_response("it fell over")
             steps = [b"begun", fault] if bad.asked else [b"whole"]
-            asked.receiver.begun(ScriptedResponse(200, {}, steps))
-            await client.begin_task(ScriptedAnswer(Log()))
+            asked.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps))
+            await client.begin_task(ScriptedClientResponse(EventLog()))
         bad.asked.clear()
         good.asked.clear()
     assert [each.health.ejections for each in route.upstream.pool.members] == [1, 0]
@@ -603,8 +630,8 @@ async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls:
 
 def _binary(*tensors: bytes, **headers: str) -> tuple[dict[str, str], bytes]:
     """Give headers and body of an answer with tensors."""
-    header = answer_header(*map(len, tensors))
-    return {**BINARY, LENGTH: str(len(header)), **headers}, header + b"".join(tensors)
+    header = binary_response_header(*map(len, tensors))
+    return {**BINARY, HEADER_LENGTH: str(len(header)), **headers}, header + b"".join(tensors)
 
 
 async def test_tensors_become_json() -> None:
@@ -612,10 +639,14 @@ async def test_tensors_become_json() -> None:
     headers |= {"Content-Length": str(len(body)), "Connection": "X-Hop", "X-Hop": "1"}
     scene = _Scene()
     scene.infer()
-    scene.receiver.whole(head_of(headers=headers), body)
-    assert (scene.told.status, scene.told.reason, scene.told.last) == (200, "OK", False)
-    assert scene.told.headers == (("X", "1"), ("Content-Type", "application/json"))
-    (output,) = json.loads(scene.told.body)["outputs"]
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        200,
+        "OK",
+        False,
+    )
+    assert scene.responses.headers == (("X", "1"), ("Content-Type", "application/json"))
+    (output,) = json.loads(scene.responses.body)["outputs"]
     assert output == {"name": "OUT0", "shape": [3], "datatype": "FP32", "data": VALUES}
     assert scene.outstanding == 0
 
@@ -627,16 +658,16 @@ async def test_the_numbers_of_an_answer_are_its_own(
     """Heads that read the same are the same object; what is remembered of them is no body's."""
     scene = _Scene()
     one, two = _binary(bytes(4)), _binary(FLOATS.tobytes())
-    first, second = head_of(headers=one[0]), head_of(headers=two[0])
+    first, second = response_head(headers=one[0]), response_head(headers=two[0])
     for head, body, data in [
         (first, one[1], [0]),
         (second, two[1], VALUES),
         (first, one[1][:-4] + FLOATS.tobytes()[:4], [1.5]),
     ]:
-        scene.client.told.clear()
+        scene.client.responses.clear()
         scene.infer()
-        scene.receiver.whole(head, view(body))
-        assert json.loads(scene.told.body)["outputs"][0]["data"] == data
+        scene.receiver.on_complete(head, view(body))
+        assert json.loads(scene.responses.body)["outputs"][0]["data"] == data
 
 
 @pytest.mark.parametrize("policy", [Nonfinite.NULL, Nonfinite.STRING, Nonfinite.ERROR])
@@ -645,17 +676,17 @@ async def test_policies_hold(policy: Nonfinite) -> None:
     scene.infer()
     nan = b"\0\0\xc0\x7f"
     headers, body = _binary(nan)
-    scene.receiver.whole(head_of(headers=headers), body)
+    scene.receiver.on_complete(response_head(headers=headers), body)
     if policy is Nonfinite.ERROR:
-        assert scene.told.status == 406
+        assert scene.responses.status == 406
         assert "OUT0" in scene.error
         assert URL not in scene.error
     else:
-        (value,) = json.loads(scene.told.body)["outputs"][0]["data"]
+        (value,) = json.loads(scene.responses.body)["outputs"][0]["data"]
         assert value == (None if policy is Nonfinite.NULL else "NaN")
 
 
-EMPTY = answer_header(0)
+EMPTY = binary_response_header(0)
 
 
 @pytest.mark.parametrize(
@@ -672,18 +703,18 @@ EMPTY = answer_header(0)
 async def test_an_answer_without_tensors_passes(body: bytes) -> None:
     scene = _Scene()
     scene.infer()
-    scene.receiver.whole(head_of(headers={"Content-Type": "x/y", "X": "1"}), body)
-    assert scene.told.status == 200
-    assert scene.told.headers == (("Content-Type", "x/y"), ("X", "1"))
-    assert scene.told.body == body
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y", "X": "1"}), body)
+    assert scene.responses.status == 200
+    assert scene.responses.headers == (("Content-Type", "x/y"), ("X", "1"))
+    assert scene.responses.body == body
 
 
 @pytest.mark.parametrize("size", [len(EMPTY), LIMITS.header_bytes])
 async def test_an_answer_without_tensors_is_given_its_empty_data(size: int) -> None:
     scene = _Scene()
     scene.infer()
-    scene.receiver.whole(head_of(headers={"Content-Type": "x/y"}), EMPTY.ljust(size))
-    (output,) = json.loads(scene.told.body)["outputs"]
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y"}), EMPTY.ljust(size))
+    (output,) = json.loads(scene.responses.body)["outputs"]
     assert output == {"name": "OUT0", "shape": [0], "datatype": "FP32", "data": []}
 
 
@@ -692,10 +723,14 @@ async def test_an_answer_without_tensors_is_given_its_empty_data(size: int) -> N
 async def test_any_other_status_passes(status: int, way: str) -> None:
     scene = _Scene()
     getattr(scene, way)()
-    headers = {"Content-Length": "4", LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
-    scene.receiver.whole(head_of(status, headers, "So So"), b"body")
-    assert scene.told == Told(
-        status, "So So", (("Content-Length", "4"), (LENGTH, "x"), ("X", "1")), b"body", last=False
+    headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
+    scene.receiver.on_complete(response_head(status, headers, "So So"), b"body")
+    assert scene.responses == DeliveredResponse(
+        status,
+        "So So",
+        (("Content-Length", "4"), (HEADER_LENGTH, "x"), ("X", "1")),
+        b"body",
+        last=False,
     )
 
 
@@ -703,33 +738,41 @@ async def test_the_answer_to_what_was_forwarded_passes() -> None:
     scene = _Scene()
     scene.get()
     headers, body = _binary(FLOATS.tobytes())
-    scene.receiver.whole(head_of(headers=headers), memoryview(body))
-    assert scene.told == Told(200, "OK", tuple(headers.items()), body, last=False)
+    scene.receiver.on_complete(response_head(headers=headers), memoryview(body))
+    assert scene.responses == DeliveredResponse(200, "OK", tuple(headers.items()), body, last=False)
 
 
 LIES = {
-    "no number": ({LENGTH: "x"}, b"{}", LENGTH),
-    "negative": ({LENGTH: "-1"}, b"{}", LENGTH),
-    "above the cap": ({LENGTH: "10001"}, b"{}", "limits.header_bytes"),
-    "beyond the body": ({LENGTH: "3"}, b"{}", "ends before"),
-    "no JSON": ({LENGTH: "1"}, b"{", "not valid JSON"),
-    "too short": ({LENGTH: str(len(answer_header(8)))}, answer_header(8) + bytes(7), "ends before"),
-    "too long": ({LENGTH: str(len(answer_header(8)))}, answer_header(8) + bytes(9), "more bytes"),
+    "no number": ({HEADER_LENGTH: "x"}, b"{}", HEADER_LENGTH),
+    "negative": ({HEADER_LENGTH: "-1"}, b"{}", HEADER_LENGTH),
+    "above the cap": ({HEADER_LENGTH: "10001"}, b"{}", "limits.header_bytes"),
+    "beyond the body": ({HEADER_LENGTH: "3"}, b"{}", "ends before"),
+    "no JSON": ({HEADER_LENGTH: "1"}, b"{", "not valid JSON"),
+    "too short": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(7),
+        "ends before",
+    ),
+    "too long": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(9),
+        "more bytes",
+    ),
 }
 
 
 @pytest.mark.parametrize(("headers", "body", "fault"), LIES.values(), ids=LIES)
 async def test_lies_name_the_server(headers: dict[str, str], body: bytes, fault: str) -> None:
     scene = _Scene()
-    head = head_of(headers=headers)
+    head = response_head(headers=headers)
     for _ in range(2):
-        scene.client.told.clear()
+        scene.client.responses.clear()
         scene.infer()
-        scene.receiver.whole(head, body)
-        assert scene.told.status == 502
+        scene.receiver.on_complete(head, body)
+        assert scene.responses.status == 502
         assert scene.error.startswith(f"{URL}: ")
         assert fault in scene.error
-        assert not scene.told.last
+        assert not scene.responses.last
         assert scene.outstanding == 0
 
 
@@ -743,8 +786,8 @@ async def test_a_fault_of_our_own_is_logged_and_answered(
     scene = _Scene()
     scene.infer()
     headers, body = _binary(bytes(4))
-    scene.receiver.whole(head_of(headers=headers), body)
-    assert (scene.told.status, scene.told.last) == (500, True)
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.last) == (500, True)
     assert scene.error == "the gateway failed; its log says why"
     assert scene.outstanding == 0
     (record,) = caplog.records
@@ -757,9 +800,9 @@ async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
     """The next request of the client may need the connection to the server."""
     scene = _Scene()
     scene.get()
-    scene.receiver.whole(head_of(), b"")
+    scene.receiver.on_complete(response_head(), b"")
     scene.get()
-    scene.receiver.failed(bad_answer("it fell over"))
+    scene.receiver.on_error(bad_response("it fell over"))
     assert scene.log == [
         "server is asked GET /v2/x",
         "server is let go",
@@ -776,11 +819,15 @@ async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
 async def test_a_failure_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FAILURES, "_until", float("-inf"))  # no other test has logged it
+    monkeypatch.setattr(FAILURE_LOG, "_until", float("-inf"))  # no other test has logged it
     scene = _Scene()
     scene.infer()
-    scene.receiver.failed(bad_answer(f"{URL} closed the connection"))
-    assert (scene.told.status, scene.told.reason, scene.told.last) == (502, "", False)
+    scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        502,
+        "",
+        False,
+    )
     assert scene.error == f"{URL} closed the connection"
     assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
 
@@ -788,8 +835,8 @@ async def test_a_failure_is_told(
 async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     scene = _Scene()
     scene.get()
-    scene.receiver.failed(ZeroDivisionError())
-    assert (scene.told.status, scene.told.last) == (500, True)
+    scene.receiver.on_error(ZeroDivisionError())
+    assert (scene.responses.status, scene.responses.last) == (500, True)
     assert "GET /v2/x failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -797,20 +844,20 @@ async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize(
     ("error", "failures"),
     [
-        (bad_answer("it fell over"), 1),
+        (bad_response("it fell over"), 1),
         (GatewayError(ErrorKind.EXHAUSTED, "too many open files"), 0),
         (ZeroDivisionError(), 0),
     ],
 )
 async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: int) -> None:
     endpoint = ReadyEndpoint()
-    route = route_to(endpoint, ReadyEndpoint(url="http://other"))
-    straight = Straight(only(route))
+    route = make_route(endpoint, ReadyEndpoint(url="http://other"))
+    straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     assert straight.begin(plan, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
-    asked.receiver.failed(error)
+    asked.receiver.on_error(error)
     assert route.upstream.pool.members[0].health.failures == failures
     straight.close()
 
@@ -826,28 +873,28 @@ async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: 
 async def test_a_server_that_is_late(idle_time: float, total_time: float, what: str) -> None:
     scene = _Scene(replace(LIMITS, idle_time=idle_time, total_time=total_time))
     scene.infer()
-    scene.clock.pass_by(1.75)
+    scene.clock.advance(1.75)
     assert scene.outstanding == 1
-    scene.clock.pass_by(0.25)
-    assert (scene.told.status, scene.told.last) == (504, False)
+    scene.clock.advance(0.25)
+    assert (scene.responses.status, scene.responses.last) == (504, False)
     assert scene.error == f"waiting for {URL}: {what}"
     assert scene.log[-2:] == ["server is let go", "client gets 504"]
     assert scene.outstanding == 0
-    scene.clock.pass_by(100)
-    assert len(scene.client.told) == 1
+    scene.clock.advance(100)
+    assert len(scene.client.responses) == 1
 
 
 async def test_what_has_ended_is_not_late() -> None:
     scene = _Scene()
     scene.get()
-    scene.receiver.whole(head_of(), b"")
+    scene.receiver.on_complete(response_head(), b"")
     scene.get()
-    scene.receiver.failed(bad_answer("it fell over"))
+    scene.receiver.on_error(bad_response("it fell over"))
     scene.get().cancel()
     scene.get()
-    scene.receiver.begun(ScriptedResponse())  # whose task has a deadline of its own
-    scene.clock.pass_by(1000)
-    assert [told.status for told in scene.client.told] == [200, 502]
+    scene.receiver.on_headers(ScriptedUpstreamResponse())  # whose task has a deadline of its own
+    scene.clock.advance(1000)
+    assert [told.status for told in scene.client.responses] == [200, 502]
     assert scene.outstanding == 1
 
 
@@ -855,8 +902,8 @@ async def test_nothing_is_late_behind_close() -> None:
     scene = _Scene()
     scene.get()
     scene.straight.close()
-    scene.clock.pass_by(1000)
-    assert scene.client.told == []
+    scene.clock.advance(1000)
+    assert scene.client.responses == []
     assert scene.clock.pending == []
 
 
@@ -868,17 +915,19 @@ async def test_an_answer_that_has_begun_is_relayed() -> None:
     scene.infer()
     headers, body = _binary(FLOATS.tobytes(), X="1")
     headers["Content-Length"] = str(len(body))
-    scene.receiver.begun(ScriptedResponse(200, headers, [body[:9], body[9:]]).within(scene.log))
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [body[:9], body[9:]]).with_log(scene.log)
+    )
     assert scene.log[-1] == "client waits for a task"
     assert scene.outstanding == 1
-    answer = ScriptedAnswer(scene.log)
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert answer.status == 200
     assert json.loads(answer.body)["outputs"][0]["data"] == VALUES
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["X"] == "1"
     assert "client has got all" in scene.log
-    assert scene.client.told == []
+    assert scene.client.responses == []
     assert scene.outstanding == 0
 
 
@@ -886,12 +935,14 @@ async def test_an_answer_that_has_begun_is_relayed() -> None:
 async def test_an_answer_that_has_begun_is_forwarded_as_it_comes(way: str, status: int) -> None:
     scene = _Scene()
     getattr(scene, way)()
-    response = ScriptedResponse(status, {LENGTH: "x", "Upgrade": "y"}, [b"one", b"four"])
-    scene.receiver.begun(response.within(scene.log))
-    answer = ScriptedAnswer(scene.log)
+    response = ScriptedUpstreamResponse(
+        status, {HEADER_LENGTH: "x", "Upgrade": "y"}, [b"one", b"four"]
+    )
+    scene.receiver.on_headers(response.with_log(scene.log))
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert (answer.status, answer.body) == (status, b"onefour")
-    assert dict(answer.headers) == {LENGTH: "x"}
+    assert dict(answer.headers) == {HEADER_LENGTH: "x"}
     assert scene.log.index("client gets 3") < scene.log.index("server sends 4")
     assert scene.outstanding == 0
 
@@ -899,8 +950,10 @@ async def test_an_answer_that_has_begun_is_forwarded_as_it_comes(way: str, statu
 async def test_an_answer_that_has_begun_and_lies_is_a_502() -> None:
     scene = _Scene()
     scene.infer()
-    scene.receiver.begun(ScriptedResponse(200, {LENGTH: "x"}, [b"{}"]).within(scene.log))
-    answer = ScriptedAnswer(scene.log)
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]).with_log(scene.log)
+    )
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert answer.status == 502
     assert URL in answer.body.decode()
@@ -910,9 +963,9 @@ async def test_an_answer_that_has_begun_and_lies_is_a_502() -> None:
 async def test_an_answer_that_has_begun_and_breaks_off_is_cut() -> None:
     scene = _Scene()
     scene.get()
-    broken = ScriptedResponse(200, {}, [b"begun", bad_answer(f"{URL} fell over")])
-    scene.receiver.begun(broken.within(scene.log))
-    answer = ScriptedAnswer(scene.log)
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell over")])
+    scene.receiver.on_headers(broken.with_log(scene.log))
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert answer.body == b"begun"
     assert "client is cut off" in scene.log
@@ -920,12 +973,14 @@ async def test_an_answer_that_has_begun_and_breaks_off_is_cut() -> None:
     assert scene.outstanding == 0
 
 
-@pytest.mark.parametrize("headers", [{LENGTH: "9"}, {}])
+@pytest.mark.parametrize("headers", [{HEADER_LENGTH: "9"}, {}])
 async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> None:
     scene = _Scene(replace(LIMITS, idle_time=0.02))
     scene.infer()
-    scene.receiver.begun(ScriptedResponse(200, headers, [asyncio.Event()]).within(scene.log))
-    answer = ScriptedAnswer(scene.log)
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [asyncio.Event()]).with_log(scene.log)
+    )
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert answer.status == 504
     text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_time)"
@@ -950,10 +1005,10 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_the_time_until_the_answer_began_counts(spent: list[float]) -> None:
     scene = _Scene()
     scene.get()
-    scene.clock.pass_by(12.5)
-    scene.receiver.begun(ScriptedResponse(200, {}, [b"a"]))
-    scene.clock.pass_by(1)
-    await scene.client.begin_task(ScriptedAnswer(scene.log))
+    scene.clock.advance(12.5)
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, [b"a"]))
+    scene.clock.advance(1)
+    await scene.client.begin_task(ScriptedClientResponse(scene.log))
     assert spent == [12.5]
 
 
@@ -961,17 +1016,17 @@ async def test_the_time_until_the_answer_began_counts(spent: list[float]) -> Non
 async def test_the_time_until_another_server_is_asked_counts(
     failed: bool, spent: list[float]
 ) -> None:
-    scene = _Scene(retry=RetryPolicy(unanswered=True, statuses=frozenset((503,))))
-    good = ScriptedResponse(200, {}, [b"a"])
-    scene.route.upstream.pool.use([scene.endpoint, ScriptedEndpoint(scene.log, good)])
+    scene = _Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
+    good = ScriptedUpstreamResponse(200, {}, [b"a"])
+    scene.route.upstream.pool.set_endpoints([scene.endpoint, ScriptedEndpoint(scene.log, good)])
     scene.get()
-    scene.clock.pass_by(12.5)
+    scene.clock.advance(12.5)
     if failed:
-        scene.receiver.failed(GatewayError(ErrorKind.UNANSWERED, "it closed"))
+        scene.receiver.on_error(GatewayError(ErrorKind.NO_RESPONSE, "it closed"))
     else:
-        scene.receiver.whole(head_of(503), b"")
-    scene.clock.pass_by(1)
-    answer = ScriptedAnswer(scene.log)
+        scene.receiver.on_complete(response_head(503), b"")
+    scene.clock.advance(1)
+    answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert (answer.status, answer.body) == (200, b"a")
     assert spent == [12.5]
@@ -979,48 +1034,48 @@ async def test_the_time_until_another_server_is_asked_counts(
 
 # ---------------------------------------------------------------------------------- every end
 
-End = Callable[[_Scene, StraightExchange], Awaitable[None]]
+End = Callable[[_Scene, FastPathCall], Awaitable[None]]
 
 
-async def _whole(scene: _Scene, _: StraightExchange) -> None:
-    scene.receiver.whole(head_of(), b"")
+async def _whole(scene: _Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(), b"")
 
 
-async def _broken(scene: _Scene, _: StraightExchange) -> None:
-    scene.receiver.whole(head_of(headers={LENGTH: "x"}), b"")
+async def _broken(scene: _Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(headers={HEADER_LENGTH: "x"}), b"")
 
 
-async def _failed(scene: _Scene, _: StraightExchange) -> None:
-    scene.receiver.failed(bad_answer("it fell over"))
+async def _failed(scene: _Scene, _: FastPathCall) -> None:
+    scene.receiver.on_error(bad_response("it fell over"))
 
 
-async def _late(scene: _Scene, _: StraightExchange) -> None:
-    scene.clock.pass_by(1000)
+async def _late(scene: _Scene, _: FastPathCall) -> None:
+    scene.clock.advance(1000)
 
 
-async def _cancelled(_: _Scene, exchange: StraightExchange) -> None:
+async def _cancelled(_: _Scene, exchange: FastPathCall) -> None:
     exchange.cancel()
 
 
 def _begin_task(scene: _Scene, *steps: bytes | BaseException | asyncio.Event) -> asyncio.Task[None]:
-    scene.receiver.begun(ScriptedResponse(200, {}, steps).within(scene.log))
-    return scene.client.begin_task(ScriptedAnswer(scene.log))
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps).with_log(scene.log))
+    return scene.client.begin_task(ScriptedClientResponse(scene.log))
 
 
-async def _relayed(scene: _Scene, _: StraightExchange) -> None:
+async def _relayed(scene: _Scene, _: FastPathCall) -> None:
     await _begin_task(scene, b"one", b"two")
 
 
-async def _broken_off(scene: _Scene, _: StraightExchange) -> None:
-    await _begin_task(scene, b"one", bad_answer("it fell over"))
+async def _broken_off(scene: _Scene, _: FastPathCall) -> None:
+    await _begin_task(scene, b"one", bad_response("it fell over"))
 
 
-async def _fault(scene: _Scene, _: StraightExchange) -> None:
+async def _fault(scene: _Scene, _: FastPathCall) -> None:
     with pytest.raises(ZeroDivisionError):
         await _begin_task(scene, ZeroDivisionError())
 
 
-async def _left(scene: _Scene, _: StraightExchange) -> None:
+async def _left(scene: _Scene, _: FastPathCall) -> None:
     task = _begin_task(scene, b"one", asyncio.Event())
     for _turn in range(5):
         await asyncio.sleep(0)
@@ -1029,7 +1084,7 @@ async def _left(scene: _Scene, _: StraightExchange) -> None:
         await task
 
 
-async def _left_before_it_ran(scene: _Scene, _: StraightExchange) -> None:
+async def _left_before_it_ran(scene: _Scene, _: FastPathCall) -> None:
     task = _begin_task(scene, b"one")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -1055,7 +1110,7 @@ ENDS: dict[str, End] = {
 @pytest.mark.parametrize("way", ["infer", "get"])
 async def test_all_is_given_back_once(end: End, way: str) -> None:
     scene = _Scene()
-    exchange: StraightExchange = getattr(scene, way)()
+    exchange: FastPathCall = getattr(scene, way)()
     other = scene.begin("GET", "/v2/other", b"")
     assert other is not None
     scene.endpoint.asked.pop()
@@ -1065,11 +1120,11 @@ async def test_all_is_given_back_once(end: End, way: str) -> None:
     left = 0 if end is _late else 1
     assert scene.outstanding == left
     assert "server is let go" in scene.log
-    told = len(scene.client.told)
+    told = len(scene.client.responses)
     # The client leaves, as it may at any time.
     exchange.cancel()
     assert scene.outstanding == left
-    assert len(scene.client.told) == told
+    assert len(scene.client.responses) == told
     other.cancel()
     assert scene.outstanding == 0
 
@@ -1078,5 +1133,5 @@ async def test_all_is_given_back_once(end: End, way: str) -> None:
 async def test_who_has_left_is_told_nothing(end: End) -> None:
     scene = _Scene()
     await end(scene, scene.get())
-    scene.clock.pass_by(1000)
-    assert scene.client.told == []
+    scene.clock.advance(1000)
+    assert scene.client.responses == []

@@ -14,24 +14,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.errors import bad_answer
-from gateway.proxy.admission.conversion_scheduler import Turns
-from gateway.proxy.dispatch import exchange
+from gateway.errors import bad_response
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.compression import LEAST, CompressedAnswer, varying
-from gateway.proxy.router import Routes, Rule
+from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
     URL,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
-from tests.support.inference_messages import INFER, LENGTH, answer_header, json_request
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    json_request,
+)
 
 BOTH = ("gzip", "deflate")
 TEXT = json.dumps({"models": [{"name": f"m{number}"} for number in range(200)]}).encode()
@@ -50,28 +55,28 @@ class Scene:
     """A client of a route that compresses, and its server."""
 
     def __init__(
-        self, turn: ScriptedResponse | BaseException, compress: tuple[str, ...] = BOTH
+        self, turn: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
     ) -> None:
-        self.log = Log()
+        self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, turn)
-        self.routes = Routes([Rule(Match(), (route_to(self.server),), compress=compress)])
+        self.routes = Router([Rule(Match(), (make_route(self.server),), compress=compress)])
 
     async def ask(
         self,
         method: str = "GET",
         target: str = "/v2/models/m",
-        *body: Step,
+        *body: BodyStep,
         headers: dict[str, str] | None = None,
-    ) -> ScriptedAnswer:
-        answer = ScriptedAnswer(self.log)
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, ACCEPT | (headers or {}), body)
-        await exchange(request, answer, self.routes)
+        await handle_request(request, answer, self.routes)
         return answer
 
 
 def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> Scene:
     made = {"Content-Length": str(len(body)), **(headers or {})}
-    return Scene(ScriptedResponse(status, made, [body]))
+    return Scene(ScriptedUpstreamResponse(status, made, [body]))
 
 
 # ------------------------------------------------------------------------------- what is compressed
@@ -80,7 +85,9 @@ def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200)
 @pytest.mark.parametrize("status", [200, 201, 400, 404, 500, 503])
 @pytest.mark.parametrize("length", [{"Content-Length": str(len(TEXT))}, {}])
 async def test_answers_with_a_body(status: int, length: dict[str, str]) -> None:
-    scene = Scene(ScriptedResponse(status, {"X-A": "1", **length}, [TEXT[:100], TEXT[100:]]))
+    scene = Scene(
+        ScriptedUpstreamResponse(status, {"X-A": "1", **length}, [TEXT[:100], TEXT[100:]])
+    )
     answer = await scene.ask()
     assert answer.status == status
     assert dict(answer.headers) == {
@@ -109,7 +116,9 @@ async def test_answers_with_a_body(status: int, length: dict[str, str]) -> None:
 async def test_the_coding_is_one_that_the_client_accepts(
     accepted: str, offered: tuple[str, ...], coding: str | None
 ) -> None:
-    scene = Scene(ScriptedResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT]), offered)
+    scene = Scene(
+        ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT]), offered
+    )
     answer = await scene.ask(headers={"Accept-Encoding": accepted})
     assert answer.headers.get("Content-Encoding") == coding
     assert answer.headers["Vary"] == "Accept-Encoding"
@@ -125,7 +134,7 @@ async def test_the_server_is_not_asked_to_compress() -> None:
 
 
 async def test_a_route_that_does_not_compress() -> None:
-    turn = ScriptedResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
+    turn = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
     scene = Scene(turn, compress=())
     answer = await scene.ask()
     assert answer.body == TEXT
@@ -187,9 +196,11 @@ async def test_a_head_is_answered_as_the_server_does() -> None:
 async def test_what_the_answer_depends_on(said: list[str], vary: str) -> None:
     lines = tuple(("Vary", value) for value in said)
     assert varying((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
-    log = Log()
-    inner = ScriptedAnswer(log)
-    await CompressedAnswer(inner, "gzip", Turns()).send(200, "", CIMultiDict(lines), TEXT)
+    log = EventLog()
+    inner = ScriptedClientResponse(log)
+    await CompressedAnswer(inner, "gzip", ConversionScheduler()).send(
+        200, "", CIMultiDict(lines), TEXT
+    )
     assert inner.headers.getall("Vary") == [vary]
 
 
@@ -201,39 +212,39 @@ async def test_the_bytes_are_no_longer_those_of_the_server(etag: str, weak: str)
 @pytest.mark.parametrize("coding", BOTH)
 async def test_a_header_length_counts_what_is_inside(coding: str) -> None:
     tensors = np.arange(30_000, dtype="<f4").tobytes()
-    header = answer_header(len(tensors))
-    made = {LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
+    header = binary_response_header(len(tensors))
+    made = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
     request = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
     scene = sized(header + tensors, made)
     answer = await scene.ask("POST", INFER, request, headers={"Accept-Encoding": coding})
-    assert answer.headers[LENGTH] == str(len(header))
+    assert answer.headers[HEADER_LENGTH] == str(len(header))
     assert unpacked(coding, answer.body) == header + tensors
 
 
 @pytest.mark.parametrize("size", [2000, 100_000])
 async def test_a_converted_answer(size: int) -> None:
     tensors = np.arange(size, dtype="<f4").tobytes()
-    header = answer_header(len(tensors))
-    scene = sized(header + tensors, {LENGTH: str(len(header))})
+    header = binary_response_header(len(tensors))
+    scene = sized(header + tensors, {HEADER_LENGTH: str(len(header))})
     answer = await scene.ask("POST", INFER, json_request())
-    assert LENGTH not in answer.headers
+    assert HEADER_LENGTH not in answer.headers
     fields = json.loads(gzip.decompress(answer.body))
     assert fields["outputs"][0]["data"] == list(range(size))
 
 
 async def test_what_the_gateway_says_itself() -> None:
-    scene = Scene(bad_answer("it fell over" * 200))
+    scene = Scene(bad_response("it fell over" * 200))
     answer = await scene.ask()
     assert answer.status == 502
     assert answer.headers["Content-Length"] == str(len(answer.body))
     assert "it fell over" in json.loads(gzip.decompress(answer.body))["error"]
-    answer = await Scene(bad_answer("it fell over")).ask()
+    answer = await Scene(bad_response("it fell over")).ask()
     assert answer.body == b'{"error":"it fell over"}'
     assert answer.headers["Vary"] == "Accept-Encoding"
 
 
 async def test_an_error_within_an_answer_cuts_it() -> None:
-    scene = Scene(ScriptedResponse(200, {}, [TEXT, bad_answer(f"{URL} fell over")]))
+    scene = Scene(ScriptedUpstreamResponse(200, {}, [TEXT, bad_response(f"{URL} fell over")]))
     answer = await scene.ask()
     assert scene.log[-1] == "client is cut off"
     with pytest.raises(EOFError):
@@ -252,11 +263,11 @@ def test_however_it_is_written(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         headers["Content-Length"] = str(LEAST + sum(map(len, writes)))
     if data.draw(st.booleans()):
-        headers[LENGTH] = "1"
+        headers[HEADER_LENGTH] = "1"
 
     async def run() -> bytes:
-        inner = ScriptedAnswer(Log())
-        answer = CompressedAnswer(inner, coding, Turns())
+        inner = ScriptedClientResponse(EventLog())
+        answer = CompressedAnswer(inner, coding, ConversionScheduler())
         await answer.start(200, "", headers)
         for each in writes:
             await answer.write(memoryview(each) if data.draw(st.booleans()) else each)
@@ -268,8 +279,8 @@ def test_however_it_is_written(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("coding", BOTH)
 async def test_what_comes_without_a_length_goes_out_at_once(coding: str) -> None:
-    inner = ScriptedAnswer(Log())
-    answer = CompressedAnswer(inner, coding, Turns())
+    inner = ScriptedClientResponse(EventLog())
+    answer = CompressedAnswer(inner, coding, ConversionScheduler())
     await answer.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
     for number in range(5):
         await answer.write(b'{"token": %d}\n' % number)
@@ -281,7 +292,7 @@ async def test_what_comes_without_a_length_goes_out_at_once(coding: str) -> None
 
 async def test_events_are_not_held_up() -> None:
     events = [b"data: %d\n\n" % number for number in range(5)]
-    turn = ScriptedResponse(200, {"Content-Type": "text/event-stream"}, list(events))
+    turn = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
     scene = Scene(turn)
     answer = await scene.ask("POST", "/v2/models/m/generate_stream", b"{}")
     assert answer.body == b"".join(events)
@@ -293,8 +304,8 @@ async def test_events_are_not_held_up() -> None:
 
 async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
     with others() as waiting:
-        inner = ScriptedAnswer(log := Log())
-        answer = CompressedAnswer(inner, "gzip", Turns())
+        inner = ScriptedClientResponse(log := EventLog())
+        answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
         await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
         await answer.write(NOISE)
         await answer.finish()
@@ -305,8 +316,8 @@ async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
 
 
 async def test_a_whole_answer_has_a_length() -> None:
-    inner = ScriptedAnswer(Log())
-    answer = CompressedAnswer(inner, "gzip", Turns())
+    inner = ScriptedClientResponse(EventLog())
+    answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
     await answer.send(200, "", CIMultiDict(), NOISE)
     assert inner.headers["Content-Length"] == str(len(inner.body))
     assert gzip.decompress(inner.body) == NOISE
@@ -314,9 +325,9 @@ async def test_a_whole_answer_has_a_length() -> None:
 
 
 async def test_what_is_written_first_starts_the_answer() -> None:
-    inner = ScriptedAnswer(Log())
+    inner = ScriptedClientResponse(EventLog())
     inner.request_id = "x"
-    answer = CompressedAnswer(inner, None, Turns())
+    answer = CompressedAnswer(inner, None, ConversionScheduler())
     assert (answer.started, answer.request_id) == (False, "x")
     await answer.start(200, "", CIMultiDict())
     assert answer.started

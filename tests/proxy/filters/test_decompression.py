@@ -12,38 +12,38 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.decompress import _STATE, FREE, FREE_MEMBERS, MEMBERS_AT_ONCE
-from gateway.protocol.operations import parse_endpoint
+from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MAX_MEMBERS_PER_STEP
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK, ClientBody
-from gateway.proxy.dispatch import exchange
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
+from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.decompression import DecodedRequest, decoded
 from gateway.proxy.interfaces import Limits
-from tests.support.checks.time_slices import left_after, others
+from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    only,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
 )
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
     binary_header,
     json_request,
     metadata,
 )
 
 GENERATE = "/v2/models/m/generate"
-OK = ScriptedResponse(200, {}, [b'{"outputs":[]}'])
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_CONFIG = ScriptedResponse(404)
+OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 NOISE = random.Random(7).randbytes(200_000)
 HEAD = binary_header(FLOATS.nbytes)
@@ -67,21 +67,27 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 class Scene:
     """A client and its servers."""
 
-    def __init__(self, *turns: ScriptedResponse, servers: int = 1, limits: Limits = LARGE) -> None:
-        self.log = Log()
+    def __init__(
+        self, *turns: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
+    ) -> None:
+        self.log = EventLog()
         self.servers = [
             ScriptedEndpoint(self.log, *(turns or (OK,)), url=f"http://{number}")
             for number in range(servers)
         ]
         self.server = self.servers[0]
-        self.route = route_to(*self.servers, limits=limits)
+        self.route = make_route(*self.servers, limits=limits)
 
     async def ask(
-        self, target: str, *body: Step, headers: dict[str, str] | None = None, method: str = "POST"
-    ) -> ScriptedAnswer:
-        answer = ScriptedAnswer(self.log)
+        self,
+        target: str,
+        *body: BodyStep,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await exchange(request, answer, only(self.route))
+        await handle_request(request, answer, single_route(self.route))
         return answer
 
 
@@ -91,18 +97,18 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
     "large JSON": ({}, json_request(*range(50_000))),
     "JSON, wrong": ({}, json_request()[:-1]),
-    "binary": ({LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()),
-    "large binary": ({LENGTH: str(len(LARGE_HEAD))}, LARGE_HEAD + NOISE),
-    "binary, too short": ({LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()[1:]),
-    "raw": ({LENGTH: "0"}, FLOATS.tobytes()),
-    "large raw": ({LENGTH: "0"}, NOISE),
+    "binary": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()),
+    "large binary": ({HEADER_LENGTH: str(len(LARGE_HEAD))}, LARGE_HEAD + NOISE),
+    "binary, too short": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()[1:]),
+    "raw": ({HEADER_LENGTH: "0"}, FLOATS.tobytes()),
+    "large raw": ({HEADER_LENGTH: "0"}, NOISE),
     "nothing": ({}, b""),
 }
 
 
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
     """Give what a client and its server see of an infer request."""
-    turns = (METADATA, NO_CONFIG, OK) if headers.get(LENGTH) == "0" else (OK,)
+    turns = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
     scene = Scene(*turns)
     answer = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
     asked = [dict(request.headers) for request in scene.server.requests]
@@ -115,7 +121,7 @@ async def test_infer_requests_of_every_form(
     headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     # What is small has a length, as others have, when it is decoded.
-    like = await _seen(headers if len(plain) <= CHUNK else {**headers, **CHUNKED}, plain)
+    like = await _seen(headers if len(plain) <= CHUNK_SIZE else {**headers, **CHUNKED}, plain)
     body = pack(plain)
     headers = {**headers, "Content-Encoding": coding}
     assert await _seen(headers, body) == like
@@ -153,7 +159,7 @@ TARGETS = [
 @pytest.mark.parametrize("servers", [1, 3])
 async def test_requests_of_other_kinds(target: str, servers: int) -> None:
     """Triton takes no coding in these, and knows none for infer that is not known here."""
-    scene = Scene(ScriptedResponse(200, {}, [b"[]"]), servers=servers)
+    scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
     headers = {"Content-Encoding": "gzip", "X-A": "1"}
     assert (await scene.ask(target, gzip.compress(b'{"a": 1}'), headers=headers)).status == 200
     for server in scene.servers:
@@ -181,10 +187,10 @@ async def test_what_is_large_streams_through() -> None:
 async def test_what_is_small_can_be_sent_again() -> None:
     scene = Scene()
     headers = {"Content-Encoding": "gzip", **CHUNKED}
-    await scene.ask(GENERATE, gzip.compress(bytes(CHUNK)), headers=headers)
+    await scene.ask(GENERATE, gzip.compress(bytes(CHUNK_SIZE)), headers=headers)
     (request,) = scene.server.requests
     assert not isinstance(request.body, AsyncIterable)
-    assert scene.server.bodies == [bytes(CHUNK)]
+    assert scene.server.bodies == [bytes(CHUNK_SIZE)]
 
 
 # ------------------------------------------------------------------------------- what is not
@@ -209,7 +215,7 @@ async def test_without_a_body_nothing_is_decoded(coding: str) -> None:
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_no_coding_is_not_spoken_of(target: str, coding: str) -> None:
     """Triton answers 501 where such a header is empty."""
-    turns = [OK if target == INFER else ScriptedResponse(200, {}, [b"[]"])]
+    turns = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
     body = json_request()
     seen = []
     for headers in ({}, {"Content-Encoding": coding}):
@@ -259,7 +265,7 @@ async def test_bad_bodies_reach_no_server_as_a_whole(
     target: str, body: bytes, status: int, why: str
 ) -> None:
     scene = Scene(limits=replace(LIMITS, spool_bytes=10**6))
-    headers = {"Content-Encoding": "gzip", LENGTH: "0", **CHUNKED}
+    headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
     scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
     steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
     answer = await scene.ask(target, *(steps or [b""]), headers=headers)
@@ -277,20 +283,22 @@ async def test_a_length_beyond_the_cap_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("target", [INFER, GENERATE])
 async def test_a_bomb_is_refused_early(target: str) -> None:
-    bomb = gzip.compress(bytes(16 * FREE))
-    limits = replace(LIMITS, request_bytes=32 * FREE)
+    bomb = gzip.compress(bytes(16 * FREE_OUTPUT_BYTES))
+    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
     scene = Scene(limits=limits)
-    answer = await scene.ask(target, *steps, headers={"Content-Encoding": "gzip", LENGTH: "9"})
+    answer = await scene.ask(
+        target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
+    )
     assert answer.status == (413 if target == GENERATE else 400)  # zeros are no JSON
     scene = Scene(limits=replace(limits, inflation=2000))
     await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
-    assert scene.server.bodies == [bytes(16 * FREE)]
+    assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
 
 
 async def test_the_limit_of_the_route_counts() -> None:
-    body = gzip.compress(bytes(2 * FREE) + NOISE)
-    limits = replace(LIMITS, request_bytes=32 * FREE, inflation=9)
+    body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
+    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, inflation=9)
     scene = Scene(limits=limits)
     answer = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
     assert answer.status == 413
@@ -313,12 +321,12 @@ class _Noting(Deadline):
 
 
 async def _decoded(
-    deadline: Deadline, body: Sequence[Step], limits: Limits = LARGE
+    deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
 ) -> DecodedRequest:
-    request = ScriptedRequest(Log(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
-    route = route_to(ScriptedEndpoint(Log()), limits=limits)
-    holding = route.held.holding()
-    made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline, holding)
+    request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
+    route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
+    holding = route.held.reserve()
+    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
     assert isinstance(made, DecodedRequest)
     return made
 
@@ -342,35 +350,37 @@ async def test_a_client_that_sends_is_not_idle_though_nothing_comes_of_it() -> N
 
     body = gzip.compress(NOISE[:1500])
     steps = [body[at : at + 150] for at in range(0, len(body), 150)]
-    request = Slow(Log(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
-    route = route_to(ScriptedEndpoint(Log()))
+    request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
+    route = make_route(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        holding = route.held.holding()
-    made = await decoded(request, parse_endpoint("POST", GENERATE), route, deadline, holding)
+        holding = route.held.reserve()
+    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
     assert made.content_length == 1500
 
 
 async def test_no_more_than_two_chunks_are_at_hand_of_a_bomb() -> None:
-    bomb = gzip.compress(bytes(FREE))
+    bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     with _Noting() as deadline:
-        request = await _decoded(deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE))
-        assert len(request._first) <= 2 * CHUNK
+        request = await _decoded(
+            deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
+        )
+        assert len(request._first) <= 2 * CHUNK_SIZE
         assert request._inflater.held <= len(bomb) + _STATE
         sizes = []
         while piece := await request.read():
             sizes.append(len(piece))
             assert request._inflater.produced == sum(sizes)
-    assert sum(sizes) == FREE
-    assert max(sizes[1:]) <= CHUNK
+    assert sum(sizes) == FREE_OUTPUT_BYTES
+    assert max(sizes[1:]) <= CHUNK_SIZE
 
 
 async def test_others_have_their_turn() -> None:
     with others() as waiting, _Noting() as deadline:
-        members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE))
+        members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
         request = await _decoded(deadline, [members])
         while await request.read():
             pass
-    assert waiting.turns > FREE_MEMBERS / MEMBERS_AT_ONCE + FREE / CHUNK
+    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CHUNK_SIZE
 
 
 async def test_a_client_that_leaves_at_any_moment() -> None:
@@ -379,7 +389,7 @@ async def test_a_client_that_leaves_at_any_moment() -> None:
         scene = Scene()
         headers = {"Content-Encoding": "gzip"}
         asking = scene.ask(GENERATE, body[:99], body[99:], headers=headers)
-        if not await left_after(moment, asking):
+        if not await cancelled_after(moment, asking):
             break
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
         assert scene.route.upstream.pool.outstanding == [0]

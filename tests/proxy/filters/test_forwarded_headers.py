@@ -9,9 +9,9 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.proxy.filters.forwarded_headers import (
-    SILENT,
-    Forwarding,
-    Introduction,
+    NO_FORWARDED_HEADERS,
+    ForwardedHeaders,
+    ForwardedPolicy,
     Peer,
     forwarded_element,
     new_identity,
@@ -22,16 +22,16 @@ ON_UNIX = Peer(is_unix=True)
 GONE = Peer()
 """A client that was gone before its address could be asked for."""
 
-WAY = Forwarding(headers=True, trusted=(), via=False, request_id=False)
-BELIEVING = Forwarding(
+WAY = ForwardedPolicy(headers=True, trusted=(), via=False, request_id=False)
+BELIEVING = ForwardedPolicy(
     headers=True,
     trusted=(ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")),
     via=False,
     request_id=False,
 )
-VIA = Forwarding(headers=False, trusted=(), via=True, request_id=False)
-IDS = Forwarding(headers=False, trusted=(), via=False, request_id=True)
-ALL = Forwarding(headers=True, trusted=(), via=True, request_id=True)
+VIA = ForwardedPolicy(headers=False, trusted=(), via=True, request_id=False)
+IDS = ForwardedPolicy(headers=False, trusted=(), via=False, request_id=True)
+ALL = ForwardedPolicy(headers=True, trusted=(), via=True, request_id=True)
 
 
 def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -39,9 +39,9 @@ def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
 
 
 def _lines(
-    forwarding: Forwarding, peer: Peer, *pairs: tuple[str, str], version: str = "1.1"
+    forwarding: ForwardedPolicy, peer: Peer, *pairs: tuple[str, str], version: str = "1.1"
 ) -> list[tuple[str, str]]:
-    lines, _ = Introduction(forwarding, peer).of(_headers(*pairs), version)
+    lines, _ = ForwardedHeaders(forwarding, peer).of(_headers(*pairs), version)
     return list(lines)
 
 
@@ -58,7 +58,7 @@ def _lines(
     ],
 )
 @pytest.mark.parametrize("forwarding", [WAY, BELIEVING])
-def test_who_asks(forwarding: Forwarding, peer: Peer, lines: dict[str, str]) -> None:
+def test_who_asks(forwarding: ForwardedPolicy, peer: Peer, lines: dict[str, str]) -> None:
     made = _lines(forwarding, peer, ("Host", "h:80"))
     assert made == [*lines.items(), ("X-Forwarded-Host", "h:80")]
 
@@ -165,7 +165,7 @@ def test_via(version: str) -> None:
 
 def _id(*given: str) -> str:
     headers = _headers(*(("X-Request-Id", each) for each in given))
-    lines, request_id = Introduction(IDS, CLIENT).of(headers, "1.1")
+    lines, request_id = ForwardedHeaders(IDS, CLIENT).of(headers, "1.1")
     assert lines == (("X-Request-Id", request_id),)
     return request_id
 
@@ -198,13 +198,13 @@ def test_an_id_that_is_made(given: tuple[str, ...]) -> None:
 
 def test_every_request_has_an_id_of_its_own() -> None:
     headers = _headers(("Host", "h"))
-    introduction = Introduction(IDS, CLIENT)
+    introduction = ForwardedHeaders(IDS, CLIENT)
     assert len({introduction.of(headers, "1.1")[1] for _ in range(1000)}) == 1000
 
 
 def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
     headers = _headers(("Host", "h"))
-    introduction = Introduction(IDS, CLIENT)
+    introduction = ForwardedHeaders(IDS, CLIENT)
     introduction.of(headers, "1.1")
     ids = set()
     for _ in range(4):
@@ -231,15 +231,15 @@ def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
     ],
 )
 def test_a_gateway_knows_what_it_has_sent_itself(via: bool, lines: list[tuple[str, str]]) -> None:
-    own = Forwarding(headers=False, trusted=(), via=via, request_id=False, identity="abc")
+    own = ForwardedPolicy(headers=False, trusted=(), via=via, request_id=False, identity="abc")
     other = replace(own, identity="def")
     told = _lines(own, CLIENT, ("Via", "1.1 a"), ("CDN-Loop", "b; c=d"))
     assert told == lines
-    for sent in (told, _lines(other, CLIENT, *told), own.own_request):
-        assert own.has_passed(_headers(*sent))
-    for sent in ((), (("Via", "1.1 tensorgate"),), other.own_request):
-        assert not own.has_passed(_headers(*sent))
-    assert own.replaced == {lines[0][0].lower()}
+    for sent in (told, _lines(other, CLIENT, *told), own.own_request_headers):
+        assert own.is_loop(_headers(*sent))
+    for sent in ((), (("Via", "1.1 tensorgate"),), other.own_request_headers):
+        assert not own.is_loop(_headers(*sent))
+    assert own.replaced_headers == {lines[0][0].lower()}
 
 
 def test_identities_differ() -> None:
@@ -250,7 +250,7 @@ def test_identities_differ() -> None:
 
 
 def test_heads_take_turns() -> None:
-    introduction = Introduction(ALL, CLIENT)
+    introduction = ForwardedHeaders(ALL, CLIENT)
     one = _headers(("Host", "one"), ("X-Request-Id", "1"))
     two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
     for _ in range(3):
@@ -271,14 +271,14 @@ def test_heads_take_turns() -> None:
 
 
 @pytest.mark.parametrize("forwarding", [WAY, BELIEVING, VIA, IDS, ALL])
-def test_whatever_is_made_takes_the_place_of_the_clients(forwarding: Forwarding) -> None:
+def test_whatever_is_made_takes_the_place_of_the_clients(forwarding: ForwardedPolicy) -> None:
     claims = (*CLAIMS, ("Forwarded", "for=a"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
     made = {name.lower() for name, _ in _lines(forwarding, CLIENT, *claims)}
-    assert made == forwarding.replaced
+    assert made == forwarding.replaced_headers
 
 
 def test_nothing_is_said_if_nothing_shall_be() -> None:
     claims = (*CLAIMS, ("Via", "1.1 a"), ("X-Request-Id", "a"))
     for peer in (CLIENT, ON_UNIX):
-        assert Introduction(SILENT, peer).of(_headers(*claims), "1.1") == ((), "")
-    assert SILENT.replaced == frozenset()
+        assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).of(_headers(*claims), "1.1") == ((), "")
+    assert NO_FORWARDED_HEADERS.replaced_headers == frozenset()

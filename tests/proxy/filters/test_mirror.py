@@ -14,47 +14,47 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
-from gateway.protocol.operations import EndpointKind
-from gateway.proxy.admission.memory_budget import HeldBytes
-from gateway.proxy.dispatch import at_one_server, exchange
-from gateway.proxy.fast_path.planner import Straight
-from gateway.proxy.filters.mirror import MIRRORED, Mirror
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.dispatch import handle_request, proxy_call
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.interfaces import Limits
-from gateway.proxy.router import Rewrite, Routes, Rule
+from gateway.proxy.router import Rewrite, Router, Rule
 from gateway.routing.matcher import Match
 from gateway.upstream.transport import UpstreamEndpoint
-from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, head_of
+from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 from tests.support.gateway import until
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
     binary_header,
     json_request,
     metadata,
 )
 
 GENERATE = "/v2/models/m/generate"
-OK = ScriptedResponse(200, {}, [b"{}"])
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_CONFIG = ScriptedResponse(404)
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
 HEAD = binary_header(FLOATS.nbytes)
 BINARY = HEAD + FLOATS.tobytes()
 CHUNKED = {"Transfer-Encoding": "chunked"}
 URL = "http://shadow:8000"
 
-Turn = ScriptedResponse | BaseException | asyncio.Event
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class Scene:
@@ -62,45 +62,49 @@ class Scene:
 
     def __init__(
         self,
-        server: Sequence[Turn] = (OK,),
-        shadow: Sequence[Turn] = (OK,),
+        server: Sequence[ServerStep] = (OK,),
+        shadow: Sequence[ServerStep] = (OK,),
         share: float = 1.0,
         limits: Limits = LIMITS,
-        held: HeldBytes | None = None,
+        held: MemoryBudget | None = None,
         drawn: Callable[[], float] = lambda: 0.5,
         rewrite: Rewrite | None = None,
         mirrored: bool = True,
         most: int = 64,
     ) -> None:
-        self.log = Log()
+        self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, *server)
-        self.shadow = ScriptedEndpoint(Log(), *shadow, url=URL)
-        self.held = held or HeldBytes(10**9)
+        self.shadow = ScriptedEndpoint(EventLog(), *shadow, url=URL)
+        self.held = held or MemoryBudget(10**9)
         shadowed = self._shadowed(self.shadow, limits)
-        self.mirror = Mirror(shadowed, share, at_one_server, lambda: 0.0, most)
+        self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
         rule = Rule(
             Match(),
-            (route_to(self.server, limits=limits),),
+            (make_route(self.server, limits=limits),),
             rewrite=rewrite,
             mirror=self.mirror if mirrored else None,
         )
-        self.routes = Routes([rule], drawn)
+        self.routes = Router([rule], drawn)
 
     def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
-        route = route_to(endpoint, limits=limits)
+        route = make_route(endpoint, limits=limits)
         return replace(route, upstream=replace(route.upstream, name="shadow"), held=self.held)
 
     async def ask(
-        self, target: str, *body: Step, headers: dict[str, str] | None = None, method: str = "POST"
-    ) -> ScriptedAnswer:
-        answer = ScriptedAnswer(self.log)
+        self,
+        target: str,
+        *body: BodyStep,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await exchange(request, answer, self.routes)
+        await handle_request(request, answer, self.routes)
         return answer
 
     async def over(self) -> None:
         """Wait until nothing is under way to the mirror."""
-        await until(lambda: not self.mirror.under_way)
+        await until(lambda: not self.mirror.in_flight)
         assert self.held.total == 0
         assert self.mirror.route.upstream.pool.outstanding == [0]
 
@@ -111,14 +115,22 @@ def _drawn(*numbers: float) -> Callable[[], float]:
 
 # ------------------------------------------------------------------------------- what it gets
 
-REQUESTS: dict[str, tuple[str, dict[str, str], list[Step]]] = {
+REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
     "JSON": (INFER, {"X-A": "1"}, [json_request()]),
     "JSON in pieces": (INFER, {}, [json_request()[:20], json_request()[20:]]),
     "JSON, chunked": (INFER, CHUNKED, [json_request()[:20], json_request()[20:]]),
     "large JSON": (INFER, {}, [json_request(*range(50_000))]),
-    "binary": (INFER, {LENGTH: str(len(HEAD))}, [BINARY]),
-    "binary in pieces": (INFER, {LENGTH: str(len(HEAD))}, [BINARY[:9], BINARY[9:-1], BINARY[-1:]]),
-    "binary, chunked": (INFER, {LENGTH: str(len(HEAD)), **CHUNKED}, [HEAD, FLOATS.tobytes()]),
+    "binary": (INFER, {HEADER_LENGTH: str(len(HEAD))}, [BINARY]),
+    "binary in pieces": (
+        INFER,
+        {HEADER_LENGTH: str(len(HEAD))},
+        [BINARY[:9], BINARY[9:-1], BINARY[-1:]],
+    ),
+    "binary, chunked": (
+        INFER,
+        {HEADER_LENGTH: str(len(HEAD)), **CHUNKED},
+        [HEAD, FLOATS.tobytes()],
+    ),
     "compressed": (INFER, {"Content-Encoding": "gzip"}, [gzip.compress(json_request())]),
     "compressed, large": (
         INFER,
@@ -137,7 +149,7 @@ LARGE = replace(LIMITS, spool_bytes=10**6)
 
 @pytest.mark.parametrize(("target", "headers", "body"), REQUESTS.values(), ids=REQUESTS)
 async def test_the_mirror_is_asked_for_the_same(
-    target: str, headers: dict[str, str], body: list[Step]
+    target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> None:
     scene = Scene(limits=LARGE)
     answer = await scene.ask(target, *body, headers={"Host": "h", **headers})
@@ -151,8 +163,8 @@ async def test_the_mirror_is_asked_for_the_same(
 
 async def test_raw_binary_takes_its_header_from_the_metadata_of_each() -> None:
     turns = METADATA, NO_CONFIG, OK
-    scene = Scene(turns, (ScriptedResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
-    await scene.ask(INFER, FLOATS.tobytes(), headers={LENGTH: "0"})
+    scene = Scene(turns, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
+    await scene.ask(INFER, FLOATS.tobytes(), headers={HEADER_LENGTH: "0"})
     await scene.over()
     assert b'"shape":[3]' in scene.server.bodies[-1].replace(b" ", b"")
     assert b'"shape":[1,3]' in scene.shadow.bodies[-1].replace(b" ", b"")
@@ -177,7 +189,9 @@ async def test_the_copy_is_one() -> None:
     free = asyncio.Event()
     scene = Scene()
     request = Reused(scene.log, "POST", GENERATE, CHUNKED, [b"x", free])
-    asking = asyncio.create_task(exchange(request, ScriptedAnswer(scene.log), scene.routes))
+    asking = asyncio.create_task(
+        handle_request(request, ScriptedClientResponse(scene.log), scene.routes)
+    )
     await until(lambda: scene.held.total == len(memory))
     memory[:] = b"after!"
     free.set()
@@ -209,15 +223,18 @@ async def test_nothing_else_is_mirrored(method: str, target: str) -> None:
     scene = Scene()
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
-    assert not scene.mirror.under_way
-    straight = Straight(scene.routes)
+    assert not scene.mirror.in_flight
+    straight = FastPath(scene.routes)
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
     plan = straight.plan(method, target, headers, 2)
     assert plan is None or plan.mirror is None
 
 
 def test_what_is_mirrored() -> None:
-    assert frozenset((EndpointKind.INFER, EndpointKind.PREDICT, EndpointKind.GENERATE)) == MIRRORED
+    assert (
+        frozenset((OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE))
+        == MIRRORED_KINDS
+    )
 
 
 # -------------------------------------------------------------------- what the client sees of it
@@ -228,24 +245,26 @@ def _hang() -> asyncio.Event:
     return asyncio.Event()
 
 
-SHADOWS: dict[str, Callable[[], Turn]] = {
+SHADOWS: dict[str, Callable[[], ServerStep]] = {
     "answers": lambda: OK,
     "hangs": _hang,
-    "hangs within its answer": lambda: ScriptedResponse(200, {}, [b"x", _hang()]),
+    "hangs within its answer": lambda: ScriptedUpstreamResponse(200, {}, [b"x", _hang()]),
     "cannot be reached": lambda: GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {URL}"),
-    "answers with an error": lambda: ScriptedResponse(500, {}, [b"oh no"]),
-    "breaks off": lambda: ScriptedResponse(200, {}, [b"begun", bad_answer(f"{URL} closed")]),
+    "answers with an error": lambda: ScriptedUpstreamResponse(500, {}, [b"oh no"]),
+    "breaks off": lambda: ScriptedUpstreamResponse(
+        200, {}, [b"begun", bad_response(f"{URL} closed")]
+    ),
     "makes the gateway fail": lambda: RuntimeError("a fault of our own"),
-    "answers at length": lambda: ScriptedResponse(200, {}, [bytes(100_000)] * 20),
+    "answers at length": lambda: ScriptedUpstreamResponse(200, {}, [bytes(100_000)] * 20),
 }
 
 
 async def _seen(
-    shadow: Turn, mirrored: bool, target: str, headers: dict[str, str], body: list[Step]
+    shadow: ServerStep, mirrored: bool, target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> tuple[Any, ...]:
     """Give all that a client and its server see of an exchange, in order."""
     scene = Scene(
-        [ScriptedResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
+        [ScriptedUpstreamResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
         [shadow],
         limits=LARGE,
         mirrored=mirrored,
@@ -261,7 +280,9 @@ async def _seen(
 
 @pytest.mark.parametrize("shadow", SHADOWS.values(), ids=SHADOWS)
 @pytest.mark.parametrize("form", ["JSON in pieces", "large JSON", "binary in pieces", "generate"])
-async def test_the_clients_exchange_is_the_same(shadow: Callable[[], Turn], form: str) -> None:
+async def test_the_clients_exchange_is_the_same(
+    shadow: Callable[[], ServerStep], form: str
+) -> None:
     target, headers, body = REQUESTS[form]
     alone = await _seen(OK, False, target, headers, body)
     assert await _seen(shadow(), True, target, headers, body) == alone
@@ -281,9 +302,9 @@ async def test_the_server_may_be_slower_than_the_mirror() -> None:
 async def test_a_client_that_is_slow_to_read_keeps_no_mirror_waiting() -> None:
     scene = Scene()
     ready = asyncio.Event()
-    answer = ScriptedAnswer(scene.log, ready=ready)
+    answer = ScriptedClientResponse(scene.log, ready=ready)
     request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
-    asking = asyncio.create_task(exchange(request, answer, scene.routes))
+    asking = asyncio.create_task(handle_request(request, answer, scene.routes))
     await until(lambda: scene.shadow.requests)
     await scene.over()
     ready.set()
@@ -317,12 +338,12 @@ async def test_some() -> None:
 
 
 async def test_each_request_is_drawn_on_the_straight_way() -> None:
-    shadow = ScriptedEndpoint(Log(), *[OK] * 3)
-    route = route_to(shadow)
-    mirror = Mirror(route, 0.3, at_one_server)
+    shadow = ScriptedEndpoint(EventLog(), *[OK] * 3)
+    route = make_route(shadow)
+    mirror = Mirror(route, 0.3, proxy_call)
     ready = ReadyEndpoint()
-    rule = Rule(Match(), (route_to(ready),), mirror=mirror)
-    straight = Straight(Routes([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    rule = Rule(Match(), (make_route(ready),), mirror=mirror)
+    straight = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": str(len(body)), "X-A": "1"}))
     plan = straight.plan("POST", INFER, headers, len(body))
@@ -331,13 +352,13 @@ async def test_each_request_is_drawn_on_the_straight_way() -> None:
     for _ in range(4):
         before = len(shadow.requests)
         assert straight.begin(plan, body, ScriptedClient()) is not None
-        await until(lambda: not mirror.under_way)
+        await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
     # What leaves the straight way is drawn where it goes on.
     ready.ready = False
     assert straight.begin(plan, body, ScriptedClient()) is None
-    assert not mirror.under_way
+    assert not mirror.in_flight
 
 
 # ------------------------------------------------------------------------------ the straight way
@@ -345,15 +366,15 @@ async def test_each_request_is_drawn_on_the_straight_way() -> None:
 
 def _straight(
     shadow: ScriptedEndpoint | None,
-) -> tuple[ScriptedClient, ReadyEndpoint, Straight, Mirror | None]:
+) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
     ready = ReadyEndpoint()
-    mirror = None if shadow is None else Mirror(route_to(shadow), 1.0, at_one_server)
-    rule = Rule(Match(), (route_to(ready),), mirror=mirror, rewrite=Rewrite("n"))
-    return ScriptedClient(ready.log), ready, Straight(Routes([rule])), mirror
+    mirror = None if shadow is None else Mirror(make_route(shadow), 1.0, proxy_call)
+    rule = Rule(Match(), (make_route(ready),), mirror=mirror, rewrite=Rewrite("n"))
+    return ScriptedClient(ready.log), ready, FastPath(Router([rule])), mirror
 
 
 async def test_a_copy_that_is_cancelled_before_it_has_begun() -> None:
-    shadow = ScriptedEndpoint(Log(), OK)
+    shadow = ScriptedEndpoint(EventLog(), OK)
     _, _, straight, mirror = _straight(shadow)
     assert mirror is not None
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
@@ -362,7 +383,7 @@ async def test_a_copy_that_is_cancelled_before_it_has_begun() -> None:
     assert straight.begin(plan, b"{}", ScriptedClient()) is not None
     assert mirror.route.held.total == 2
     await mirror.close()
-    assert (mirror.under_way, mirror.route.held.total) == (0, 0)
+    assert (mirror.in_flight, mirror.route.held.total) == (0, 0)
     assert shadow.requests == []
     straight.close()
 
@@ -374,7 +395,7 @@ async def test_the_straight_way_sends_a_copy_and_waits_for_nothing(
     target: str, body: bytes
 ) -> None:
     hang = asyncio.Event()
-    shadow = ScriptedEndpoint(Log(), hang, OK)
+    shadow = ScriptedEndpoint(EventLog(), hang, OK)
     seen = []
     for to in (None, shadow):
         client, ready, straight, mirror = _straight(to)
@@ -382,15 +403,15 @@ async def test_the_straight_way_sends_a_copy_and_waits_for_nothing(
         plan = straight.plan("POST", target, headers, len(body))
         assert plan is not None
         assert straight.begin(plan, body, client) is not None
-        ready.asked[0].receiver.whole(head_of(), b"{}")
-        seen.append((client.log, client.told, ready.asked[0].lines, ready.asked[0].body))
+        ready.asked[0].receiver.on_complete(response_head(), b"{}")
+        seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
         straight.close()
     assert seen[0] == seen[1]
     assert shadow.requests == []  # its task has not had a turn yet
     await until(lambda: shadow.requests)
     hang.set()
     assert mirror is not None
-    await until(lambda: not mirror.under_way)
+    await until(lambda: not mirror.in_flight)
     (copied,) = shadow.requests
     assert copied.target == target.replace("/m/", "/n/")
     assert list(copied.headers.items()) == ready.asked[0].lines
@@ -439,7 +460,7 @@ async def test_a_body_over_the_cap_is_not_copied(
 async def test_nothing_is_held_of_a_body_that_says_that_it_is_over_the_cap() -> None:
     scene = Scene(limits=replace(LIMITS, spool_bytes=1000))
     more = asyncio.Event()
-    body: list[Step] = [b"x", more, b"x" * 1000]
+    body: list[BodyStep] = [b"x", more, b"x" * 1000]
     asking = asyncio.create_task(scene.ask(GENERATE, *body, headers={"Content-Length": "1001"}))
     await until(lambda: scene.log.count_of("client sends"))
     assert scene.held.total == 0
@@ -450,10 +471,10 @@ async def test_nothing_is_held_of_a_body_that_says_that_it_is_over_the_cap() -> 
 
 
 async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[str]]) -> None:
-    held = HeldBytes(2500)
+    held = MemoryBudget(2500)
     hang = asyncio.Event()
     scene = Scene([OK] * 4, [hang, OK], held=held)
-    pieces: list[Step] = [b"x" * 1000, asyncio.Event()]
+    pieces: list[BodyStep] = [b"x" * 1000, asyncio.Event()]
     waiting = asyncio.create_task(scene.ask(GENERATE, *pieces, headers={"Content-Length": "2000"}))
     await until(lambda: held.total == 1000)
     assert (await scene.ask(GENERATE, b"y" * 1000)).status == 200
@@ -474,7 +495,7 @@ async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
     scene = Scene([OK] * 6, [hang, hang, OK, OK, OK], most=2)
     for _ in range(4):
         assert (await scene.ask(INFER, json_request())).status == 200
-    assert scene.mirror.under_way == 2
+    assert scene.mirror.in_flight == 2
     assert told() == [
         f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way (mirror.most)"
     ]
@@ -496,7 +517,7 @@ async def test_a_place_that_is_taken_meanwhile() -> None:
     await scene.ask(GENERATE, b"quick")
     more.set()
     assert (await slow).status == 200
-    assert scene.mirror.under_way == 1
+    assert scene.mirror.in_flight == 1
     hang.set()
     await scene.over()
     assert scene.shadow.bodies == [b"quick"]
@@ -514,7 +535,7 @@ async def test_a_client_that_leaves_within_its_body(headers: dict[str, str]) -> 
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert scene.held.total == 0
-    assert not scene.mirror.under_way
+    assert not scene.mirror.in_flight
     assert scene.shadow.requests == []
 
 
@@ -541,15 +562,15 @@ async def test_a_body_that_breaks() -> None:
     [
         ({}, [b"no JSON"]),
         ({}, []),
-        ({LENGTH: "x"}, [b"{}"]),
-        ({LENGTH: "99"}, [b"{}"]),
+        ({HEADER_LENGTH: "x"}, [b"{}"]),
+        ({HEADER_LENGTH: "99"}, [b"{}"]),
         ({}, [json_request().replace(b"1.5", b"1e99")]),
         ({}, [b"[" * 9_000]),
         ({"Content-Length": "2000000"}, [b"x"]),
     ],
 )
 async def test_what_the_client_is_refused_with_is_no_failure_of_the_mirror(
-    headers: dict[str, str], body: list[Step], told: Callable[[], list[str]]
+    headers: dict[str, str], body: list[BodyStep], told: Callable[[], list[str]]
 ) -> None:
     scene = Scene(limits=replace(LIMITS, request_bytes=10_000))
     assert (await scene.ask(INFER, *body, headers=headers)).status in (400, 413)
@@ -567,14 +588,17 @@ async def test_what_the_client_is_refused_with_is_no_failure_of_the_mirror(
     [
         (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
         (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
-        (bad_answer("closed too early"), "closed too early"),
-        (ScriptedResponse(500, {}, [b"oh\n", b"no"]), r"the answer was 500: 'oh\nno'"),
-        (ScriptedResponse(400, {}, [b"x" * 150] * 3), f"the answer was 400: '{'x' * 200}'"),
-        (ScriptedResponse(404), "the answer was 404: ''"),
-        (ScriptedResponse(200, {}, [b"begun", bad_answer("cut short")]), f"{URL}: cut short"),
+        (bad_response("closed too early"), "closed too early"),
+        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the answer was 500: 'oh\nno'"),
+        (ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3), f"the answer was 400: '{'x' * 200}'"),
+        (ScriptedUpstreamResponse(404), "the answer was 404: ''"),
+        (
+            ScriptedUpstreamResponse(200, {}, [b"begun", bad_response("cut short")]),
+            f"{URL}: cut short",
+        ),
     ],
 )
-async def test_why_it_failed(turn: Turn, why: str, told: Callable[[], list[str]]) -> None:
+async def test_why_it_failed(turn: ServerStep, why: str, told: Callable[[], list[str]]) -> None:
     scene = Scene(shadow=[turn])
     assert (await scene.ask(INFER, json_request())).status == 200
     await scene.over()
@@ -582,8 +606,10 @@ async def test_why_it_failed(turn: Turn, why: str, told: Callable[[], list[str]]
 
 
 async def test_a_model_that_the_mirror_does_not_know(told: Callable[[], list[str]]) -> None:
-    scene = Scene([METADATA, NO_CONFIG, OK], [ScriptedResponse(404, {}, [b"unknown model"])])
-    await scene.ask(INFER, bytes(4), headers={LENGTH: "0"})
+    scene = Scene(
+        [METADATA, NO_CONFIG, OK], [ScriptedUpstreamResponse(404, {}, [b"unknown model"])]
+    )
+    await scene.ask(INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await scene.over()
     why = "the answer was 404: 'unknown model'"
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
@@ -620,7 +646,7 @@ async def test_close_ends_what_is_under_way_and_lets_nothing_more_begin(
         await scene.ask(GENERATE, b"x")
     await until(lambda: len(scene.shadow.requests) == 4)
     await scene.mirror.close()
-    assert (scene.mirror.under_way, scene.held.total) == (0, 0)
+    assert (scene.mirror.in_flight, scene.held.total) == (0, 0)
     await scene.ask(GENERATE, b"x")
     await scene.over()
     assert len(scene.shadow.requests) == 4

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.proxy.filters.mirror_stats import QUIET, Tally
+from gateway.proxy.filters.mirror_stats import LOG_INTERVAL, MirrorStats
 
 START = "mirror to 'shadow': "
 
@@ -31,67 +31,67 @@ class _Time:
 
 def test_what_goes_well_is_not_told(told: Callable[[], list[str]]) -> None:
     time = _Time()
-    tally = Tally("shadow", time)
+    stats = MirrorStats("shadow", time)
     for _ in range(10):
-        tally.sent("")
-        time.now += QUIET
-    tally.tell()
+        stats.sent("")
+        time.now += LOG_INTERVAL
+    stats.tell()
     assert told() == []
 
 
 def test_a_failure_is_told_once_a_minute(told: Callable[[], list[str]]) -> None:
     time = _Time()
-    tally = Tally("shadow", time)
-    tally.sent("")
-    tally.sent("it is down")
+    stats = MirrorStats("shadow", time)
+    stats.sent("")
+    stats.sent("it is down")
     assert told() == ["1 of 2 requests failed, last: it is down"]
     for number in range(99):
-        tally.sent(f"down for {number}" if number < 37 else "")
-    time.now += QUIET - 0.1
-    tally.sent("")
+        stats.sent(f"down for {number}" if number < 37 else "")
+    time.now += LOG_INTERVAL - 0.1
+    stats.sent("")
     assert told() == []
     # Told when its time has come, though the mirror is well by now.
     time.now += 0.1
-    tally.sent("")
+    stats.sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
-    time.now += 10 * QUIET
-    tally.sent("")
+    time.now += 10 * LOG_INTERVAL
+    stats.sent("")
     assert told() == []
     # After a quiet time, the next failure is told at once; what went well since counts too.
-    tally.sent("again")
+    stats.sent("again")
     assert told() == ["1 of 2 requests failed, last: again"]
 
 
 def test_what_was_not_sent_is_told_too(told: Callable[[], list[str]]) -> None:
     time = _Time()
-    tally = Tally("shadow", time)
-    tally.left_out("too large")
+    stats = MirrorStats("shadow", time)
+    stats.left_out("too large")
     assert told() == ["0 of 0 requests failed, 1 were not sent, last: too large"]
-    tally.left_out("too large")
-    tally.sent("it is down")
-    tally.left_out("too many")
-    time.now += QUIET
-    tally.sent("")
+    stats.left_out("too large")
+    stats.sent("it is down")
+    stats.left_out("too many")
+    time.now += LOG_INTERVAL
+    stats.sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 
 
 def test_what_is_left_is_told_at_the_end(told: Callable[[], list[str]]) -> None:
-    tally = Tally("shadow", _Time())
+    stats = MirrorStats("shadow", _Time())
     for number in range(3):
-        tally.sent(f"down for {number}")
+        stats.sent(f"down for {number}")
     assert told() == ["1 of 1 requests failed, last: down for 0"]
-    tally.tell()
-    tally.tell()
+    stats.tell()
+    stats.tell()
     assert told() == ["2 of 2 requests failed, last: down for 2"]
 
 
 def test_each_failure_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    tally = Tally("shadow", _Time())
-    tally.sent("")
+    stats = MirrorStats("shadow", _Time())
+    stats.sent("")
     for _ in range(2):
-        tally.sent("it is down")
-    tally.left_out("too large")
+        stats.sent("it is down")
+    stats.left_out("too large")
     debug = [each.message for each in caplog.records if each.levelno == logging.DEBUG]
     assert debug == [
         "a request to the mirror 'shadow' failed: it is down",
@@ -101,5 +101,5 @@ def test_each_failure_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixt
 
 
 def test_line_break_of_a_failure_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
-    Tally("shadow", _Time()).sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
+    MirrorStats("shadow", _Time()).sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
     assert caplog.messages[-1].endswith(r"last: http://a: output 'x\n2026-01-01 ERROR' is unknown")

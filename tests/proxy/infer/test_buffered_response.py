@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.policies import BytesAs, JsonPolicies
+from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
-from tests.support.doubles.scripted_call import Scene, Turn
-from tests.support.doubles.streaming import LIMITS, URL, ScriptedAnswer, ScriptedResponse, Step
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    BodyStep,
+    ScriptedClientResponse,
+    ScriptedUpstreamResponse,
+)
 from tests.support.gateway import until
-from tests.support.inference_messages import INFER, LENGTH, metadata
+from tests.support.inference_messages import HEADER_LENGTH, INFER, metadata
 
 DOUBTED = pytest.mark.parametrize(
-    "dialect", [KSERVE, replace(OPENVINO, lists_outputs=False), BINARY], ids=lambda each: each.name
+    "dialect",
+    [KSERVE, replace(OPENVINO, binary_only_if_listed=False), BINARY],
+    ids=lambda each: each.name,
 )
 LEFT, RIGHT = np.array([1.5, -2], "<f4"), np.array([3, 4], "<i4")
 TENSORS = {"L": LEFT, "R": RIGHT}
@@ -34,7 +42,9 @@ def _entry(name: str, *, binary: bool) -> dict[str, Any]:
     return {**fields, "data": values.tolist()}
 
 
-def _told(binary: str, *, cut: int = 20, status: int = 200, **more: str) -> ScriptedResponse:
+def _told(
+    binary: str, *, cut: int = 20, status: int = 200, **more: str
+) -> ScriptedUpstreamResponse:
     """Make an answer with the outputs named in binary form, the other ones as JSON."""
     outputs = [_entry(name, binary=name in binary) for name in "LR"]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
@@ -44,12 +54,12 @@ def _told(binary: str, *, cut: int = 20, status: int = 200, **more: str) -> Scri
 
 def _response(
     header: bytes, tensors: bytes = b"", *, cut: int = 20, status: int = 200, **more: str
-) -> ScriptedResponse:
+) -> ScriptedUpstreamResponse:
     headers = {"Content-Type": "application/json", "X": "1", **more}
     if tensors:
-        headers[LENGTH] = str(len(header))
+        headers[HEADER_LENGTH] = str(len(header))
     body = header + tensors
-    return ScriptedResponse(status, headers, [body[:cut], body[cut:]])
+    return ScriptedUpstreamResponse(status, headers, [body[:cut], body[cut:]])
 
 
 def _request(*, default: bool = False, **own: bool) -> bytes:
@@ -63,13 +73,13 @@ def _request(*, default: bool = False, **own: bool) -> bytes:
     return json.dumps(fields).encode()
 
 
-class _Scene(Scene):
+class _Scene(ScriptedCall):
     """One exchange with a server that may answer in another form."""
 
     def __init__(
         self,
-        *turns: Turn,
-        body: Sequence[Step],
+        *turns: ServerStep,
+        body: Sequence[BodyStep],
         dialect: Dialect = KSERVE,
         target: str = INFER,
         headers: dict[str, str] | None = None,
@@ -84,14 +94,14 @@ class _Scene(Scene):
     async def fault(self) -> str:
         with pytest.raises(GatewayError) as caught:
             await self.run()
-        assert caught.value.kind is ErrorKind.BAD_ANSWER
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
         assert not self.answer.started
         return caught.value.message
 
 
-def _forms(answer: ScriptedAnswer) -> dict[str, Any]:
+def _forms(answer: ScriptedClientResponse) -> dict[str, Any]:
     """Give what stands for each output: its bytes, or its JSON data; checks the framing."""
-    length = answer.headers.get(LENGTH)
+    length = answer.headers.get(HEADER_LENGTH)
     fields = json.loads(answer.body if length is None else answer.body[: int(length)])
     rest = b"" if length is None else answer.body[int(length) :]
     assert answer.headers.getall("X") == ["1"]
@@ -149,7 +159,7 @@ async def test_what_is_as_asked_passes_untouched(dialect: Dialect) -> None:
     answer = await scene.run()
     assert answer.body == header + b"12345"
     assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers[LENGTH] == str(len(header))
+    assert answer.headers[HEADER_LENGTH] == str(len(header))
 
 
 async def test_what_is_as_asked_streams() -> None:
@@ -165,8 +175,8 @@ async def test_what_is_as_asked_streams() -> None:
         }
     ).encode()
     more = asyncio.Event()
-    chunks: list[Step] = [header[:9], header[9:] + bytes(40_000), more, bytes(40_000)]
-    told = ScriptedResponse(200, {LENGTH: str(len(header))}, chunks)
+    chunks: list[BodyStep] = [header[:9], header[9:] + bytes(40_000), more, bytes(40_000)]
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
     scene = _Scene(told, body=[_request(default=True)], spool_bytes=100)
     running = asyncio.create_task(scene.run())
     await until(lambda: len(scene.answer.body) == len(header) + 40_000)
@@ -267,7 +277,7 @@ async def test_text_that_was_to_be_base64(
     """A client that decodes plain text as base64 may get other bytes, and does not see it."""
     text = {**TEXT, "data": ["abcd" * 5000]} if large else TEXT
     header = json.dumps({"outputs": [text, _entry("R", binary=bool(came))]}).encode()
-    policies = JsonPolicies(bytes_as=BytesAs.BASE64) if by_route else None
+    policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
     scene = _Scene(
         _response(header, RIGHT.tobytes() if came else b""),
         body=[_wanted(as_base64=not by_route, T=False, R=bool(wanted))],
@@ -278,7 +288,7 @@ async def test_text_that_was_to_be_base64(
     answer = await scene.run()
     expected = base64.b64encode(str(text["data"][0]).encode()).decode()
     assert _forms(answer) == {"T": [expected], "R": RIGHT.tobytes() if wanted else RIGHT.tolist()}
-    size = answer.headers.get(LENGTH)
+    size = answer.headers.get(HEADER_LENGTH)
     fields = json.loads(answer.body[: int(size)] if size else answer.body)
     assert fields["outputs"][0]["parameters"] == {"content_type": "base64"}
 
@@ -316,13 +326,13 @@ async def test_json_that_is_none(body: bytes) -> None:
 
 @pytest.mark.parametrize("size", ["x", "-1", "9" * 30])
 async def test_a_header_length_that_is_none(size: str) -> None:
-    told = ScriptedResponse(200, {LENGTH: size}, [b"{}"])
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: size}, [b"{}"])
     scene = _Scene(told, body=[_request(default=True)])
-    assert f"{URL}: the server's answer has {LENGTH}" in await scene.fault()
+    assert f"{URL}: the server's answer has {HEADER_LENGTH}" in await scene.fault()
 
 
 async def test_an_answer_that_ends_in_its_header() -> None:
-    told = ScriptedResponse(200, {LENGTH: "100"}, [b'{"outputs"'])
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: "100"}, [b'{"outputs"'])
     scene = _Scene(told, body=[_request(default=True)])
     assert await scene.fault() == (
         f"{URL}: the server's answer ends before all that its header says has come"
@@ -332,7 +342,7 @@ async def test_an_answer_that_ends_in_its_header() -> None:
 # ---------------------------------------------------------------------------------- large answers
 
 
-def _large(count: int) -> tuple[ScriptedResponse, bytes]:
+def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
     """Make an answer whose JSON is larger than what may stand around data."""
     values = np.arange(count, dtype="<i4")
     data = {"name": "A", "shape": [count], "datatype": "INT32", "data": values.tolist()}
@@ -370,7 +380,7 @@ async def test_what_stands_around_data_has_a_cap() -> None:
 @DOUBTED
 @pytest.mark.parametrize("came", ["", "L", "R", "LR"])
 async def test_v1_clients_are_told_the_same(dialect: Dialect, came: str) -> None:
-    known = ScriptedResponse(200, {}, [metadata(-1)])
+    known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     target = "/v1/models/m:predict"
     scene = _Scene(known, _told(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target)
     answer = await scene.run()
@@ -378,7 +388,7 @@ async def test_v1_clients_are_told_the_same(dialect: Dialect, came: str) -> None
 
 
 async def test_v1_clients_are_told_of_outputs_without_elements() -> None:
-    known = ScriptedResponse(200, {}, [metadata(-1)])
+    known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     told = _response(json.dumps({"outputs": [{**EMPTY, "shape": [0]}]}).encode())
     scene = _Scene(known, told, body=[b'{"inputs":[1]}'], target="/v1/models/m:predict")
     assert (await scene.run()).body == b'{"outputs":[]}'

@@ -8,25 +8,25 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
-from gateway.protocol.operations import parse_endpoint
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from tests.support.doubles.streaming import (
     URL,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
     binary_header,
+    binary_response_header,
     json_request,
 )
 
@@ -34,39 +34,39 @@ DATA = FLOATS.tobytes()
 IN = {"name": "IN", "datatype": "FP32", "shape": [-1]}
 OUTPUTS = [{**IN, "name": "OUT0"}, {**IN, "name": "B"}]
 LISTED = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUT0", "B")]
-HEADER = answer_header(len(DATA))
-BINARY = ScriptedResponse(
+HEADER = binary_response_header(len(DATA))
+BINARY = ScriptedUpstreamResponse(
     200,
     # As it says it.
-    {LENGTH: str(len(HEADER)), "Content-Type": "application/json"},
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Type": "application/json"},
     [HEADER + DATA],
 )
 JSON_TEXT = b'{"model_name": "m", "outputs": [{"name": "OUT0", "data": [1.0]}]}'
-IN_JSON = ScriptedResponse(200, {"Content-Type": "application/json"}, [JSON_TEXT])
+IN_JSON = ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [JSON_TEXT])
 
 
-def _metadata(*outputs: object, **fields: object) -> ScriptedResponse:
+def _metadata(*outputs: object, **fields: object) -> ScriptedUpstreamResponse:
     document = {"name": "m", "inputs": [IN], "outputs": list(outputs), **fields}
-    return ScriptedResponse(200, {}, [json.dumps(document).encode()])
+    return ScriptedUpstreamResponse(200, {}, [json.dumps(document).encode()])
 
 
 class _Scene:
     """Exchanges with one server, one after the other."""
 
     def __init__(
-        self, *turns: ScriptedResponse | BaseException, dialect: Dialect = OPENVINO
+        self, *turns: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
     ) -> None:
-        self.endpoint = ScriptedEndpoint(Log(), *turns)
-        self.route = route_to(self.endpoint, dialect=dialect)
+        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+        self.route = make_route(self.endpoint, dialect=dialect)
 
     async def ask(
-        self, *body: Step, headers: dict[str, str] | None = None, target: str = INFER
-    ) -> ScriptedAnswer:
-        log = Log()
+        self, *body: BodyStep, headers: dict[str, str] | None = None, target: str = INFER
+    ) -> ScriptedClientResponse:
+        log = EventLog()
         request = ScriptedRequest(log, "POST", target, headers, body)
-        answer = ScriptedAnswer(log)
+        answer = ScriptedClientResponse(log)
         with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_endpoint("POST", target), self.route, turns)
+            await infer(request, answer, parse_operation("POST", target), self.route, turns)
         return answer
 
     @property
@@ -76,34 +76,34 @@ class _Scene:
     @property
     def sent(self) -> tuple[dict[str, object], bytes]:
         """Give the header and the tensors of the last request that the server got."""
-        size = int(self.endpoint.requests[-1].headers[LENGTH])
+        size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         assert int(self.endpoint.requests[-1].headers["Content-Length"]) == len(body)
         return json.loads(body[:size]), body[size:]
 
 
-def _split(text: bytes) -> list[Step]:
+def _split(text: bytes) -> list[BodyStep]:
     return [text[:9], text[9:]]
 
 
 MIXED = binary_header(len(DATA))
-FORMS: dict[str, tuple[list[Step], dict[str, str]]] = {
+FORMS: dict[str, tuple[list[BodyStep], dict[str, str]]] = {
     "small JSON": ([json_request()], {}),
     "chunked JSON": (_split(json_request()), {"Transfer-Encoding": "chunked"}),
-    "binary": ([MIXED + DATA], {LENGTH: str(len(MIXED))}),
-    "raw": ([DATA], {LENGTH: "0"}),
+    "binary": ([MIXED + DATA], {HEADER_LENGTH: str(len(MIXED))}),
+    "raw": ([DATA], {HEADER_LENGTH: "0"}),
 }
 
 
 @pytest.mark.parametrize(("body", "headers"), FORMS.values(), ids=FORMS)
-async def test_all_outputs_are_listed(body: list[Step], headers: dict[str, str]) -> None:
+async def test_all_outputs_are_listed(body: list[BodyStep], headers: dict[str, str]) -> None:
     scene = _Scene(_metadata(*OUTPUTS), BINARY, BINARY)
     for _ in range(2):
         answer = await scene.ask(*body, headers=headers)
         fields, tensors = scene.sent
         assert fields["outputs"] == LISTED
         assert tensors == DATA
-        if headers.get(LENGTH) == "0":
+        if headers.get(HEADER_LENGTH) == "0":
             assert answer.body == HEADER + DATA
         else:
             (output,) = json.loads(answer.body)["outputs"]
@@ -146,13 +146,13 @@ async def test_a_version_has_outputs_of_its_own() -> None:
         _metadata({"name": 7}, *OUTPUTS),
         _metadata("OUT0"),
         _metadata(*OUTPUTS, inputs=[{**IN, "datatype": "INVALID"}]),
-        ScriptedResponse(200, {}, [b"no JSON"]),
-        ScriptedResponse(404, {}, [b'{"error":"no such model"}']),
+        ScriptedUpstreamResponse(200, {}, [b"no JSON"]),
+        ScriptedUpstreamResponse(404, {}, [b'{"error":"no such model"}']),
     ],
 )
 @pytest.mark.parametrize("form", ["small JSON", "chunked JSON", "binary"])
 async def test_where_outputs_are_not_told_they_come_as_json(
-    form: str, told: ScriptedResponse
+    form: str, told: ScriptedUpstreamResponse
 ) -> None:
     body, headers = FORMS[form]
     scene = _Scene(told, IN_JSON)
@@ -165,11 +165,11 @@ async def test_where_outputs_are_not_told_they_come_as_json(
 async def test_a_raw_request_whose_outputs_are_not_told() -> None:
     """They come as JSON, and become what raw requests are answered."""
     output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
-    told = ScriptedResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
+    told = ScriptedUpstreamResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
     scene = _Scene(_metadata(), told)
-    answer = await scene.ask(DATA, headers={LENGTH: "0"})
+    answer = await scene.ask(DATA, headers={HEADER_LENGTH: "0"})
     assert "outputs" not in scene.sent[0]
-    size = int(answer.headers[LENGTH])
+    size = int(answer.headers[HEADER_LENGTH])
     (entry,) = json.loads(answer.body[:size])["outputs"]
     assert entry["parameters"] == {"binary_data_size": len(DATA)}
     assert answer.body[size:] == DATA
@@ -184,7 +184,7 @@ async def test_a_server_that_cannot_be_asked_fails_the_request() -> None:
 
 
 async def test_what_a_server_refuses_may_be_another_model_by_now() -> None:
-    refusal = ScriptedResponse(400, {}, [b'{"error":"no such output"}'])
+    refusal = ScriptedUpstreamResponse(400, {}, [b'{"error":"no such output"}'])
     scene = _Scene(_metadata(*OUTPUTS), refusal, _metadata(OUTPUTS[0]), BINARY)
     assert (await scene.ask(json_request())).status == 400
     assert (await scene.ask(json_request())).status == 200

@@ -6,48 +6,48 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
-from gateway.protocol.operations import parse_endpoint
-from gateway.proxy.admission.conversion_scheduler import Turns
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
-from gateway.upstream.metadata_cache import ServerRefusalError
-from tests.support.checks.time_slices import left_after, others
-from tests.support.doubles.scripted_call import Scene
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
-    answer_header,
     binary_header,
+    binary_response_header,
     json_request,
     metadata,
 )
 
-HEADER = answer_header(12)
-ANSWER = ScriptedResponse(
+HEADER = binary_response_header(12)
+ANSWER = ScriptedUpstreamResponse(
     200,
-    {LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12)},
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12)},
     [HEADER + FLOATS.tobytes()],
 )
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_CONFIG = ScriptedResponse(404)
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 async def test_json_is_sent_when_it_is_complete() -> None:
     text = json_request()
-    scene = Scene(ANSWER, body=[text[:9], text[9:]])
+    scene = ScriptedCall(ANSWER, body=[text[:9], text[9:]])
     answer = await scene.run()
     assert scene.log == [
         "client sends 9",
@@ -70,7 +70,7 @@ async def test_json_is_sent_when_it_is_complete() -> None:
 async def test_binary_is_sent_as_it_comes() -> None:
     header = binary_header(80_000, binary_output=True)
     tensor = [b"a" * 40_000, b"b" * 40_000]
-    scene = Scene(ANSWER, body=[header, *tensor], headers={LENGTH: str(len(header))})
+    scene = ScriptedCall(ANSWER, body=[header, *tensor], headers={HEADER_LENGTH: str(len(header))})
     await scene.run()
     assert scene.log[:8] == [
         f"client sends {len(header)}",
@@ -87,7 +87,9 @@ async def test_binary_is_sent_as_it_comes() -> None:
 
 async def test_little_binary_is_sent_as_a_whole() -> None:
     header = binary_header(8, binary_output=True)
-    scene = Scene(ANSWER, body=[header, b"1234", b"5678"], headers={LENGTH: str(len(header))})
+    scene = ScriptedCall(
+        ANSWER, body=[header, b"1234", b"5678"], headers={HEADER_LENGTH: str(len(header))}
+    )
     await scene.run()
     assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
     assert scene.endpoint.requests[0].body == [header + b"12345678"]
@@ -95,7 +97,9 @@ async def test_little_binary_is_sent_as_a_whole() -> None:
 
 async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
     header = binary_header(8)
-    scene = Scene(ANSWER, body=[header + bytes(8)], headers={LENGTH: str(len(header))})
+    scene = ScriptedCall(
+        ANSWER, body=[header + bytes(8)], headers={HEADER_LENGTH: str(len(header))}
+    )
     answer = await scene.run()
     assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
     fields, tensors = scene.sent
@@ -103,8 +107,8 @@ async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
 
 
 async def test_raw_gets_its_header() -> None:
-    scene = Scene(
-        METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={LENGTH: "0", "X": "1"}
+    scene = ScriptedCall(
+        METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0", "X": "1"}
     )
     answer = await scene.run()
     assert scene.log[:5] == [
@@ -120,12 +124,14 @@ async def test_raw_gets_its_header() -> None:
     ]
     assert tensors == b"12345678"
     assert answer.body == HEADER + FLOATS.tobytes()  # all outputs binary
-    assert answer.headers[LENGTH] == str(len(HEADER))
+    assert answer.headers[HEADER_LENGTH] == str(len(HEADER))
 
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
 async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
-    scene = Scene(METADATA, ANSWER, body=[b"12345678"], headers={LENGTH: "0"}, dialect=dialect)
+    scene = ScriptedCall(
+        METADATA, ANSWER, body=[b"12345678"], headers={HEADER_LENGTH: "0"}, dialect=dialect
+    )
     await scene.run()
     assert [request.target for request in scene.endpoint.requests] == ["/v2/models/m", INFER]
     header, tensors = scene.sent
@@ -145,7 +151,7 @@ async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
 @pytest.mark.parametrize("size", [4, 40_000])
 async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
     body = [b"1" * size, b"2" * size]
-    scene = Scene(METADATA, NO_CONFIG, ANSWER, body=body, headers={LENGTH: "0"})
+    scene = ScriptedCall(METADATA, NO_CONFIG, ANSWER, body=body, headers={HEADER_LENGTH: "0"})
     await scene.run()
     sent = scene.log.index(f"server is asked POST {INFER}")
     assert (sent < scene.log.index(f"client sends {size}")) is (size > 4)
@@ -153,12 +159,12 @@ async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
 
 
 async def test_raw_without_length_is_held() -> None:
-    scene = Scene(
+    scene = ScriptedCall(
         METADATA,
         NO_CONFIG,
         ANSWER,
         body=[b"1234", b"5678"],
-        headers={LENGTH: "0", **CHUNKED},
+        headers={HEADER_LENGTH: "0", **CHUNKED},
     )
     await scene.run()
     sent = scene.log.index(f"server is asked POST {INFER}")
@@ -167,65 +173,67 @@ async def test_raw_without_length_is_held() -> None:
 
 
 async def test_raw_text_gets_its_length() -> None:
-    text = ScriptedResponse(200, {}, [metadata(1, datatype="BYTES")])
-    scene = Scene(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={LENGTH: "0"})
+    text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
+    scene = ScriptedCall(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={HEADER_LENGTH: "0"})
     await scene.run()
     assert scene.sent[1] == b"\x05\0\0\0hello"
 
 
 async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
-    refusal = ScriptedResponse(400, {}, [b"{}"])
+    refusal = ScriptedUpstreamResponse(400, {}, [b"{}"])
     endpoint = ScriptedEndpoint(
-        Log(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
+        EventLog(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
     )
-    route = route_to(endpoint)
+    route = make_route(endpoint)
     for status in (400, 200, 200):
-        log = Log()
-        answer = ScriptedAnswer(log)
-        request = ScriptedRequest(log, "POST", INFER, {LENGTH: "0"}, [bytes(8)])
+        log = EventLog()
+        answer = ScriptedClientResponse(log)
+        request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
         with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_endpoint("POST", INFER), route, turns)
+            await infer(request, answer, parse_operation("POST", INFER), route, turns)
         assert answer.status == status
     assert len(endpoint.requests) == 7
 
 
 async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
-    refusal = ScriptedResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    scene = Scene(refusal, body=[bytes(8)], headers={LENGTH: "0"})
-    with pytest.raises(ServerRefusalError) as caught:
+    refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
+    scene = ScriptedCall(refusal, body=[bytes(8)], headers={HEADER_LENGTH: "0"})
+    with pytest.raises(UpstreamResponseError) as caught:
         await scene.run()
     assert (caught.value.status, caught.value.body) == (404, b"no such model")
     assert not scene.log.count_of("client sends")
 
 
 async def test_identity_is_no_encoding() -> None:
-    scene = Scene(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
+    scene = ScriptedCall(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
     await scene.run()
     assert scene.sent[1] == FLOATS.tobytes()
 
 
-BAD: dict[str, Callable[[], Scene]] = {
-    "no body": lambda: Scene(body=[]),
-    "no JSON": lambda: Scene(body=[b"no"]),
-    "broken off": lambda: Scene(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
-    "length": lambda: Scene(body=[b"{}"], headers={LENGTH: "x"}),
-    "length beyond the body": lambda: Scene(body=[b"{}"], headers={LENGTH: "3"}),
-    "chunked, length beyond": lambda: Scene(body=[b"{}"], headers={LENGTH: "3", **CHUNKED}),
-    "surplus": lambda: Scene(
-        body=[json_request(), b"x"], headers={LENGTH: str(len(json_request()))}
+BAD: dict[str, Callable[[], ScriptedCall]] = {
+    "no body": lambda: ScriptedCall(body=[]),
+    "no JSON": lambda: ScriptedCall(body=[b"no"]),
+    "broken off": lambda: ScriptedCall(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
+    "length": lambda: ScriptedCall(body=[b"{}"], headers={HEADER_LENGTH: "x"}),
+    "length beyond the body": lambda: ScriptedCall(body=[b"{}"], headers={HEADER_LENGTH: "3"}),
+    "chunked, length beyond": lambda: ScriptedCall(
+        body=[b"{}"], headers={HEADER_LENGTH: "3", **CHUNKED}
     ),
-    "chunked, surplus": lambda: Scene(
-        body=[json_request(), b"x"], headers={LENGTH: str(len(json_request())), **CHUNKED}
+    "surplus": lambda: ScriptedCall(
+        body=[json_request(), b"x"], headers={HEADER_LENGTH: str(len(json_request()))}
     ),
-    "missing": lambda: Scene(
-        body=[binary_header(8), bytes(7)], headers={LENGTH: str(len(binary_header(8)))}
+    "chunked, surplus": lambda: ScriptedCall(
+        body=[json_request(), b"x"], headers={HEADER_LENGTH: str(len(json_request())), **CHUNKED}
     ),
-    "no header length": lambda: Scene(body=[binary_header(8), bytes(8)]),
+    "missing": lambda: ScriptedCall(
+        body=[binary_header(8), bytes(7)], headers={HEADER_LENGTH: str(len(binary_header(8)))}
+    ),
+    "no header length": lambda: ScriptedCall(body=[binary_header(8), bytes(8)]),
 }
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-async def test_bad_requests_reach_no_server(make: Callable[[], Scene]) -> None:
+async def test_bad_requests_reach_no_server(make: Callable[[], ScriptedCall]) -> None:
     scene = make()
     with pytest.raises(GatewayError) as caught:
         await scene.run()
@@ -240,8 +248,8 @@ async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
 ) -> None:
     header = binary_header(8)
     size = 8 + surplus if surplus else 7
-    headers = {LENGTH: str(len(header)), **CHUNKED}
-    scene = Scene(body=[header, bytes(size)], headers=headers)
+    headers = {HEADER_LENGTH: str(len(header)), **CHUNKED}
+    scene = ScriptedCall(body=[header, bytes(size)], headers=headers)
     with pytest.raises(GatewayError) as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -253,39 +261,39 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
     # As it comes where the datatype is known; afterwards where it stands behind the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
     for body in (text, behind):
-        scene = Scene(ANSWER, body=[body])
+        scene = ScriptedCall(ANSWER, body=[body])
         with others() as waiting:
             await scene.run()
         assert waiting.turns > len(body) / 65536
         assert scene.sent[1] == bytes(400_000)
 
 
-FORMS: dict[str, Callable[..., Scene]] = {
-    "json": lambda *turns: Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
-    "binary": lambda *turns: Scene(
+FORMS: dict[str, Callable[..., ScriptedCall]] = {
+    "json": lambda *turns: ScriptedCall(*turns, body=[json_request()[:9], json_request()[9:]]),
+    "binary": lambda *turns: ScriptedCall(
         *turns,
         body=[binary_header(8), b"1234", b"5678"],
-        headers={LENGTH: str(len(binary_header(8)))},
+        headers={HEADER_LENGTH: str(len(binary_header(8)))},
     ),
-    "raw": lambda *turns: Scene(
-        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}
+    "raw": lambda *turns: ScriptedCall(
+        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
 }
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_server_that_fails(make: Callable[..., Scene]) -> None:
-    scene = make(bad_answer("it fell over"))
+async def test_a_server_that_fails(make: Callable[..., ScriptedCall]) -> None:
+    scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
     assert not scene.answer.started
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_client_that_leaves_at_any_moment(make: Callable[..., Scene]) -> None:
+async def test_a_client_that_leaves_at_any_moment(make: Callable[..., ScriptedCall]) -> None:
     for moment in range(100):
         scene = make(ANSWER)
-        if not await left_after(moment, scene.run()):
+        if not await cancelled_after(moment, scene.run()):
             break
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
@@ -304,8 +312,10 @@ async def test_others_have_their_turn_between_windows_of_strings(
 ) -> None:
     count = data.count('""')
     entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
-    scene = Scene(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
-    with mock.patch.object(Turns, "next", autospec=True, side_effect=Turns.next) as turn:
+    scene = ScriptedCall(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
+    with mock.patch.object(
+        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+    ) as turn:
         await scene.run()
     assert least <= turn.call_count <= most
     assert scene.sent[1] == bytes(4 * count)
@@ -318,8 +328,10 @@ async def test_others_have_their_turn_before_much_is_converted_at_once(
     entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
     body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
     limits = replace(LIMITS, header_bytes=1_000_000)
-    scene = Scene(ANSWER, body=[body], limits=limits)
-    with mock.patch.object(Turns, "next", autospec=True, side_effect=Turns.next) as turn:
+    scene = ScriptedCall(ANSWER, body=[body], limits=limits)
+    with mock.patch.object(
+        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+    ) as turn:
         await scene.run()
     assert turn.call_count == turns
     assert scene.sent[1] == b"\x07" * count

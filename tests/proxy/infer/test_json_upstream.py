@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.policies import BytesAs, JsonPolicies, Nonfinite
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.dialects import JSON
-from gateway.protocol.operations import parse_endpoint
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
-from gateway.routing.retry import CAREFUL
-from tests.support.checks.time_slices import left_after, others
-from tests.support.doubles.scripted_call import Scene, Turn
+from gateway.routing.retry import SAFE_RETRIES_ONLY
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
 from tests.support.doubles.streaming import (
     LIMITS,
     URL,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
-    LENGTH,
     binary_header,
     json_request,
     metadata,
@@ -39,19 +39,19 @@ from tests.support.inference_messages import (
 
 OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": FLOATS.tolist()}
 BODY = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-def _answer(body: bytes = BODY, *more: Step, status: int = 200) -> ScriptedResponse:
-    steps: list[Step] = [body[:9], body[9:], *more]
-    return ScriptedResponse(status, {"Content-Type": "application/json", "X": "1"}, steps)
+def _answer(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedUpstreamResponse:
+    steps: list[BodyStep] = [body[:9], body[9:], *more]
+    return ScriptedUpstreamResponse(status, {"Content-Type": "application/json", "X": "1"}, steps)
 
 
-class _Scene(Scene):
+class _Scene(ScriptedCall):
     """One infer exchange with a server that takes JSON only."""
 
-    def __init__(self, *turns: Turn, spool_bytes: int = 1_000_000, **others: Any) -> None:
+    def __init__(self, *turns: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
         limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
         super().__init__(*turns, dialect=JSON, limits=limits, **others)
 
@@ -60,12 +60,12 @@ class _Scene(Scene):
         """Give the JSON that the server got last."""
         headers = self.endpoint.requests[-1].headers
         assert headers.getall("Content-Type") == ["application/json"]
-        assert LENGTH not in headers
+        assert HEADER_LENGTH not in headers
         return json.loads(self.endpoint.bodies[-1])
 
 
-def _binary(header: bytes, *tensors: Step, **headers: str) -> dict[str, Any]:
-    return {"body": [header, *tensors], "headers": {LENGTH: str(len(header)), **headers}}
+def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]:
+    return {"body": [header, *tensors], "headers": {HEADER_LENGTH: str(len(header)), **headers}}
 
 
 # ---------------------------------------------------------------------------------- requests
@@ -100,7 +100,7 @@ async def test_text_that_was_to_be_base64(by_route: bool) -> None:
     fields = json.loads(json_request(1))
     if not by_route:
         fields["outputs"] = [{"name": name, "parameters": is_base64} for name in "TU"]
-    policies = JsonPolicies(bytes_as=BytesAs.BASE64) if by_route else None
+    policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
     scene = _Scene(
         _answer(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
         body=[json.dumps(fields).encode()],
@@ -179,18 +179,20 @@ async def test_mixed(count: int) -> None:
 @pytest.mark.parametrize("count", [3, 50_000])
 async def test_raw(headers: dict[str, str], count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
-    scene = _Scene(METADATA, _answer(), body=[data[:5], data[5:]], headers={LENGTH: "0", **headers})
+    scene = _Scene(
+        METADATA, _answer(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
+    )
     answer = await scene.run()
     assert scene.document["inputs"] == [
         {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
     ]
-    size = int(answer.headers[LENGTH])  # all outputs binary
+    size = int(answer.headers[HEADER_LENGTH])  # all outputs binary
     assert answer.body[size:] == FLOATS.tobytes()
 
 
 async def test_raw_text() -> None:
-    text = ScriptedResponse(200, {}, [metadata(1, datatype="BYTES")])
-    headers = {LENGTH: "0"}
+    text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
+    headers = {HEADER_LENGTH: "0"}
     scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
     await scene.run()
     assert scene.document["inputs"][0]["data"] == ["hello"]
@@ -198,14 +200,16 @@ async def test_raw_text() -> None:
 
 async def test_a_large_request_at_hand_can_be_sent_again() -> None:
     text = json_request(*range(50_000))
-    log = Log()
+    log = EventLog()
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
     endpoints = [gone, ScriptedEndpoint(log, _answer())]
     limits = replace(LIMITS, spool_bytes=1_000_000)
-    route = replace(route_to(*endpoints, dialect=JSON, limits=limits), retry=CAREFUL)
+    route = replace(make_route(*endpoints, dialect=JSON, limits=limits), retry=SAFE_RETRIES_ONLY)
     request = ScriptedRequest(log, "POST", INFER, None, [text])
     with Deadline(9, 9) as turns:
-        await infer(request, ScriptedAnswer(log), parse_endpoint("POST", INFER), route, turns)
+        await infer(
+            request, ScriptedClientResponse(log), parse_operation("POST", INFER), route, turns
+        )
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)
@@ -236,7 +240,7 @@ async def test_bytes_that_are_not_text() -> None:
     scene = _Scene(
         _answer(),
         **_binary(header, b"\1\0\0\0\xff"),
-        policies=JsonPolicies(bytes_as=BytesAs.BASE64),
+        policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
     )
     await scene.run()
     (entry,) = scene.document["inputs"]
@@ -248,7 +252,7 @@ async def test_text_of_a_json_client_is_text_by_any_policy() -> None:
     scene = _Scene(
         _answer(),
         body=[json.dumps({"inputs": [entry]}).encode()],
-        policies=JsonPolicies(bytes_as=BytesAs.BASE64),
+        policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
     )
     await scene.run()
     assert scene.document["inputs"] == [entry]
@@ -315,7 +319,7 @@ def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
 async def test_an_answer_becomes_binary() -> None:
     scene = _Scene(_answer(), **ASKING_BINARY)
     answer = await scene.run()
-    size = int(answer.headers[LENGTH])
+    size = int(answer.headers[HEADER_LENGTH])
     assert json.loads(answer.body[:size])["outputs"] == [
         {"name": "OUT", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     ]
@@ -323,7 +327,7 @@ async def test_an_answer_becomes_binary() -> None:
     assert dict(answer.headers) == {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(len(answer.body)),
-        LENGTH: str(size),
+        HEADER_LENGTH: str(size),
         "X": "1",
     }
     assert "Accept-Encoding" not in scene.endpoint.requests[0].headers
@@ -334,7 +338,7 @@ async def test_an_answer_of_which_one_output_becomes_binary() -> None:
     body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
     scene = _Scene(_answer(body), **_asking(("OUT", True), ("B", False)))
     answer = await scene.run()
-    size = int(answer.headers[LENGTH])
+    size = int(answer.headers[HEADER_LENGTH])
     first, second = json.loads(answer.body[:size])["outputs"]
     assert first == kept
     assert second["parameters"] == {"binary_data_size": 12}
@@ -344,7 +348,7 @@ async def test_an_answer_of_which_one_output_becomes_binary() -> None:
 async def test_an_answer_of_empty_tensors() -> None:
     body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
     answer = await _Scene(_answer(body), **ASKING_BINARY).run()
-    assert LENGTH not in answer.headers
+    assert HEADER_LENGTH not in answer.headers
     assert json.loads(answer.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
@@ -368,13 +372,13 @@ async def test_lies_name_the_server(body: bytes, fault: str) -> None:
     scene = _Scene(_answer(body), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=fault) as caught:
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(f"{URL}: ")
     assert not scene.answer.started
 
 
 async def test_an_answer_cut_short_is_never_begun() -> None:
-    scene = _Scene(_answer(BODY, bad_answer(f"{URL} closed")), **ASKING_BINARY)
+    scene = _Scene(_answer(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
         await scene.run()
     assert not scene.answer.started
@@ -386,7 +390,7 @@ async def test_an_answer_larger_than_the_cap() -> None:
     scene = _Scene(_answer(body), **ASKING_BINARY, spool_bytes=19_999)
     with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(URL)
 
 
@@ -417,13 +421,15 @@ FORMS: dict[str, Callable[..., _Scene]] = {
     "large binary": lambda *turns: _Scene(
         *turns, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),
-    "raw": lambda *turns: _Scene(METADATA, *turns, body=[b"1234", b"5678"], headers={LENGTH: "0"}),
+    "raw": lambda *turns: _Scene(
+        METADATA, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    ),
 }
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
 async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
-    scene = make(bad_answer("it fell over"))
+    scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
     assert not scene.answer.started
@@ -433,7 +439,7 @@ async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
 async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
     for moment in range(200):
         scene = make(_answer())
-        if not await left_after(moment, scene.run()):
+        if not await cancelled_after(moment, scene.run()):
             break
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")

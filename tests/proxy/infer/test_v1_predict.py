@@ -7,42 +7,48 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.dialects import KSERVE
-from gateway.protocol.operations import parse_endpoint
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.v1_predict import predict
-from gateway.upstream.metadata_cache import ServerRefusalError
-from tests.support.checks.time_slices import left_after, others
-from tests.support.doubles.scripted_call import Scene, Turn
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
 from tests.support.doubles.streaming import (
     LIMITS,
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
-from tests.support.inference_messages import FLOATS, INFER, LENGTH, answer_header, metadata
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    metadata,
+)
 
 PREDICT = "/v1/models/m:predict"
-HEADER = answer_header(12)
-ANSWER = ScriptedResponse(
+HEADER = binary_response_header(12)
+ANSWER = ScriptedUpstreamResponse(
     200,
-    {LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12), "X": "1"},
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12), "X": "1"},
     [HEADER + FLOATS.tobytes()],
 )
-METADATA = ScriptedResponse(200, {}, [metadata(-1)])
-NO_INPUTS = ScriptedResponse(200, {}, [b'{"name":"m","inputs":[],"outputs":[]}'])
-NO_CONFIG = ScriptedResponse(404)
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_INPUTS = ScriptedUpstreamResponse(200, {}, [b'{"name":"m","inputs":[],"outputs":[]}'])
+NO_CONFIG = ScriptedUpstreamResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
 
 
-def _scene(*turns: Turn, body: Sequence[Step] = (BODY,), **others: Any) -> Scene:
-    return Scene(*turns, body=body, **{"target": PREDICT, **others})
+def _scene(*turns: ServerStep, body: Sequence[BodyStep] = (BODY,), **others: Any) -> ScriptedCall:
+    return ScriptedCall(*turns, body=body, **{"target": PREDICT, **others})
 
 
 async def test_what_a_server_gets_and_a_client_is_told() -> None:
@@ -72,7 +78,7 @@ async def test_what_a_server_gets_and_a_client_is_told() -> None:
     assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,-2.0,3e+30]}')
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["X"] == "1"
-    assert LENGTH not in answer.headers
+    assert HEADER_LENGTH not in answer.headers
 
 
 @pytest.mark.parametrize(("given", "told"), [("a-7", "a-7"), ("", ""), ("\udce9", "")])
@@ -106,23 +112,23 @@ async def test_a_chunked_body() -> None:
 
 
 async def test_metadata_is_asked_for_once() -> None:
-    endpoint = ScriptedEndpoint(Log(), METADATA, NO_CONFIG, ANSWER, ANSWER)
-    route = route_to(endpoint)
+    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, ANSWER, ANSWER)
+    route = make_route(endpoint)
     for _ in range(2):
-        log = Log()
-        answer = ScriptedAnswer(log)
+        log = EventLog()
+        answer = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
         with Deadline(9, 9) as turns:
-            await predict(request, answer, parse_endpoint("POST", PREDICT), route, turns)
+            await predict(request, answer, parse_operation("POST", PREDICT), route, turns)
         assert answer.status == 200
     assert len(endpoint.requests) == 4
 
 
 @pytest.mark.parametrize(
-    ("body", "refusal"), [(b'{"instances":["x"]}', None), (BODY, ScriptedResponse(400))]
+    ("body", "refusal"), [(b'{"instances":["x"]}', None), (BODY, ScriptedUpstreamResponse(400))]
 )
 async def test_metadata_is_forgotten_where_a_request_fails(
-    body: bytes, refusal: ScriptedResponse | None
+    body: bytes, refusal: ScriptedUpstreamResponse | None
 ) -> None:
     scene = _scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
     if refusal is None:
@@ -136,9 +142,9 @@ async def test_metadata_is_forgotten_where_a_request_fails(
 
 
 async def test_a_large_answer_streams() -> None:
-    header = answer_header(400_000)
+    header = binary_response_header(400_000)
     chunks = [header, *[bytes(40_000)] * 10]
-    response = ScriptedResponse(200, {LENGTH: str(len(header))}, chunks)
+    response = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
     scene = _scene(METADATA, NO_CONFIG, response)
     answer = await scene.run()
     assert json.loads(answer.body) == {"predictions": [0.0] * 100_000}
@@ -154,7 +160,7 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
     fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
     fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
     body = json.dumps(fields).encode()
-    response = ScriptedResponse(200, {"Content-Length": str(len(body))}, [body])
+    response = ScriptedUpstreamResponse(200, {"Content-Length": str(len(body))}, [body])
     answer = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
     assert answer.body == b'{"outputs":[]}'
 
@@ -162,14 +168,14 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
 async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
-    answer = await _scene(METADATA, ScriptedResponse(200, {}, [body]), dialect=KSERVE).run()
+    answer = await _scene(METADATA, ScriptedUpstreamResponse(200, {}, [body]), dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
 async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
-    response = ScriptedResponse(200, {}, [body])
+    response = ScriptedUpstreamResponse(200, {}, [body])
     answer = await _scene(METADATA, response, dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
 
@@ -185,7 +191,9 @@ async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
     ],
 )
 async def test_errors_of_servers(body: bytes, told: bytes) -> None:
-    response = ScriptedResponse(429, {"Content-Type": "text/html", "Retry-After": "1"}, [body])
+    response = ScriptedUpstreamResponse(
+        429, {"Content-Type": "text/html", "Retry-After": "1"}, [body]
+    )
     answer = await _scene(METADATA, NO_CONFIG, response).run()
     assert (answer.status, answer.body) == (429, told)
     assert answer.headers["Content-Type"] == "application/json"
@@ -193,8 +201,10 @@ async def test_errors_of_servers(body: bytes, told: bytes) -> None:
 
 
 async def test_a_model_that_is_not_there() -> None:
-    scene = _scene(ScriptedResponse(404, {"Content-Type": "text/plain"}, [b"no such model"]))
-    with pytest.raises(ServerRefusalError) as caught:
+    scene = _scene(
+        ScriptedUpstreamResponse(404, {"Content-Type": "text/plain"}, [b"no such model"])
+    )
+    with pytest.raises(UpstreamResponseError) as caught:
         await scene.run()
     refusal = caught.value
     assert (refusal.status, refusal.content_type) == (404, "application/json")
@@ -209,7 +219,7 @@ async def test_a_model_that_does_not_say_what_it_takes() -> None:
 
 
 async def test_such_a_model_of_a_server_that_speaks_v1() -> None:
-    told = ScriptedResponse(200, {}, [b'{"predictions": [7]}'])
+    told = ScriptedUpstreamResponse(200, {}, [b'{"predictions": [7]}'])
     scene = _scene(NO_INPUTS, told, dialect=KSERVE)
     assert (await scene.run()).body == b'{"predictions": [7]}'
     assert scene.endpoint.requests[-1].target == PREDICT
@@ -222,9 +232,9 @@ async def test_any_other_model_of_it_is_converted() -> None:
     assert scene.endpoint.requests[-1].target == INFER
 
 
-Made = Callable[[], Scene]
-HEADERLESS = ScriptedResponse(200, {}, [b"x" * 10_001])
-SHORT = ScriptedResponse(200, {LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
+Made = Callable[[], ScriptedCall]
+HEADERLESS = ScriptedUpstreamResponse(200, {}, [b"x" * 10_001])
+SHORT = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
 FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "no body": (lambda: _scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),
     "an empty chunked body": (
@@ -244,17 +254,17 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     ),
     "no header of tensors": (
         lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
-        ErrorKind.BAD_ANSWER,
+        ErrorKind.BAD_RESPONSE,
         "http://server:8000: the server's answer has more than 10000 bytes of JSON",
     ),
     "a short answer": (
         lambda: _scene(METADATA, NO_CONFIG, SHORT),
-        ErrorKind.BAD_ANSWER,
+        ErrorKind.BAD_RESPONSE,
         "http://server:8000: the server's answer ends before",
     ),
     "a server that fails": (
-        lambda: _scene(METADATA, NO_CONFIG, bad_answer("it fell over")),
-        ErrorKind.BAD_ANSWER,
+        lambda: _scene(METADATA, NO_CONFIG, bad_response("it fell over")),
+        ErrorKind.BAD_RESPONSE,
         "it fell over",
     ),
 }
@@ -282,8 +292,10 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
 
 
 async def test_rows_that_are_held_let_others_have_their_turn() -> None:
-    header = answer_header(400_000, 400_000)
-    answer = ScriptedResponse(200, {LENGTH: str(len(header))}, [header + bytes(800_000)])
+    header = binary_response_header(400_000, 400_000)
+    answer = ScriptedUpstreamResponse(
+        200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
+    )
     limits = replace(LIMITS, spool_bytes=1_000_000)
     scene = _scene(METADATA, NO_CONFIG, answer, limits=limits)
 
@@ -304,7 +316,7 @@ async def test_rows_that_are_held_let_others_have_their_turn() -> None:
 async def test_a_client_that_leaves_at_any_moment() -> None:
     for moment in range(100):
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
-        if not await left_after(moment, scene.run()):
+        if not await cancelled_after(moment, scene.run()):
             break
         await scene.route.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 import pytest
 
 from gateway.settings.values.units import (
-    Between,
+    Bounded,
+    format_percent,
     parse_count,
     parse_duration,
-    parse_share,
+    parse_percent,
     parse_size,
-    share_text,
 )
 
 SIZES = [
@@ -104,7 +104,7 @@ def test_what_is_no_count_is_told_in_plain_words(written: object) -> None:
 
 
 def test_both_bounds_are_allowed() -> None:
-    within = Between(parse_size, "1KiB", "1MiB")
+    within = Bounded(parse_size, "1KiB", "1MiB")
     assert within("1KiB") == 1024
     assert within(2**20) == 2**20
 
@@ -112,13 +112,13 @@ def test_both_bounds_are_allowed() -> None:
 @pytest.mark.parametrize("written", [0, 1023, -5, "2MiB"])
 def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected 1KiB to 1MiB, got "):
-        Between(parse_size, "1KiB", "1MiB")(written)
+        Bounded(parse_size, "1KiB", "1MiB")(written)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
     with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
-        Between(parse_duration, "1ms", "1h")(number)
+        Bounded(parse_duration, "1ms", "1h")(number)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
         (parse_count, "1_000", "1000"),
         (parse_count, "1,000,000", "1000000"),
         (parse_count, 8.0, "8"),
-        (parse_share, 50, "50%"),
-        (parse_share, 0.125, "12.5%"),
-        (parse_share, "7 percent", "7%"),
+        (parse_percent, 50, "50%"),
+        (parse_percent, 0.125, "12.5%"),
+        (parse_percent, "7 percent", "7%"),
     ],
 )
 def test_what_was_meant_is_proposed_as_it_is_written(
@@ -164,8 +164,8 @@ def test_what_was_meant_is_proposed_as_it_is_written(
         (parse_count, "1,00"),
         (parse_count, 1.5),
         (parse_count, math.inf),
-        (parse_share, 150),
-        (parse_share, True),
+        (parse_percent, 150),
+        (parse_percent, True),
     ],
 )
 def test_nothing_is_proposed_for_what_nobody_can_tell(
@@ -178,12 +178,12 @@ def test_nothing_is_proposed_for_what_nobody_can_tell(
 
 @pytest.mark.parametrize(("written", "share"), SHARES)
 def test_shares_are_parts_of_a_whole(written: str, share: float) -> None:
-    assert parse_share(written) == pytest.approx(share)
-    assert parse_share(share_text(share)) == pytest.approx(share)
-    assert share_text(parse_share(written)) == written.replace(" ", "")
+    assert parse_percent(written) == pytest.approx(share)
+    assert parse_percent(format_percent(share)) == pytest.approx(share)
+    assert format_percent(parse_percent(written)) == written.replace(" ", "")
 
 
 @pytest.mark.parametrize("written", NOT_SHARES)
 def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a share such as 50%, got "):
-        parse_share(written)
+        parse_percent(written)

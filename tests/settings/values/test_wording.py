@@ -1,8 +1,16 @@
 import pytest
 
-from gateway.settings.values.wording import among, did_you_mean, nearest
+from gateway.settings.values.wording import closest_name, did_you_mean, suggest
 
-KNOWN = ("triton", "idle_time", "least_outstanding", "round_robin", "FP32", "BYTES", "warning")
+KNOWN = (
+    "triton",
+    "idle_time",
+    "choose_least_request",
+    "choose_round_robin",
+    "FP32",
+    "BYTES",
+    "warning",
+)
 
 
 @pytest.mark.parametrize(
@@ -17,26 +25,26 @@ KNOWN = ("triton", "idle_time", "least_outstanding", "round_robin", "FP32", "BYT
         ("idleTime", "idle_time"),
         ("Idle Time", "idle_time"),
         ("idel_time", "idle_time"),
-        ("round-robin", "round_robin"),
-        ("LEAST_REQUEST", "least_outstanding"),
+        ("round-robin", "choose_round_robin"),
+        ("LEAST_REQUEST", "choose_least_request"),
         ("float32", "FP32"),
         ("string", "BYTES"),
         ("warn", "warning"),
     ],
 )
 def test_the_nearest_known_name_is_found(name: str, meant: str) -> None:
-    assert nearest(name, KNOWN) == meant
+    assert closest_name(name, KNOWN) == meant
 
 
 @pytest.mark.parametrize("name", ["", "x", "time", "vllm", "-", 7, None, True, "a" * 100_000])
 def test_what_is_like_no_known_name_has_none(name: object) -> None:
-    assert nearest(name, KNOWN) is None
+    assert closest_name(name, KNOWN) is None
     assert did_you_mean(name, KNOWN) == ""
 
 
 def test_all_known_names_are_listed_only_where_none_is_near() -> None:
-    assert among("tritn", KNOWN[:2]) == "; did you mean triton?"
-    assert among("vllm", KNOWN[:2]) == "; known: triton, idle_time"
+    assert suggest("tritn", KNOWN[:2]) == "; did you mean triton?"
+    assert suggest("vllm", KNOWN[:2]) == "; known: triton, idle_time"
 
 
 def test_a_known_name_in_quotes_is_meant_without_them() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.settings.problems import UnreadableError
-from gateway.settings.yaml.loader import BROKEN, Place, read_source
+from gateway.settings.yaml.loader import INVALID, Position, parse_yaml
 from gateway.settings.yaml.nodes import MAX_NODES
 
 
@@ -40,13 +40,13 @@ from gateway.settings.yaml.nodes import MAX_NODES
     ],
 )
 def test_scalars_are_typed_without_surprises(written: str, value: object) -> None:
-    source = read_source(f"key: {written}\n", {"FIVE": "5", "YAML": "[a, {b: c}] # d"})
+    source = parse_yaml(f"key: {written}\n", {"FIVE": "5", "YAML": "[a, {b: c}] # d"})
     assert source.value == {"key": value}
     assert not source.problems
 
 
 def test_keys_are_text_and_are_not_expanded() -> None:
-    assert read_source("{8080: a, no: b, ~: c, 1.0: d, '${E}': e}", {}).value == {
+    assert parse_yaml("{8080: a, no: b, ~: c, 1.0: d, '${E}': e}", {}).value == {
         "8080": "a",
         "no": "b",
         "~": "c",
@@ -56,25 +56,25 @@ def test_keys_are_text_and_are_not_expanded() -> None:
 
 
 def test_values_are_placed_at_their_keys_and_items_at_themselves() -> None:
-    source = read_source("a:\n  b: [1,\n    {c: 2}]\n", {})
-    assert source.places == {
-        ("a",): Place(1, 1),
-        ("a", "b"): Place(2, 3),
-        ("a", "b", 0): Place(2, 7),
-        ("a", "b", 1): Place(3, 5),
-        ("a", "b", 1, "c"): Place(3, 6),
+    source = parse_yaml("a:\n  b: [1,\n    {c: 2}]\n", {})
+    assert source.positions == {
+        ("a",): Position(1, 1),
+        ("a", "b"): Position(2, 3),
+        ("a", "b", 0): Position(2, 7),
+        ("a", "b", 1): Position(3, 5),
+        ("a", "b", 1, "c"): Position(3, 6),
     }
 
 
 def test_an_alias_is_placed_where_it_is_used() -> None:
-    source = read_source("a: &x {b: 1}\nc: *x\n", {})
+    source = parse_yaml("a: &x {b: 1}\nc: *x\n", {})
     assert source.value == {"a": {"b": 1}, "c": {"b": 1}}
-    assert source.places["c",] == Place(2, 1)
-    assert source.places["c", "b"] == Place(1, 8)
+    assert source.positions["c",] == Position(2, 1)
+    assert source.positions["c", "b"] == Position(1, 8)
 
 
 def test_merged_entries_rank_below_the_mappings_own_and_in_their_order() -> None:
-    source = read_source(
+    source = parse_yaml(
         "a: &a {x: a, y: a, z: a}\n"
         "b: &b {x: b, w: b}\n"
         "c: {<<: [*b, *a], z: c}\n"
@@ -84,17 +84,17 @@ def test_merged_entries_rank_below_the_mappings_own_and_in_their_order() -> None
     assert isinstance(source.value, dict)
     assert source.value["c"] == {"z": "c", "x": "b", "w": "b", "y": "a"}
     assert source.value["d"] == {"x": "d", "w": "b"}
-    assert source.places["c", "y"] == Place(1, 14)
+    assert source.positions["c", "y"] == Position(1, 14)
 
 
 def test_a_quoted_merge_key_is_a_key() -> None:
-    assert read_source("'<<': {a: 1}", {}).value == {"<<": {"a": 1}}
+    assert parse_yaml("'<<': {a: 1}", {}).value == {"<<": {"a": 1}}
 
 
 def test_a_value_with_a_problem_is_marked_and_the_rest_is_read() -> None:
-    source = read_source("a: ${NONE}\nb: 1\nb: 2\nc: ${EMPTY}\n", {"EMPTY": ""})
-    assert source.value == {"a": BROKEN, "b": 1, "c": BROKEN}
-    assert [(each.path_in_file, each.line, each.column) for each in source.problems] == [
+    source = parse_yaml("a: ${NONE}\nb: 1\nb: 2\nc: ${EMPTY}\n", {"EMPTY": ""})
+    assert source.value == {"a": INVALID, "b": 1, "c": INVALID}
+    assert [(each.setting, each.line, each.column) for each in source.problems] == [
         ("a", 1, 4),
         ("b", 3, 1),
         ("c", 4, 4),
@@ -102,7 +102,7 @@ def test_a_value_with_a_problem_is_marked_and_the_rest_is_read() -> None:
 
 
 def test_a_fault_that_aliases_repeat_is_told_once() -> None:
-    source = read_source("a: &a {b: '${NONE}', b: 1}\nc: *a\nd: {<<: *a}\n", {})
+    source = parse_yaml("a: &a {b: '${NONE}', b: 1}\nc: *a\nd: {<<: *a}\n", {})
     assert [each.line for each in source.problems] == [1, 1]
 
 
@@ -136,6 +136,6 @@ LONG_MERGE_CHAIN = "a0: &a0 {x: 1}\n" + "".join(
 )
 def test_no_file_grows_beyond_its_caps(text: str, message: str) -> None:
     with pytest.raises(UnreadableError) as error:
-        read_source(text, {})
+        parse_yaml(text, {})
     assert error.value.problem.message == message
     assert error.value.problem.line is not None

@@ -5,26 +5,31 @@ from __future__ import annotations
 import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import HeaderLines, Receiver, RequestStart, Sent
+from gateway.upstream.transport import (
+    HeaderLines,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
+)
 
 
 @pytest.fixture
-def went_straight(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets of the requests that were sent on the straight way, in order."""
     targets: list[str] = []
-    send_at_once = HttpEndpoint.send_at_once
+    try_send_nowait = HttpEndpoint.try_send_nowait
 
     def noting(
         endpoint: HttpEndpoint,
-        start: RequestStart,
+        start: RequestTemplate,
         headers: HeaderLines,
         body: bytes,
-        receiver: Receiver,
-    ) -> Sent | None:
-        sent = send_at_once(endpoint, start, headers, body, receiver)
+        receiver: ResponseReceiver,
+    ) -> PendingRequest | None:
+        sent = try_send_nowait(endpoint, start, headers, body, receiver)
         if sent is not None:
             targets.append(start.target)
         return sent
 
-    monkeypatch.setattr(HttpEndpoint, "send_at_once", noting)
+    monkeypatch.setattr(HttpEndpoint, "try_send_nowait", noting)
     return targets

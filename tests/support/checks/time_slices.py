@@ -16,7 +16,7 @@ class Others:
     turns = 0
     """How many they had."""
 
-    async def take_turns(self) -> None:
+    async def take_time_slices(self) -> None:
         """Take turns until cancelled."""
         while True:
             self.turns += 1
@@ -27,14 +27,14 @@ class Others:
 def others() -> Iterator[Others]:
     """Have others take turns inside, and count them."""
     waiting = Others()
-    task = asyncio.create_task(waiting.take_turns())
+    task = asyncio.create_task(waiting.take_time_slices())
     try:
         yield waiting
     finally:
         task.cancel()
 
 
-async def left_after(moment: int, exchange: Coroutine[Any, Any, object]) -> bool:
+async def cancelled_after(moment: int, exchange: Coroutine[Any, Any, object]) -> bool:
     """Have a client leave its exchange after so many turns; false where that is over by then."""
     task = asyncio.create_task(exchange)
     for _ in range(moment):

@@ -40,7 +40,7 @@ class Clock:
         """Give the timers that are still to go off."""
         return [timer for timer in self.timers if not timer.cancelled]
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Let time pass, and the timers go off that are due at its end."""
         self.now += seconds
         for timer in self.pending:

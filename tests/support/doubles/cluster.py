@@ -7,26 +7,26 @@ from collections.abc import Mapping
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import Dialect
-from gateway.proxy.dispatch import exchange
+from gateway.proxy.dispatch import handle_request
 from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Routes, Rule
+from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
-from gateway.upstream.pool.dialect import Speech
+from gateway.upstream.pool.dialect import DialectState
 from tests.support.doubles.streaming import (
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
+    ScriptedUpstreamResponse,
 )
 
-Turn = ScriptedResponse | BaseException | asyncio.Event
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 A, B, C, D = (f"http://{name}:8000" for name in "abcd")
 
 
-class UnknownSpeech(Speech):
+class UndetectedDialectState(DialectState):
     """How servers speak that tell it once somebody waits for it, unless they cannot be asked.
 
     ``fault`` is what that fails with, or what it waits for.
@@ -45,45 +45,49 @@ class UnknownSpeech(Speech):
         self.dialect = self._told
 
 
-def says(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Turn:
+def scripted_response(
+    body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+) -> ServerStep:
     """Make an answer."""
-    return ScriptedResponse(status, headers, [body])
+    return ScriptedUpstreamResponse(status, headers, [body])
 
 
-def unreachable(url: str) -> GatewayError:
+def connect_error(url: str) -> GatewayError:
     """Make the error of an endpoint that nobody listens at."""
     return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {url}: Connection refused")
 
 
-def servers(**turns: Turn | tuple[Turn, ...]) -> list[ScriptedEndpoint]:
+def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoint]:
     """Make a server for each name, at http://NAME:8000, with its turns."""
     return [
         ScriptedEndpoint(
-            Log(), *(script if isinstance(script, tuple) else (script,)), url=f"http://{name}:8000"
+            EventLog(),
+            *(script if isinstance(script, tuple) else (script,)),
+            url=f"http://{name}:8000",
         )
         for name, script in turns.items()
     ]
 
 
-def among(*routes: Route, weights: tuple[int, ...] | None = None) -> Routes:
+def weighted_routes(*routes: Route, weights: tuple[int, ...] | None = None) -> Router:
     """Make the routes where all requests choose from these by weight."""
-    return Routes([Rule(Match(), routes, weights or (1,) * len(routes))], lambda: 0.0)
+    return Router([Rule(Match(), routes, weights or (1,) * len(routes))], lambda: 0.0)
 
 
-async def ask(
-    routes: Routes,
+async def send_request(
+    routes: Router,
     method: str,
     target: str,
-    *body: Step,
+    *body: BodyStep,
     headers: Mapping[str, str] | None = None,
-) -> ScriptedAnswer:
+) -> ScriptedClientResponse:
     """Have a request answered."""
-    log = Log()
-    answer = ScriptedAnswer(log)
-    await exchange(ScriptedRequest(log, method, target, headers, body), answer, routes)
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, routes)
     return answer
 
 
-def asked(*endpoints: ScriptedEndpoint) -> list[list[str]]:
+def received_requests(*endpoints: ScriptedEndpoint) -> list[list[str]]:
     """Give what each server was asked."""
     return [[f"{each.method} {each.target}" for each in server.requests] for server in endpoints]

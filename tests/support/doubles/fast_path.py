@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.proxy.interfaces import ClientAnswer
+from gateway.proxy.interfaces import ClientResponse
 from gateway.upstream.transport import (
     HeaderLines,
-    Receiver,
-    RequestStart,
-    Sent,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
 )
-from tests.support.doubles.streaming import URL, Log
+from tests.support.doubles.streaming import URL, EventLog
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class ScriptedHead:
     )
 
 
-def head_of(
+def response_head(
     status: int = 200, headers: dict[str, str] | None = None, reason: str = "OK"
 ) -> ScriptedHead:
     """Make a head of an answer."""
@@ -44,14 +44,14 @@ def head_of(
 
 
 @dataclass
-class Asked(Sent):
+class SentRequest(PendingRequest):
     """A request under way, in the test's hands."""
 
-    start: RequestStart
+    start: RequestTemplate
     headers: HeaderLines
     body: bytes
-    receiver: Receiver
-    log: Log
+    receiver: ResponseReceiver
+    log: EventLog
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -66,20 +66,20 @@ class Asked(Sent):
 class ReadyEndpoint(UpstreamEndpoint):
     """A server with a connection at hand, as long as it is ``ready``."""
 
-    def __init__(self, log: Log | None = None, url: str = URL) -> None:
+    def __init__(self, log: EventLog | None = None, url: str = URL) -> None:
         self.url = url
         self.ready = True
-        self.asked: list[Asked] = []
-        self.log = Log() if log is None else log
+        self.asked: list[SentRequest] = []
+        self.log = EventLog() if log is None else log
 
-    def send_at_once(
-        self, start: RequestStart, headers: HeaderLines, body: bytes, receiver: Receiver
-    ) -> Sent | None:
+    def try_send_nowait(
+        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+    ) -> PendingRequest | None:
         """Note a request."""
         if not self.ready:
             return None
         self.log.append(f"server is asked {start.method} {start.target}")
-        self.asked.append(Asked(start, headers, body, receiver, self.log))
+        self.asked.append(SentRequest(start, headers, body, receiver, self.log))
         return self.asked[-1]
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -91,7 +91,7 @@ class ReadyEndpoint(UpstreamEndpoint):
 
 
 @dataclass(frozen=True)
-class Told:
+class DeliveredResponse:
     """An answer, as a client was given it."""
 
     status: int
@@ -104,29 +104,29 @@ class Told:
 class ScriptedClient:
     """Notes its answers; the test runs the tasks."""
 
-    def __init__(self, log: Log | None = None) -> None:
-        self.added: HeaderLines = ()
+    def __init__(self, log: EventLog | None = None) -> None:
+        self.added_headers: HeaderLines = ()
         self.request_id = ""
-        self.told: list[Told] = []
-        self.rest: Callable[[ClientAnswer], Awaitable[None]] | None = None
+        self.responses: list[DeliveredResponse] = []
+        self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
         self.over: Callable[[], None] | None = None
-        self.log = Log() if log is None else log
+        self.log = EventLog() if log is None else log
 
     def answer(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
         """Note an answer."""
         self.log.append(f"client gets {status}")
-        self.told.append(Told(status, reason, headers, body, last))
+        self.responses.append(DeliveredResponse(status, reason, headers, body, last))
 
-    def go_on(
-        self, rest: Callable[[ClientAnswer], Awaitable[None]], over: Callable[[], None]
+    def continue_in_task(
+        self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
     ) -> None:
         """Note what a task is to do."""
         self.log.append("client waits for a task")
         self.rest, self.over = rest, over
 
-    def begin_task(self, answer: ClientAnswer) -> asyncio.Task[None]:
+    def begin_task(self, answer: ClientResponse) -> asyncio.Task[None]:
         """Do it, as a listener does."""
         rest, over = self.rest, self.over
         assert rest is not None

@@ -7,46 +7,46 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.protocol.operations import EndpointKind, parse_endpoint
+from gateway.protocol.operations import OperationKind, parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Route
 from tests.support.doubles.streaming import (
-    Log,
-    ScriptedAnswer,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    ScriptedResponse,
-    Step,
-    route_to,
+    ScriptedUpstreamResponse,
+    make_route,
 )
-from tests.support.inference_messages import INFER, LENGTH
+from tests.support.inference_messages import HEADER_LENGTH, INFER
 
-Turn = ScriptedResponse | BaseException | asyncio.Event
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
-class Scene:
-    """One exchange, and its log; more is said to ``route_to``."""
+class ScriptedCall:
+    """One exchange, and its log; more is said to ``make_route``."""
 
     def __init__(
         self,
-        *turns: Turn,
-        body: Sequence[Step],
+        *turns: ServerStep,
+        body: Sequence[BodyStep],
         headers: dict[str, str] | None = None,
         target: str = INFER,
         **route: Any,
     ) -> None:
-        self.log = Log()
+        self.log = EventLog()
         self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedAnswer(self.log)
+        self.answer = ScriptedClientResponse(self.log)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
-        self.route: Route = route_to(self.endpoint, **route)
+        self.route: Route = make_route(self.endpoint, **route)
 
-    async def run(self) -> ScriptedAnswer:
+    async def run(self) -> ScriptedClientResponse:
         """Make the exchange; nothing is held of it afterwards, and nobody is at a server."""
-        asked = parse_endpoint("POST", self.request.target)
-        exchange = predict if asked.kind is EndpointKind.PREDICT else infer
+        asked = parse_operation("POST", self.request.target)
+        exchange = predict if asked.kind is OperationKind.PREDICT else infer
         try:
             with Deadline(9, 9) as turns:
                 await exchange(self.request, self.answer, asked, self.route, turns)
@@ -58,6 +58,6 @@ class Scene:
     @property
     def sent(self) -> tuple[dict[str, Any], bytes]:
         """Give the header and the tensors of the last request that the server got."""
-        size = int(self.endpoint.requests[-1].headers[LENGTH])
+        size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         return json.loads(body[:size]), body[size:]

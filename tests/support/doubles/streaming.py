@@ -12,23 +12,23 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.protocol.dialects import TRITON, Dialect
-from gateway.proxy.interfaces import ClientAnswer, ClientRequest, Limits, Route, Upstream
-from gateway.proxy.router import Routes, Rule
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route, Upstream
+from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import declared_speech
+from gateway.upstream.pool.dialect import fixed_dialect_state
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.ready_models import ReadyModels
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 
-Step = bytes | BaseException | asyncio.Event
+BodyStep = bytes | BaseException | asyncio.Event
 """Bytes that come, an error that is raised, or something that has to happen first."""
 
 URL = "http://server:8000"
 
 
-class Log(list[str]):
+class EventLog(list[str]):
     """What happened, in order."""
 
     def count_of(self, start: str) -> int:
@@ -48,7 +48,7 @@ def ready(*models: str) -> ReadyModels:
     )
 
 
-async def _play(steps: Sequence[Step]) -> AsyncIterator[bytes]:
+async def _play(steps: Sequence[BodyStep]) -> AsyncIterator[bytes]:
     for step in steps:
         await asyncio.sleep(0)
         if isinstance(step, asyncio.Event):
@@ -64,11 +64,11 @@ class ScriptedRequest(ClientRequest):
 
     def __init__(
         self,
-        log: Log,
+        log: EventLog,
         method: str,
         target: str,
         headers: Mapping[str, str] | None = None,
-        body: Sequence[Step] = (),
+        body: Sequence[BodyStep] = (),
     ) -> None:
         self.method = method
         self.target = target
@@ -85,18 +85,18 @@ class ScriptedRequest(ClientRequest):
     async def read(self) -> bytes:
         return await anext(self._pieces, b"")
 
-    async def _play(self, body: Sequence[Step]) -> AsyncIterator[bytes]:
+    async def _play(self, body: Sequence[BodyStep]) -> AsyncIterator[bytes]:
         async for piece in _play(body):
             self._log.append(f"client sends {len(piece)}")
             yield piece
         self._log.append("client has sent all")
 
 
-class ScriptedAnswer(ClientAnswer):
+class ScriptedClientResponse(ClientResponse):
     """What a client gets; it fails with ``fault`` or waits for ``ready`` when written to."""
 
     def __init__(
-        self, log: Log, fault: BaseException | None = None, ready: asyncio.Event | None = None
+        self, log: EventLog, fault: BaseException | None = None, ready: asyncio.Event | None = None
     ) -> None:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
@@ -131,22 +131,25 @@ class ScriptedAnswer(ClientAnswer):
         self._log.append("client is cut off")
 
 
-class ScriptedResponse(UpstreamResponse):
+class ScriptedUpstreamResponse(UpstreamResponse):
     """A server's answer; its body comes as the steps say."""
 
     def __init__(
-        self, status: int = 200, headers: Mapping[str, str] | None = None, body: Sequence[Step] = ()
+        self,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        body: Sequence[BodyStep] = (),
     ) -> None:
         self.status = status
         self.reason = "Scripted"
         self.headers = CIMultiDictProxy(CIMultiDict(headers or {}))
         self._body = body
-        self._log = Log()
+        self._log = EventLog()
         self._pieces = self._play()
 
-    def within(self, log: Log) -> ScriptedResponse:
+    def with_log(self, log: EventLog) -> ScriptedUpstreamResponse:
         """Make the same anew, for one exchange."""
-        again = ScriptedResponse(self.status, self.headers, self._body)
+        again = ScriptedUpstreamResponse(self.status, self.headers, self._body)
         again._log = log
         return again
 
@@ -166,7 +169,10 @@ class ScriptedEndpoint(UpstreamEndpoint):
     """A server; it reads each request, and then plays the next of its turns."""
 
     def __init__(
-        self, log: Log, *turns: ScriptedResponse | BaseException | asyncio.Event, url: str = URL
+        self,
+        log: EventLog,
+        *turns: ScriptedUpstreamResponse | BaseException | asyncio.Event,
+        url: str = URL,
     ) -> None:
         self.url = url
         self.requests: list[UpstreamRequest] = []
@@ -194,7 +200,7 @@ class ScriptedEndpoint(UpstreamEndpoint):
                 raise turn
             else:
                 self._log.append(f"server answers {turn.status}")
-                return turn.within(self._log)
+                return turn.with_log(self._log)
 
     async def close(self) -> None:
         self._log.append("server is left")
@@ -210,21 +216,21 @@ LIMITS = Limits(
 )
 
 
-def route_to(
+def make_route(
     *endpoints: UpstreamEndpoint,
     limits: Limits = LIMITS,
     policies: JsonPolicies | None = None,
     metadata: MetadataCache | None = None,
-    keeper: Keeper | None = None,
+    keeper: PoolSupervisor | None = None,
     name: str = "servers",
     dialect: Dialect = TRITON,
 ) -> Route:
     """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream(name, declared_speech(dialect), Pool(endpoints, keeper=keeper), cache)
+    upstream = Upstream(name, fixed_dialect_state(dialect), Pool(endpoints, keeper=keeper), cache)
     return Route(upstream, policies or JsonPolicies(), limits)
 
 
-def only(route: Route) -> Routes:
+def single_route(route: Route) -> Router:
     """Make the routes where all requests take this one."""
-    return Routes([Rule(Match(), (route,))])
+    return Router([Rule(Match(), (route,))])

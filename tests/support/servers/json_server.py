@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.http_messages import answer
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import INFER, metadata
 from tests.support.servers.scripted_server import Connection
 
@@ -24,20 +24,20 @@ def as_output(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def json_answer(*outputs: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
+def json_response(*outputs: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
     """Write an answer of outputs that are at hand."""
     fields = {"model_name": "m", "model_version": None, "id": "made-up", "parameters": None}
-    return answer(json.dumps({**fields, "outputs": list(outputs)}).encode(), headers)
+    return http_response(json.dumps({**fields, "outputs": list(outputs)}).encode(), headers)
 
 
-async def gives_back(connection: Connection) -> None:
+async def echo_inputs(connection: Connection) -> None:
     """Answer infer requests with their inputs, and with metadata whatever else is asked for."""
     while True:
         received = await connection.request()
         if received.head.target != INFER:
-            await connection.send(answer(metadata(-1)))
+            await connection.send(http_response(metadata(-1)))
             continue
         assert received.head.all("Content-Type") == ["application/json"]
         assert received.head.get("Inference-Header-Content-Length") is None
         inputs = json.loads(received.body)["inputs"]
-        await connection.send(json_answer(*map(as_output, inputs)))
+        await connection.send(json_response(*map(as_output, inputs)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.http_messages import answer
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import metadata
-from tests.support.servers.scripted_server import Connection, hang
+from tests.support.servers.scripted_server import Connection, never_respond
 
 
-async def reads_heads_alone(connection: Connection) -> None:
+async def read_heads_only(connection: Connection) -> None:
     """Answer for the metadata; of other requests leave the body where it is, and wait."""
     while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
-    await hang(connection)
+        await connection.send(http_response(metadata(-1)))
+    await never_respond(connection)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tests.support.http_messages import Head, answer, read_body, read_head
+from tests.support.http_messages import Head, http_response, read_body, read_head
 from tests.support.peer import Peer
 
 _TURNS = 10
@@ -20,7 +20,7 @@ _LEFT = (asyncio.IncompleteReadError, ConnectionError)
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedRequest:
     """A request, whole."""
 
     head: Head
@@ -32,7 +32,7 @@ class Connection(Peer):
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
-        self.requests: list[Received] = []
+        self.requests: list[ReceivedRequest] = []
         self.left = asyncio.Event()
         """The other side has closed, or reset, the connection."""
 
@@ -40,10 +40,10 @@ class Connection(Peer):
         """Read a request up to its body."""
         return await read_head(self.reader)
 
-    async def request(self) -> Received:
+    async def request(self) -> ReceivedRequest:
         """Read a whole request."""
         head = await self.head()
-        received = Received(head, await read_body(self.reader, head))
+        received = ReceivedRequest(head, await read_body(self.reader, head))
         self.requests.append(received)
         return received
 
@@ -54,7 +54,7 @@ class Connection(Peer):
             await self._writer.drain()
             await asyncio.sleep(0)
 
-    async def wait_until_left(self) -> None:
+    async def wait_for_close(self) -> None:
         """Wait until the other side closes; what it still sends is read and forgotten."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(65536):
@@ -65,12 +65,12 @@ class Connection(Peer):
 Script = Callable[[Connection], Awaitable[None]]
 
 
-async def hang(connection: Connection) -> None:
+async def never_respond(connection: Connection) -> None:
     """Read and never answer, until the other side leaves."""
-    await connection.wait_until_left()
+    await connection.wait_for_close()
 
 
-def answering(*answers: bytes) -> Script:
+def respond_in_turn(*answers: bytes) -> Script:
     """Make the script that answers the requests of a connection with these, then closes it."""
 
     async def script(connection: Connection) -> None:
@@ -81,7 +81,7 @@ def answering(*answers: bytes) -> Script:
     return script
 
 
-def always(data: bytes) -> Script:
+def always_respond(data: bytes) -> Script:
     """Make the script that answers every request with this."""
 
     async def script(connection: Connection) -> None:
@@ -92,7 +92,7 @@ def always(data: bytes) -> Script:
     return script
 
 
-class FaultyServer:
+class ScriptedServer:
     """Plays the first script on its first connection, and so on; the last on all that follow.
 
     A connection is closed where its script ends. A script that fails makes the test fail. It
@@ -108,7 +108,7 @@ class FaultyServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self._scripts = scripts or (always(answer()),)
+        self._scripts = scripts or (always_respond(http_response()),)
         self._ssl = ssl
         self._path = path
         self._host = host
@@ -126,7 +126,7 @@ class FaultyServer:
         return int(self.url.rpartition(":")[2])
 
     @property
-    def requests(self) -> list[Received]:
+    def requests(self) -> list[ReceivedRequest]:
         """Give all whole requests, connection by connection."""
         return [received for each in self.connections for received in each.requests]
 

@@ -16,7 +16,7 @@ _ONLY_SYN = ctypes.create_string_buffer(
 )
 
 
-def hold_handshakes(listening: socket.socket) -> None:
+def stall_handshakes(listening: socket.socket) -> None:
     """Let a socket hear nothing of what ends a handshake, until it has another filter.
 
     To a client it looks as if it were connected. Behind the other filter, the first that it sends

@@ -4,14 +4,14 @@ import ssl
 
 import pytest
 
-from gateway.upstream.http.connect_errors import is_exhausted
+from gateway.upstream.http.connect_errors import is_local_exhaustion
 
 
 @pytest.mark.parametrize(
     "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL]
 )
 def test_what_this_side_has_no_more_of(number: int) -> None:
-    assert is_exhausted(OSError(number, "why"))
+    assert is_local_exhaustion(OSError(number, "why"))
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_what_this_side_has_no_more_of(number: int) -> None:
     ids=repr,
 )
 def test_what_is_the_servers_fault(error: Exception) -> None:
-    assert not is_exhausted(error)
+    assert not is_local_exhaustion(error)

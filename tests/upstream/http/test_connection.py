@@ -6,20 +6,20 @@ from collections.abc import Callable
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 from gateway.http1.head import ResponseHead, parse_response_head
-from gateway.system.buffers import LARGEST_WINDOW
+from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http import connection as upstream_connection
-from gateway.upstream.http.address import server_at
-from gateway.upstream.http.connection import MAX_INTERIM, ServerConnection
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.connection import MAX_INTERIM_RESPONSES, ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import UpstreamRequest
-from tests.http1.fake_transport import TransportDouble
-from tests.http1.splits import bytewise, cut, ways
+from tests.http1.fake_transport import FakeTransport
+from tests.http1.splits import all_splits, bytewise, cut
 from tests.support.compiled import needs_source
-from tests.support.gateway import nothing_left
-from tests.support.http_messages import answer, chunk, chunked, message
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 URL = "http://server:8000"
 
@@ -32,9 +32,9 @@ INTERIM = [
 ]
 
 
-def _connected() -> tuple[ServerConnection, TransportDouble]:
+def _connected() -> tuple[ServerConnection, FakeTransport]:
     connection = ServerConnection(URL)
-    transport = TransportDouble()
+    transport = FakeTransport()
     connection.connection_made(transport)
     return connection, transport
 
@@ -51,7 +51,7 @@ async def _read(connection: ServerConnection) -> bytes:
 
 async def _message(
     failing: asyncio.Future[ResponseHead] | ServerConnection,
-    kind: ErrorKind = ErrorKind.BAD_ANSWER,
+    kind: ErrorKind = ErrorKind.BAD_RESPONSE,
 ) -> str:
     """Give what an answer's head, or its body, fails with."""
     with pytest.raises(GatewayError) as caught:
@@ -66,24 +66,24 @@ async def _message(
 @pytest.mark.parametrize(
     ("method", "data", "status", "body", "reusable"),
     [
-        ("POST", answer(b"whole"), 200, b"whole", True),
-        ("POST", answer(b""), 200, b"", True),
-        ("POST", answer(b"\r\n\r\n"), 200, b"\r\n\r\n", True),
-        ("POST", answer(b"no", status="404 Not Found"), 404, b"no", True),
+        ("POST", http_response(b"whole"), 200, b"whole", True),
+        ("POST", http_response(b""), 200, b"", True),
+        ("POST", http_response(b"\r\n\r\n"), 200, b"\r\n\r\n", True),
+        ("POST", http_response(b"no", status="404 Not Found"), 404, b"no", True),
         ("POST", CHUNKED + chunked(b"ab", b"c"), 200, b"abc", True),
         ("POST", CHUNKED + chunked(), 200, b"", True),
         ("POST", CHUNKED + b"1;x=y\r\na\r\n0;z\r\nX: b\r\n\r\n", 200, b"a", True),
         ("POST", message("HTTP/1.1 204 None"), 204, b"", True),
         ("GET", message("HTTP/1.1 304 Same", {"Content-Length": "5"}), 304, b"", True),
-        ("POST", INTERIM[0] + answer(b"a"), 200, b"a", True),
+        ("POST", INTERIM[0] + http_response(b"a"), 200, b"a", True),
         ("POST", b"".join(INTERIM) + CHUNKED + chunked(b"a"), 200, b"a", True),
-        ("POST", b"\r\n" + answer(b"a"), 200, b"a", True),
-        ("POST", answer(b"a", {"Connection": "close"}), 200, b"a", False),
-        ("POST", answer(b"a").replace(b"/1.1", b"/1.0"), 200, b"a", False),
-        ("POST", answer(b"a", {"Connection": "Keep-Alive"}), 200, b"a", True),
+        ("POST", b"\r\n" + http_response(b"a"), 200, b"a", True),
+        ("POST", http_response(b"a", {"Connection": "close"}), 200, b"a", False),
+        ("POST", http_response(b"a").replace(b"/1.1", b"/1.0"), 200, b"a", False),
+        ("POST", http_response(b"a", {"Connection": "Keep-Alive"}), 200, b"a", True),
         (
             "POST",
-            answer(b"a", {"Connection": "Keep-Alive"}).replace(b"/1.1", b"/1.0"),
+            http_response(b"a", {"Connection": "Keep-Alive"}).replace(b"/1.1", b"/1.0"),
             200,
             b"a",
             True,
@@ -95,7 +95,7 @@ async def _message(
     ],
 )
 async def test_answers(method: str, data: bytes, status: int, body: bytes, reusable: bool) -> None:
-    for pieces in ways(data):
+    for pieces in all_splits(data):
         connection, transport = _connected()
         head = connection.expect(method)
         for piece in pieces[:-1]:
@@ -112,7 +112,7 @@ async def test_one_answer_after_the_other() -> None:
     connection, transport = _connected()
     assert not connection.reusable
     for number in range(3):
-        for data in (answer(b"%d" % number), CHUNKED + chunked(b"%d" % number)):
+        for data in (http_response(b"%d" % number), CHUNKED + chunked(b"%d" % number)):
             head = connection.expect("POST")
             assert connection.body is None
             assert not connection.reusable
@@ -131,17 +131,20 @@ async def test_an_interim_answer_is_none() -> None:
         connection.data_received(interim)
         assert not head.done()
         assert connection.body is None
-    connection.data_received(answer(b"a", {"X": "b"}, status="201 Made"))
+    connection.data_received(http_response(b"a", {"X": "b"}, status="201 Made"))
     assert ((await head).status, (await head).reason) == (201, "Made")
     assert (await head).headers["X"] == "b"
 
 
 async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
-    for data in (INTERIM[1] * MAX_INTERIM, b"".join(INTERIM) * (MAX_INTERIM // len(INTERIM))):
+    for data in (
+        INTERIM[1] * MAX_INTERIM_RESPONSES,
+        b"".join(INTERIM) * (MAX_INTERIM_RESPONSES // len(INTERIM)),
+    ):
         connection, transport = _connected()
         for number in range(2):  # they are counted for each request
             head = connection.expect("POST")
-            connection.data_received(data + answer(b"%d" % number))
+            connection.data_received(data + http_response(b"%d" % number))
             assert (await head).status == 200
             assert await _read(connection) == b"%d" % number
         assert connection.reusable
@@ -150,13 +153,13 @@ async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
 
 @pytest.mark.parametrize("form", ["at once", "one by one"])
 async def test_one_interim_response_too_many_fails_the_request(form: str) -> None:
-    pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM)]
+    pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
     connection, transport = _connected()
     head = connection.expect("POST")
     if form == "at once":
         connection.data_received(b"".join(pieces))
     else:
-        for number, piece in enumerate(pieces[: MAX_INTERIM + 1]):
+        for number, piece in enumerate(pieces[: MAX_INTERIM_RESPONSES + 1]):
             assert not head.done(), number
             connection.data_received(piece)
     assert transport.calls == ["abort"]
@@ -180,14 +183,14 @@ async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
     head = connection.expect("POST")
     for _ in range(3):
         connection.data_received(memoryview(INTERIM[0] * 20_000))
-    assert len(parsed) == MAX_INTERIM + 1
+    assert len(parsed) == MAX_INTERIM_RESPONSES + 1
     assert "interim" in await _message(head)
 
 
 async def test_a_body_is_there_as_it_comes() -> None:
     connection, _ = _connected()
     head = connection.expect("POST")
-    connection.data_received(answer(b"abc")[:-2])
+    connection.data_received(http_response(b"abc")[:-2])
     assert (await head).length == 3
     assert connection.body is not None
     assert await connection.body.read() == b"a"
@@ -202,10 +205,10 @@ async def test_a_body_is_there_as_it_comes() -> None:
 async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(LARGEST_WINDOW + 2))[:-1])
+    connection.data_received(http_response(bytes(MAX_WINDOW + 2))[:-1])
     assert transport.calls == ["pause"]
     assert connection.body is not None
-    assert len(await connection.body.read()) == LARGEST_WINDOW + 1
+    assert len(await connection.body.read()) == MAX_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
     connection.data_received(b"x")
     assert await _read(connection) == b"x"
@@ -215,16 +218,16 @@ async def test_a_body_nobody_reads_holds_the_server_back() -> None:
 async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
     connection, transport = _connected()
     connection.expect("POST")
-    connection.data_received(answer(bytes(LARGEST_WINDOW + 1)))
+    connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
     assert transport.calls == []
-    assert len(await _read(connection)) == LARGEST_WINDOW + 1
+    assert len(await _read(connection)) == MAX_WINDOW + 1
     assert connection.reusable
 
 
 # ---------------------------------------------------------------------------------- more than asked
 
 
-@pytest.mark.parametrize("unasked", [answer(b"unasked"), b"\x00", b"H", b"\r\n"])
+@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
 async def test_what_comes_before_any_request_drops_the_connection(unasked: bytes) -> None:
     connection, transport = _connected()
     connection.data_received(unasked)
@@ -235,7 +238,7 @@ async def test_what_comes_before_any_request_drops_the_connection(unasked: bytes
 async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
     connection, transport = _connected()
     connection.expect("POST").cancel()
-    connection.data_received(answer(b"late"))
+    connection.data_received(http_response(b"late"))
     assert transport.calls == ["abort"]
     assert connection.body is None
     assert not connection.reusable
@@ -244,8 +247,8 @@ async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
 @pytest.mark.parametrize(
     ("data", "body"),
     [
-        (answer(b"asked"), b"asked"),
-        (answer(b""), b""),
+        (http_response(b"asked"), b"asked"),
+        (http_response(b""), b""),
         (CHUNKED + chunked(b"asked"), b"asked"),
         (message("HTTP/1.1 204 None"), b""),
         (message("HTTP/1.1 304 Same", {"Content-Length": "1"}), b""),
@@ -254,7 +257,14 @@ async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        *(b"x", b"\x00", b"\r\n\r\nx", b"HTTP/1.1 200", answer(b"unasked"), answer(b"x") * 2),
+        *(
+            b"x",
+            b"\x00",
+            b"\r\n\r\nx",
+            b"HTTP/1.1 200",
+            http_response(b"unasked"),
+            http_response(b"x") * 2,
+        ),
         CHUNKED + chunked(b"unasked"),
     ],
 )
@@ -284,7 +294,7 @@ async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
     if eof:
         connection.eof_received()
     connection.connection_lost(None if eof else ConnectionResetError())
-    kind = ErrorKind.BAD_ANSWER if data else ErrorKind.UNANSWERED
+    kind = ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE
     assert await _message(head, kind) == f"{URL} closed the connection before it answered"
     assert connection.closed
     assert not connection.reusable
@@ -295,13 +305,13 @@ async def test_closed_before_it_was_asked() -> None:
     connection.connection_lost(None)
     head = connection.expect("POST")
     text = f"{URL} closed the connection before it answered"
-    assert await _message(head, ErrorKind.UNANSWERED) == text
+    assert await _message(head, ErrorKind.NO_RESPONSE) == text
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        answer(b"abcd")[:-1],
+        http_response(b"abcd")[:-1],
         CHUNKED + chunk(b"abc"),
         CHUNKED + chunked(b"abc")[:-1],
         CHUNKED + b"4\r\nabc",
@@ -325,7 +335,7 @@ async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> No
 
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
 async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
-    for pieces in ways(UNTIL_CLOSE + body):
+    for pieces in all_splits(UNTIL_CLOSE + body):
         connection, _ = _connected()
         head = connection.expect("POST")
         for piece in pieces:
@@ -356,7 +366,7 @@ async def test_a_body_until_close_fails_with_a_reset() -> None:
 async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
     connection, _ = _connected()
     head = connection.expect("POST")
-    connection.data_received(answer(b"abc"))
+    connection.data_received(http_response(b"abc"))
     connection.eof_received()
     assert not connection.reusable
     connection.connection_lost(None)
@@ -374,9 +384,12 @@ async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
         (b"what?\r\n\r\n", "answered what is not HTTP: "),
         (b"\x15\x03\x01\x00\x02\x02\x46", "answered what is not HTTP: "),
         (b"HTTP/2.0 200 OK\r\n\r\n", "answered what is not HTTP: only HTTP/1.1"),
-        (answer(headers={"X": "\x01"}), "answered what is not HTTP: Invalid header value"),
-        (answer(headers={"Transfer-Encoding": "chunked"}), "answered what is not HTTP: "),
-        (answer(headers={"X": "a" * 65536}), "answered what is not HTTP: a head of more than "),
+        (http_response(headers={"X": "\x01"}), "answered what is not HTTP: Invalid header value"),
+        (http_response(headers={"Transfer-Encoding": "chunked"}), "answered what is not HTTP: "),
+        (
+            http_response(headers={"X": "a" * 65536}),
+            "answered what is not HTTP: a head of more than ",
+        ),
         (b"".join(INTERIM) + b"what?\r\n\r\n", "answered what is not HTTP: "),
         (message("HTTP/1.1 101 Switching Protocols"), "answered 101 Switching Protocols, for "),
     ],
@@ -482,7 +495,7 @@ async def test_tiny_chunks_that_nobody_waits_for() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert transport.calls == ["pause", "resume", "abort"]
-    assert not connection._ahead
+    assert not connection._read_ahead
 
 
 async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
@@ -513,7 +526,7 @@ async def test_who_waits_for_the_head_has_the_error() -> None:
 async def test_who_reads_the_body_has_the_error() -> None:
     connection, transport = _connected()
     head = connection.expect("POST")
-    connection.data_received(answer(b"abc")[:-1])
+    connection.data_received(http_response(b"abc")[:-1])
     fault = bad_request("the client's")
     connection.fail(fault)
     connection.connection_lost(None)
@@ -529,7 +542,7 @@ async def test_who_reads_the_body_has_the_error() -> None:
 async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
     connection, transport = _connected()
     head = connection.expect("POST")
-    connection.data_received(answer(b"abc"))
+    connection.data_received(http_response(b"abc"))
     connection.fail(bad_request("late"))
     await head
     assert await _read(connection) == b"abc"
@@ -540,7 +553,7 @@ async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
 async def test_a_dropped_connection_is_not_reusable() -> None:
     connection, transport = _connected()
     head = connection.expect("POST")
-    connection.data_received(answer(b"abc"))
+    connection.data_received(http_response(b"abc"))
     await head
     assert connection.reusable
     connection.drop()
@@ -551,7 +564,7 @@ async def test_a_dropped_connection_is_not_reusable() -> None:
 # ---------------------------------------------------------------------------------- called back
 
 
-SMALL_HEAD = 2048
+MAX_CACHED_HEAD = 2048
 WHOLE = 64 * 1024
 
 
@@ -566,24 +579,24 @@ class _Receiver:
         self.errors: list[Exception] = []
         self.then: Callable[[], object] = lambda: None
 
-    def whole(self, head: ResponseHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
         self.calls.append(f"whole {head.status}")
         self.heads.append(head)
         self.body = bytes(body)
         self.then()
 
-    def begun(self, head: ResponseHead) -> None:
+    def on_headers(self, head: ResponseHead) -> None:
         self.calls.append(f"begun {head.status}")
         self.heads.append(head)
         self.then()
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         self.calls.append("failed")
         self.errors.append(error)
         self.then()
 
 
-def _asked(method: str = "POST") -> tuple[ServerConnection, TransportDouble, _Receiver]:
+def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Receiver]:
     connection, transport = _connected()
     receiver = _Receiver(connection)
     connection.ask(method, receiver)
@@ -592,22 +605,22 @@ def _asked(method: str = "POST") -> tuple[ServerConnection, TransportDouble, _Re
 
 def _head_of_size(size: int, body: bytes) -> bytes:
     """Write an answer whose head has this size."""
-    missing = size - len(answer(body, {"X": ""})) + len(body)
-    return answer(body, {"X": "x" * missing})
+    missing = size - len(http_response(body, {"X": ""})) + len(body)
+    return http_response(body, {"X": "x" * missing})
 
 
 WHOLE_ANSWERS = {
-    "a body": ("POST", answer(b"whole"), "whole 200", b"whole", True),
-    "an empty body": ("POST", answer(b""), "whole 200", b"", True),
-    "an error": ("POST", answer(b"no", status="404 Not Found"), "whole 404", b"no", True),
+    "a body": ("POST", http_response(b"whole"), "whole 200", b"whole", True),
+    "an empty body": ("POST", http_response(b""), "whole 200", b"", True),
+    "an error": ("POST", http_response(b"no", status="404 Not Found"), "whole 404", b"no", True),
     "204": ("POST", message("HTTP/1.1 204 None"), "whole 204", b"", True),
     "304": ("GET", message("HTTP/1.1 304 Same", {"Content-Length": "5"}), "whole 304", b"", True),
-    "interim": ("POST", b"".join(INTERIM) + answer(b"a"), "whole 200", b"a", True),
-    "an empty line before it": ("POST", b"\r\n" + answer(b"a"), "whole 200", b"a", True),
-    "the largest body": ("POST", answer(bytes(WHOLE)), "whole 200", bytes(WHOLE), True),
-    "the largest head": ("POST", _head_of_size(SMALL_HEAD, b"a"), "whole 200", b"a", True),
-    "the last": ("POST", answer(b"a", {"Connection": "close"}), "whole 200", b"a", False),
-    "HTTP/1.0": ("POST", answer(b"a").replace(b"/1.1", b"/1.0"), "whole 200", b"a", False),
+    "interim": ("POST", b"".join(INTERIM) + http_response(b"a"), "whole 200", b"a", True),
+    "an empty line before it": ("POST", b"\r\n" + http_response(b"a"), "whole 200", b"a", True),
+    "the largest body": ("POST", http_response(bytes(WHOLE)), "whole 200", bytes(WHOLE), True),
+    "the largest head": ("POST", _head_of_size(MAX_CACHED_HEAD, b"a"), "whole 200", b"a", True),
+    "the last": ("POST", http_response(b"a", {"Connection": "close"}), "whole 200", b"a", False),
+    "HTTP/1.0": ("POST", http_response(b"a").replace(b"/1.1", b"/1.0"), "whole 200", b"a", False),
     "HEAD": ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), "whole 200", b"", False),
 }
 
@@ -639,18 +652,18 @@ async def test_a_small_answer_comes_whole(
 BEGUN_ANSWERS = {
     "chunked": (CHUNKED + chunked(b"ab", b"c"), b"abc", True),
     "chunked and empty": (CHUNKED + chunked(), b"", True),
-    "the least that is large": (answer(bytes(WHOLE + 1)), bytes(WHOLE + 1), True),
-    "the least large head": (_head_of_size(SMALL_HEAD + 1, b"a"), b"a", True),
+    "the least that is large": (http_response(bytes(WHOLE + 1)), bytes(WHOLE + 1), True),
+    "the least large head": (_head_of_size(MAX_CACHED_HEAD + 1, b"a"), b"a", True),
     "the last": (
         CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunked(),
         b"",
         False,
     ),
-    "more behind a body": (answer(b"abc") + b"x", b"abc", False),
-    "more behind an empty body": (answer(b"") + b"x", b"", False),
-    "another behind it": (answer(b"abc") * 2, b"abc", False),
+    "more behind a body": (http_response(b"abc") + b"x", b"abc", False),
+    "more behind an empty body": (http_response(b"") + b"x", b"", False),
+    "another behind it": (http_response(b"abc") * 2, b"abc", False),
     "more behind 204": (message("HTTP/1.1 204 None") + b"x", b"", False),
-    "more behind the largest": (answer(bytes(WHOLE)) + b"\r\n", bytes(WHOLE), False),
+    "more behind the largest": (http_response(bytes(WHOLE)) + b"\r\n", bytes(WHOLE), False),
 }
 
 
@@ -679,7 +692,7 @@ async def test_an_answer_until_close_has_begun() -> None:
         assert not connection.reusable
 
 
-@pytest.mark.parametrize("data", [answer(b"whole"), INTERIM[1] + answer(b"whole")])
+@pytest.mark.parametrize("data", [http_response(b"whole"), INTERIM[1] + http_response(b"whole")])
 async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) -> None:
     for place in range(1, len(data)):
         connection, _, receiver = _asked()
@@ -703,9 +716,9 @@ async def test_heads_that_read_the_same_are_the_same() -> None:
     connection, _, receiver = _asked()
     for body in (b"one", b"two"):
         connection.ask("POST", receiver)
-        connection.data_received(answer(body))
+        connection.data_received(http_response(body))
     connection.ask("POST", receiver)
-    connection.data_received(answer(b"three"))
+    connection.data_received(http_response(b"three"))
     first, second, third = receiver.heads
     assert first is second
     assert third is not first
@@ -715,10 +728,10 @@ async def test_the_next_may_ask_while_an_answer_is_given() -> None:
     connection, transport, receiver = _asked()
     second = _Receiver(connection)
     receiver.then = lambda: connection.ask("POST", second)
-    connection.data_received(answer(b"first"))
+    connection.data_received(http_response(b"first"))
     assert (receiver.calls, second.calls) == (["whole 200"], [])
     assert not connection.reusable
-    connection.data_received(answer(b"second", status="201 Made"))
+    connection.data_received(http_response(b"second", status="201 Made"))
     assert (receiver.calls, second.calls) == (["whole 200"], ["whole 201"])
     assert (receiver.body, second.body) == (b"first", b"second")
     assert connection.reusable
@@ -729,22 +742,27 @@ async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() 
     connection, _, receiver = _asked()
     second = _Receiver(connection)
     receiver.then = lambda: connection.ask("POST", second)
-    connection.data_received(answer(b"first"))
+    connection.data_received(http_response(b"first"))
     connection.connection_lost(None)
     assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
 
 
 async def test_one_asks_after_the_other() -> None:
     connection, transport, receiver = _asked()
-    connection.data_received(answer(b"1"))
-    for data in (CHUNKED + chunked(b"2"), answer(b"3"), answer(bytes(WHOLE + 1)), answer(b"4")):
+    connection.data_received(http_response(b"1"))
+    for data in (
+        CHUNKED + chunked(b"2"),
+        http_response(b"3"),
+        http_response(bytes(WHOLE + 1)),
+        http_response(b"4"),
+    ):
         assert connection.reusable
         connection.ask("POST", receiver)
         assert not connection.reusable
         assert connection.body is None
         connection.data_received(data)
     head = connection.expect("POST")
-    connection.data_received(answer(b"5"))
+    connection.data_received(http_response(b"5"))
     assert (await head).status == 200
     assert await _read(connection) == b"5"
     assert receiver.calls == [
@@ -753,10 +771,10 @@ async def test_one_asks_after_the_other() -> None:
     assert transport.calls == []
 
 
-@pytest.mark.parametrize("more", [b"x", b"\r\n", answer(b"unasked")])
+@pytest.mark.parametrize("more", [b"x", b"\r\n", http_response(b"unasked")])
 async def test_more_that_comes_behind_a_whole_answer_drops_the_connection(more: bytes) -> None:
     connection, transport, receiver = _asked()
-    connection.data_received(answer(b"whole"))
+    connection.data_received(http_response(b"whole"))
     assert connection.reusable
     connection.data_received(more)
     assert transport.calls == ["abort"]
@@ -769,7 +787,7 @@ FAILURES: dict[str, Callable[[ServerConnection], object]] = {
     "reset": lambda connection: connection.connection_lost(ConnectionResetError()),
     "no HTTP": lambda connection: connection.data_received(b"what?\r\n\r\n"),
     "101": lambda connection: connection.data_received(message("HTTP/1.1 101 Switching Protocols")),
-    "given up": lambda connection: connection.fail(bad_answer(f"{URL} was given up")),
+    "given up": lambda connection: connection.fail(bad_response(f"{URL} was given up")),
 }
 
 
@@ -786,7 +804,7 @@ async def test_it_fails_once(fails: Callable[[ServerConnection], object], before
     (error,) = receiver.errors
     assert isinstance(error, GatewayError)
     silent = not before and fails in (FAILURES["closed"], FAILURES["reset"])
-    assert error.kind is (ErrorKind.UNANSWERED if silent else ErrorKind.BAD_ANSWER)
+    assert error.kind is (ErrorKind.NO_RESPONSE if silent else ErrorKind.BAD_RESPONSE)
     assert URL in error.message
     assert seen == [False]
     assert "abort" in transport.calls
@@ -804,7 +822,9 @@ async def test_who_asks_a_closed_connection_is_told() -> None:
     assert str(receiver.errors[0]) == f"{URL} closed the connection before it answered"
 
 
-@pytest.mark.parametrize("data", [answer(b"abc"), CHUNKED + chunk(b"abc"), answer(b"abcd")[:-1]])
+@pytest.mark.parametrize(
+    "data", [http_response(b"abc"), CHUNKED + chunk(b"abc"), http_response(b"abcd")[:-1]]
+)
 @pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
 async def test_who_has_an_answer_is_not_told_of_a_failure(
     data: bytes, fails: Callable[[ServerConnection], object]
@@ -820,8 +840,8 @@ async def test_who_has_an_answer_is_not_told_of_a_failure(
 
 
 LATE: list[Callable[[ServerConnection], object]] = [
-    lambda connection: connection.data_received(answer(b"late")),
-    lambda connection: connection.data_received(answer(bytes(WHOLE + 1))),
+    lambda connection: connection.data_received(http_response(b"late")),
+    lambda connection: connection.data_received(http_response(bytes(WHOLE + 1))),
     lambda connection: connection.eof_received(),
 ]
 
@@ -849,11 +869,11 @@ async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
         await connection.send(CHUNKED + chunk(b"good"))
         await seen.wait()
         await connection.send(b"what\r\n")
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
     seen = asyncio.Event()
-    async with nothing_left(), FaultyServer(script) as server:
-        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
+    async with no_leaks(), ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5)
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert await response.read() == b"good"
         seen.set()
@@ -877,8 +897,8 @@ async def test_a_body_until_close_over_tcp() -> None:
         connection.reset()
 
     seen = asyncio.Event()
-    async with nothing_left(), FaultyServer(closes, resets) as server:
-        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
+    async with no_leaks(), ScriptedServer(closes, resets) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5)
         request = UpstreamRequest("GET", "/", CIMultiDict(), None)
         response = await endpoint.send(request)
         data = b""

@@ -9,23 +9,23 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import (
     Body,
     HeaderLines,
-    Receiver,
-    RequestStart,
-    Sent,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
     UpstreamRequest,
     UpstreamResponse,
 )
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import until
-from tests.support.http_messages import answer, chunk, chunked, message
+from tests.support.http_messages import chunk, chunked, http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
-    FaultyServer,
     Script,
-    always,
-    answering,
-    hang,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import NotingReceiver
@@ -55,7 +55,7 @@ async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
 
 
 async def test_the_request_is_what_was_given(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         await _read(await endpoint.send(_request([b"ab", b"c"], {"Content-Length": "3"})))
         (received,) = server.requests
@@ -80,7 +80,7 @@ async def test_the_request_is_what_was_given(endpoint_at: EndpointAt) -> None:
 async def test_bodies_at_hand(
     endpoint_at: EndpointAt, body: Body, headers: dict[str, str], length: str, sent: bytes
 ) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         await _read(await endpoint_at(server.url).send(_request(body, headers)))
         (received,) = server.requests
         assert received.head.get("Content-Length") == length
@@ -88,14 +88,14 @@ async def test_bodies_at_hand(
 
 
 async def test_get_has_no_length(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         await _read(await endpoint_at(server.url).send(_request(method="GET")))
         assert server.requests[0].head.get("Content-Length") is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": "7"}])
 async def test_bodies_to_come(endpoint_at: EndpointAt, headers: dict[str, str]) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         request = _request(_pieces(b"one", b"four"), headers)
         await _read(await endpoint_at(server.url).send(request))
         (received,) = server.requests
@@ -106,7 +106,7 @@ async def test_bodies_to_come(endpoint_at: EndpointAt, headers: dict[str, str]) 
 async def test_the_answer_is_what_was_sent(endpoint_at: EndpointAt) -> None:
     data = message("HTTP/1.1 299 So So", {"X-One": "1", "x-one": "2"}, b"")
     data = data[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"ab", b"c")
-    async with FaultyServer(always(data)) as server:
+    async with ScriptedServer(always_respond(data)) as server:
         response = await endpoint_at(server.url).send(_request())
         assert (response.status, response.reason) == (299, "So So")
         assert response.headers.getall("X-One") == ["1", "2"]
@@ -116,8 +116,8 @@ async def test_the_answer_is_what_was_sent(endpoint_at: EndpointAt) -> None:
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Again", "401 Who", "407 Who"])
 async def test_nothing_is_followed(endpoint_at: EndpointAt, status: str) -> None:
-    data = answer(b"x", {"Location": "/else", "WWW-Authenticate": "Basic"}, status)
-    async with FaultyServer(always(data)) as server:
+    data = http_response(b"x", {"Location": "/else", "WWW-Authenticate": "Basic"}, status)
+    async with ScriptedServer(always_respond(data)) as server:
         response = await endpoint_at(server.url).send(_request())
         assert response.status == int(status[:3])
         assert await _read(response) == b"x"
@@ -125,8 +125,8 @@ async def test_nothing_is_followed(endpoint_at: EndpointAt, status: str) -> None
 
 
 async def test_nothing_is_remembered(endpoint_at: EndpointAt) -> None:
-    data = answer(b"", {"Set-Cookie": "a=b"})
-    async with FaultyServer(always(data)) as server:
+    data = http_response(b"", {"Set-Cookie": "a=b"})
+    async with ScriptedServer(always_respond(data)) as server:
         endpoint = endpoint_at(server.url)
         for _ in range(2):
             await _read(await endpoint.send(_request()))
@@ -134,14 +134,14 @@ async def test_nothing_is_remembered(endpoint_at: EndpointAt) -> None:
 
 
 async def test_nothing_is_decompressed(endpoint_at: EndpointAt) -> None:
-    data = answer(b"\x1f\x8bnot really", {"Content-Encoding": "gzip"})
-    async with FaultyServer(always(data)) as server:
+    data = http_response(b"\x1f\x8bnot really", {"Content-Encoding": "gzip"})
+    async with ScriptedServer(always_respond(data)) as server:
         response = await endpoint_at(server.url).send(_request())
         assert await _read(response) == b"\x1f\x8bnot really"
 
 
 async def test_connections_are_used_again(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
             await _read(await endpoint.send(_request([b"x"], {"Content-Length": "1"})))
@@ -153,10 +153,10 @@ async def test_a_connection_is_dropped_with_an_answer_half_read(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(bytes(100_000))[:-1])
-        await hang(connection)
+        await connection.send(http_response(bytes(100_000))[:-1])
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         response = await endpoint_at(server.url).send(_request())
         response.close()
         async with asyncio.timeout(5):
@@ -174,10 +174,10 @@ async def test_a_connection_is_dropped_with_a_body_half_sent(
 
     async def script(connection: Connection) -> None:
         await connection.head()
-        await connection.send(answer(b"no"))
-        await hang(connection)
+        await connection.send(http_response(b"no"))
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
         assert await _read(response) == b"no"
         async with asyncio.timeout(5):
@@ -186,7 +186,7 @@ async def test_a_connection_is_dropped_with_a_body_half_sent(
 
 async def test_an_error_of_the_body_is_passed_on(endpoint_at: EndpointAt) -> None:
     fault = bad_request("the client stumbled")
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         with pytest.raises(GatewayError) as caught:
             await endpoint_at(server.url).send(_request(_pieces(b"begun", fault)))
         assert caught.value is fault
@@ -207,9 +207,9 @@ async def test_an_error_of_the_body_within_the_answer(endpoint_at: EndpointAt) -
         await connection.head()
         head = {"Transfer-Encoding": "chunked"}
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"begun")))
-        await hang(connection)
+        await never_respond(connection)
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
         assert await response.read() == b"begun"
         stumble.set()
@@ -222,7 +222,7 @@ async def test_an_error_of_the_body_within_the_answer(endpoint_at: EndpointAt) -
 
 
 async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
         connection = await server.connection()
         sending.cancel()
@@ -236,7 +236,7 @@ async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
 async def test_connection_that_is_cancelled_while_it_is_made_leaves_nothing(
     endpoint_at: EndpointAt, turns: int
 ) -> None:
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         endpoint = endpoint_at(server.url)
         with no_garbage("the connection"):
             sending = asyncio.create_task(endpoint.send(_request()))
@@ -260,20 +260,24 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
 
     async def half(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b"whole")[:-1])
+        await connection.send(http_response(b"whole")[:-1])
 
     faults: dict[str, Script] = {
         "closed the connection before it answered": nothing,
-        "answered what is not HTTP: ": always(b"what?\r\n\r\n"),
-        "answered 101 Switching Protocols": always(answer(status="101 Switching Protocols")),
-        "answered what is not HTTP: Invalid header value": always(answer(headers={"X": "\x01"})),
+        "answered what is not HTTP: ": always_respond(b"what?\r\n\r\n"),
+        "answered 101 Switching Protocols": always_respond(
+            http_response(status="101 Switching Protocols")
+        ),
+        "answered what is not HTTP: Invalid header value": always_respond(
+            http_response(headers={"X": "\x01"})
+        ),
         "closed the connection before the end of its answer": half,
     }
     for saying, script in faults.items():
-        async with FaultyServer(script) as server:
+        async with ScriptedServer(script) as server:
             kind, text = await _kind(endpoint_at(server.url))
             unanswered = script is nothing
-            assert kind is (ErrorKind.UNANSWERED if unanswered else ErrorKind.BAD_ANSWER)
+            assert kind is (ErrorKind.NO_RESPONSE if unanswered else ErrorKind.BAD_RESPONSE)
             assert text.startswith(f"{server.url} {saying}")
     kind, text = await _kind(endpoint_at(server.url))
     assert kind is ErrorKind.UNREACHABLE
@@ -281,7 +285,7 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
 
 
 async def test_a_lack_of_descriptors_is_the_gateways_own(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         with no_descriptors(), pytest.raises(GatewayError) as caught:
             await endpoint.send(_request())
@@ -299,9 +303,9 @@ async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> N
     async def script(connection: Connection) -> None:
         received = await connection.request()
         await until(lambda: len(server.connections) == 150)
-        await connection.send(answer(received.body))
+        await connection.send(http_response(received.body))
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         endpoint = endpoint_at(server.url)
 
         async def one(number: int) -> None:
@@ -320,8 +324,8 @@ HOST = ("Host", "client's")
 
 def _start(
     *headers: tuple[str, str], method: str = "POST", target: str = "/v2/x?y"
-) -> RequestStart:
-    return RequestStart(method, target, headers)
+) -> RequestTemplate:
+    return RequestTemplate(method, target, headers)
 
 
 async def _warm(endpoint: HttpEndpoint) -> None:
@@ -329,28 +333,28 @@ async def _warm(endpoint: HttpEndpoint) -> None:
     await _read(await endpoint.send(_request()))
 
 
-def _sent(endpoint: HttpEndpoint, receiver: Receiver, body: bytes = b"") -> Sent:
-    sent = endpoint.send_at_once(
+def _sent(endpoint: HttpEndpoint, receiver: ResponseReceiver, body: bytes = b"") -> PendingRequest:
+    sent = endpoint.try_send_nowait(
         _start(HOST), (("Content-Length", str(len(body))),), body, receiver
     )
     assert sent is not None
     return sent
 
 
-async def _left(server: FaultyServer, number: int = 0) -> None:
+async def _left(server: ScriptedServer, number: int = 0) -> None:
     async with asyncio.timeout(5):
         await (await server.connection(number)).left.wait()
 
 
 async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         receiver = NotingReceiver()
-        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
         # That which there is, is in use.
-        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
         assert len(receiver.wholes) == 1
@@ -358,11 +362,11 @@ async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: Endpoin
 
 
 async def test_nothing_is_sent_at_once_behind_close(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         await _warm(endpoint)
         await endpoint.close()
-        assert endpoint.send_at_once(_start(HOST), (), b"", NotingReceiver()) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", NotingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -393,26 +397,26 @@ SENT_AT_ONCE = {
     ("start", "headers", "body", "data"), SENT_AT_ONCE.values(), ids=SENT_AT_ONCE
 )
 async def test_what_is_sent_at_once(
-    endpoint_at: EndpointAt, start: RequestStart, headers: HeaderLines, body: bytes, data: bytes
+    endpoint_at: EndpointAt, start: RequestTemplate, headers: HeaderLines, body: bytes, data: bytes
 ) -> None:
     got: list[bytes] = []
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         for _ in range(2):
             got.append(await connection.reader.readexactly(len(expected)))
-            await connection.send(answer(b"got it"))
+            await connection.send(http_response(b"got it"))
         got.append(await connection.reader.read())
 
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         endpoint = endpoint_at(server.url)
         here = server.url.removeprefix("http://").encode()
         expected = data.replace(b"%(here)s", here)
         await _warm(endpoint)
         for _ in range(2):
             receiver = NotingReceiver()
-            sent = endpoint.send_at_once(start, headers, body, receiver)
+            sent = endpoint.try_send_nowait(start, headers, body, receiver)
             assert sent is not None
             await receiver.wait()
             assert receiver.body == b"got it"
@@ -424,11 +428,11 @@ async def test_what_is_sent_at_once(
 
 async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> None:
     start = _start(method="GET")
-    async with FaultyServer() as one, FaultyServer() as two:
+    async with ScriptedServer() as one, ScriptedServer() as two:
         for server in (one, two, one):
             endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _warm(endpoint)
-            sent = endpoint.send_at_once(start, (), b"", receiver)
+            sent = endpoint.try_send_nowait(start, (), b"", receiver)
             assert sent is not None
             await receiver.wait()
             sent.close()
@@ -436,8 +440,8 @@ async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> No
 
 
 async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
-    data = answer(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
-    async with FaultyServer(always(data)) as server:
+    data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
+    async with ScriptedServer(always_respond(data)) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         for _ in range(2):
@@ -456,16 +460,16 @@ async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
 async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
-        await connection.send(answer(b"abc", {"X": "y"}, "201 Made")[:-2])
+        await connection.send(http_response(b"abc", {"X": "y"}, "201 Made")[:-2])
         await read.wait()
         await connection.send(b"bc")
         await connection.request()
-        await connection.send(answer(b"next"))
+        await connection.send(http_response(b"next"))
 
     read = asyncio.Event()
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
@@ -480,7 +484,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
         sent.close()
         # The connection is kept, once.
         again = _sent(endpoint, receiver)
-        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert receiver.body == b"next"
         again.close()
@@ -488,7 +492,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
 
 
 async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         for number in range(3):
@@ -502,11 +506,11 @@ async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> No
 
 
 async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint, first, second = endpoint_at(server.url), NotingReceiver(), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, first, b"first")
-        after: list[Sent] = []
+        after: list[PendingRequest] = []
 
         def then() -> None:
             sent.close()
@@ -520,11 +524,11 @@ async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: E
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("kept", [answer(b"whole"), message("HTTP/1.1 204 None")])
+@pytest.mark.parametrize("kept", [http_response(b"whole"), message("HTTP/1.1 204 None")])
 async def test_a_connection_is_kept_behind_a_whole_answer(
     endpoint_at: EndpointAt, kept: bytes
 ) -> None:
-    async with FaultyServer(always(kept)) as server:
+    async with ScriptedServer(always_respond(kept)) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
@@ -538,10 +542,10 @@ async def test_a_connection_is_kept_behind_a_whole_answer(
 DROPPED = {
     "no answer": b"",
     "half a head": b"HTTP/1.1 200 OK\r\n",
-    "half a body": answer(b"abc")[:-1],
+    "half a body": http_response(b"abc")[:-1],
     "half of a chunk": message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, b"9\r\na"),
-    "the last": answer(b"abc", {"Connection": "close"}),
-    "more than an answer": answer(b"abc") + b"x",
+    "the last": http_response(b"abc", {"Connection": "close"}),
+    "more than an answer": http_response(b"abc") + b"x",
 }
 
 
@@ -549,14 +553,14 @@ DROPPED = {
 async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: bytes) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await connection.send(data)
         asked.set()
-        await hang(connection)
+        await never_respond(connection)
 
     asked = asyncio.Event()
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
@@ -566,7 +570,7 @@ async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: b
         calls = len(receiver.wholes) + len(receiver.responses)
         sent.close()
         await _left(server)
-        assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         assert len(receiver.wholes) + len(receiver.responses) == calls
         assert not receiver.errors
 
@@ -575,17 +579,17 @@ async def test_errors_of_what_is_sent_at_once_name_the_server(endpoint_at: Endpo
     faults = {
         "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
         "answered what is not HTTP: ": b"what?\r\n\r\n",
-        "answered 101 Switching Protocols": answer(status="101 Switching Protocols"),
+        "answered 101 Switching Protocols": http_response(status="101 Switching Protocols"),
     }
     for saying, data in faults.items():
-        async with FaultyServer(answering(answer(), data)) as server:
+        async with ScriptedServer(respond_in_turn(http_response(), data)) as server:
             endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _warm(endpoint)
             sent = _sent(endpoint, receiver)
             await receiver.wait()
             (error,) = receiver.errors
             assert isinstance(error, GatewayError)
-            assert error.kind is ErrorKind.BAD_ANSWER
+            assert error.kind is ErrorKind.BAD_RESPONSE
             assert error.message.startswith(f"{server.url} {saying}")
             sent.close()
-            assert endpoint.send_at_once(_start(HOST), (), b"", receiver) is None
+            assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None

@@ -7,16 +7,16 @@ from unittest import mock
 import pytest
 from multidict import CIMultiDict
 
-from gateway.upstream.http.address import server_at
+from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import UpstreamRequest
-from tests.http1.fake_transport import TransportDouble
+from tests.http1.fake_transport import FakeTransport
 from tests.support.doubles.clock import Clock
 from tests.support.gateway import until
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import Connection, FaultyServer
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.endpoints import EndpointAt
 
 KEEP_ALIVE = 4.0
@@ -36,9 +36,9 @@ def idle(clock: Clock) -> IdleConnections:
 async def _used() -> ServerConnection:
     """Give a connection on which a request was answered."""
     connection = ServerConnection("http://server:8000")
-    connection.connection_made(TransportDouble())
+    connection.connection_made(FakeTransport())
     head = connection.expect("POST")
-    connection.data_received(answer(b""))
+    connection.data_received(http_response(b""))
     await head
     assert connection.reusable
     return connection
@@ -46,7 +46,7 @@ async def _used() -> ServerConnection:
 
 def _calls(connection: ServerConnection) -> list[str]:
     transport: Any = connection.transport
-    assert isinstance(transport, TransportDouble)
+    assert isinstance(transport, FakeTransport)
     return transport.calls
 
 
@@ -84,16 +84,16 @@ async def test_the_last_used_is_given_first(idle: IdleConnections) -> None:
 async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) -> None:
     first, second = [await _used() for _ in range(2)]
     idle.put(first)
-    clock.pass_by(1)
+    clock.advance(1)
     idle.put(second)
-    clock.pass_by(KEEP_ALIVE - 1.25)
+    clock.advance(KEEP_ALIVE - 1.25)
     assert not _is_dropped(first)
-    clock.pass_by(0.25)
+    clock.advance(0.25)
     assert _is_dropped(first)
     assert not _is_dropped(second)
-    clock.pass_by(0.75)
+    clock.advance(0.75)
     assert not _is_dropped(second)
-    clock.pass_by(0.25)
+    clock.advance(0.25)
     assert _is_dropped(second)
     assert idle.take() is None
     assert clock.pending == []
@@ -102,10 +102,10 @@ async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) ->
 async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock: Clock) -> None:
     connection = await _used()
     idle.put(connection)
-    clock.pass_by(KEEP_ALIVE - 0.25)
+    clock.advance(KEEP_ALIVE - 0.25)
     assert idle.take() is connection
     idle.put(connection)
-    clock.pass_by(KEEP_ALIVE - 0.25)
+    clock.advance(KEEP_ALIVE - 0.25)
     assert not _is_dropped(connection)
     clock.now += 0.25  # the timer is late
     assert idle.take() is None
@@ -118,7 +118,7 @@ async def test_a_timer_without_connections_does_nothing(
     connection = await _used()
     idle.put(connection)
     assert idle.take() is connection
-    clock.pass_by(10 * KEEP_ALIVE)
+    clock.advance(10 * KEEP_ALIVE)
     assert not _is_dropped(connection)
     assert clock.pending == []
 
@@ -126,9 +126,9 @@ async def test_a_timer_without_connections_does_nothing(
 async def test_there_is_one_timer(idle: IdleConnections, clock: Clock) -> None:
     for _ in range(5):
         idle.put(await _used())
-        clock.pass_by(0.25)
+        clock.advance(0.25)
         assert len(clock.pending) == 1
-    clock.pass_by(KEEP_ALIVE)
+    clock.advance(KEEP_ALIVE)
     assert clock.pending == []
 
 
@@ -149,7 +149,7 @@ async def test_those_that_close_are_not_given(idle: IdleConnections) -> None:
     assert _is_dropped(connection)
 
 
-@pytest.mark.parametrize("unasked", [answer(b"unasked"), b"\x00", b"\r\nx"])
+@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"\r\nx"])
 async def test_those_on_which_more_came_are_not_given(
     idle: IdleConnections, unasked: bytes
 ) -> None:
@@ -208,7 +208,7 @@ async def _get(endpoint: HttpEndpoint) -> bytes:
 
 
 async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
             assert await _get(endpoint) == b""
@@ -218,11 +218,11 @@ async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
 async def test_a_connection_is_not_kept_for_ever() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b""))
-        await connection.wait_until_left()
+        await connection.send(http_response(b""))
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server:
-        endpoint = HttpEndpoint(server_at(server.url), connect_time=5, keep_alive=0.01)
+    async with ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5, keep_alive=0.01)
         for number in range(2):
             assert await _get(endpoint) == b""
             async with asyncio.timeout(5):
@@ -232,7 +232,7 @@ async def test_a_connection_is_not_kept_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    "unasked", [answer(b"unasked"), answer(b"unasked") * 2, b"\x00", b"\r\n\r\nx"]
+    "unasked", [http_response(b"unasked"), http_response(b"unasked") * 2, b"\x00", b"\r\n\r\nx"]
 )
 async def test_a_connection_on_which_more_came_is_not_used_again(
     endpoint_at: EndpointAt, unasked: bytes
@@ -240,13 +240,13 @@ async def test_a_connection_on_which_more_came_is_not_used_again(
     async def script(connection: Connection) -> None:
         while True:
             await connection.request()
-            await connection.send(answer(b"asked"))
+            await connection.send(http_response(b"asked"))
             await read.wait()
             await connection.send(unasked)
             sent.set()
 
     read, sent = asyncio.Event(), asyncio.Event()
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
             read.clear()
@@ -261,11 +261,11 @@ async def test_a_connection_on_which_more_came_is_not_used_again(
 async def test_an_exchange_behind_close_does_not_keep_its_connection() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b"asked"))
-        await connection.wait_until_left()
+        await connection.send(http_response(b"asked"))
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server:
-        endpoint = HttpEndpoint(server_at(server.url), connect_time=5)
+    async with ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5)
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()

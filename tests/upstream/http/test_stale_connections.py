@@ -9,18 +9,23 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.http import connection
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import Body, RequestStart, Sent, UpstreamRequest
+from gateway.upstream.transport import Body, PendingRequest, RequestTemplate, UpstreamRequest
 from tests.support.addresses import HOST
 from tests.support.compiled import needs_source
 from tests.support.gateway import until
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, answering
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
+)
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import NotingReceiver
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 CROSSED = "closed a kept connection as it was used again"
-closing = answering(answer(), b"")
+closing = respond_in_turn(http_response(), b"")
 """Answer one request, and close the connection at the next."""
 
 
@@ -38,9 +43,9 @@ async def _pieces() -> AsyncIterator[bytes]:
     yield b"two"
 
 
-def _at_once(endpoint: HttpEndpoint, receiver: NotingReceiver) -> Sent:
-    start = RequestStart("POST", "/x", (("X", "y"),))
-    sent = endpoint.send_at_once(start, (("Content-Length", "4"),), b"body", receiver)
+def _at_once(endpoint: HttpEndpoint, receiver: NotingReceiver) -> PendingRequest:
+    start = RequestTemplate("POST", "/x", (("X", "y"),))
+    sent = endpoint.try_send_nowait(start, (("Content-Length", "4"),), b"body", receiver)
     assert sent is not None
     return sent
 
@@ -53,7 +58,7 @@ async def _error(endpoint: HttpEndpoint, body: Body = None) -> GatewayError:
 
 @pytest.mark.parametrize("body", [None, (b"",), (b"ab", b"c"), LARGE], ids=["no", "0", "3", "400k"])
 async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
-    async with FaultyServer(closing, always(answer(b"yes"))) as server:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         assert await _ask(endpoint, body) == b"yes"
@@ -65,7 +70,7 @@ async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
 
 
 async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(closing, always(answer(b"yes"))) as server:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
@@ -81,12 +86,12 @@ async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> No
 async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b"abc")[:-1])
+        await connection.send(http_response(b"abc")[:-1])
         await begun.wait()
         await connection.send(b"c")
 
     begun = asyncio.Event()
-    async with FaultyServer(closing, script) as server:
+    async with ScriptedServer(closing, script) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
@@ -99,11 +104,11 @@ async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt
 
 
 async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(closing, always(answer())) as server:
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         error = await _error(endpoint, _pieces())
-        assert error.kind is ErrorKind.BAD_ANSWER
+        assert error.kind is ErrorKind.BAD_RESPONSE
         assert error.message == f"{server.url} {CROSSED}"
         assert len(server.connections) == 1
 
@@ -116,7 +121,7 @@ class Rereadable(AsyncIterable[bytes]):
 
 
 async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(closing, always(answer(b"yes"))) as server:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         assert await _ask(endpoint, Rereadable()) == b"yes"
@@ -125,7 +130,7 @@ async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: Endpoint
 
 
 async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(answering(b"")) as server:
+    async with ScriptedServer(respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
         error = await _error(endpoint)
         assert error.message == f"{server.url} closed the connection before it answered"
@@ -136,12 +141,16 @@ async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: Endpoint
 async def test_what_was_answered_in_part_is_not_sent_again(
     endpoint_at: EndpointAt, data: bytes
 ) -> None:
-    async with FaultyServer(answering(answer(), data), always(answer())) as server:
+    async with ScriptedServer(
+        respond_in_turn(http_response(), data), always_respond(http_response())
+    ) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         assert len(server.requests) == 2
-    async with FaultyServer(answering(answer(), data), always(answer())) as server:
+    async with ScriptedServer(
+        respond_in_turn(http_response(), data), always_respond(http_response())
+    ) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
@@ -154,13 +163,13 @@ async def test_a_server_that_takes_its_time_has_taken_the_request_up(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_SOON", 0.0)
-    async with FaultyServer(closing, always(answer())) as server:
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         await _ask(endpoint)
         assert len(server.connections) == 2
-    async with FaultyServer(closing, always(answer())) as server:
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
@@ -171,13 +180,13 @@ async def test_a_server_that_takes_its_time_has_taken_the_request_up(
 
 
 async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
-    async with FaultyServer(closing, answering(b"")) as server:
+    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         error = await _error(endpoint)
         assert error.message == f"{server.url} closed the connection before it answered"
         assert len(server.requests) == 3
-    async with FaultyServer(closing, answering(b"")) as server:
+    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
@@ -192,12 +201,12 @@ async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
 async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         server._server.close()
 
     for at_once in (False, True):
-        async with FaultyServer(script, host=HOST) as server:
+        async with ScriptedServer(script, host=HOST) as server:
             endpoint, receiver = endpoint_at(server.url), NotingReceiver()
             await _ask(endpoint)
             if at_once:
@@ -221,7 +230,7 @@ async def test_closing_while_it_is_sent_again(
         await asyncio.Event().wait()
 
     connecting = asyncio.Event()
-    async with FaultyServer(closing) as server:
+    async with ScriptedServer(closing) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
         monkeypatch.setattr(endpoint, "_connect", never)

@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.connection import Connection
 from gateway.system.certificates import CertificateFileError
-from gateway.upstream.http.address import TcpServer, Tls, UnixServer, server_at
+from gateway.upstream.http.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http.tls import CertificateFiles, client_context
 from gateway.upstream.transport import UpstreamRequest
@@ -37,10 +37,10 @@ from tests.support.certificates import (
     server_context,
 )
 from tests.support.compiled import needs_source
-from tests.support.gateway import nothing_left
-from tests.support.http_messages import answer
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection as ServerSide
-from tests.support.servers.scripted_server import FaultyServer, always, hang
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.support.servers.tls_refusing_server import refusing_server
 from tests.upstream.endpoints import trusting
 
@@ -52,8 +52,8 @@ async def endpoint(
     server_name: str | None = None,
     connect_time: float = 5,
 ) -> AsyncIterator[HttpEndpoint]:
-    async with nothing_left():
-        made = HttpEndpoint(server_at(url, context or trusting(), server_name), connect_time)
+    async with no_leaks():
+        made = HttpEndpoint(parse_server_url(url, context or trusting(), server_name), connect_time)
         yield made
         await made.close()
 
@@ -85,14 +85,16 @@ async def refusal(
 
 def test_addresses() -> None:
     context = trusting()
-    assert server_at("http://Triton:80", context) == TcpServer("Triton", 80)
-    assert server_at("unix:/run/s", context) == UnixServer("/run/s")
-    tls = Tls(context, "::1")
-    assert server_at("https://[::1]:80", context) == TcpServer("::1", 80, tls)
-    assert server_at("https://h:1", context, "x") == TcpServer("h", 1, Tls(context, "x"))
-    assert server_at("https://h.:1", context) == TcpServer("h.", 1, Tls(context, "h"))
+    assert parse_server_url("http://Triton:80", context) == TcpAddress("Triton", 80)
+    assert parse_server_url("unix:/run/s", context) == UnixAddress("/run/s")
+    tls = TlsTarget(context, "::1")
+    assert parse_server_url("https://[::1]:80", context) == TcpAddress("::1", 80, tls)
+    assert parse_server_url("https://h:1", context, "x") == TcpAddress(
+        "h", 1, TlsTarget(context, "x")
+    )
+    assert parse_server_url("https://h.:1", context) == TcpAddress("h.", 1, TlsTarget(context, "h"))
     for url in ("http://Triton:80", "https://[::1]:8000", "https://h.:1", "unix:/run/s"):
-        assert server_at(url, context).url == url
+        assert parse_server_url(url, context).url == url
 
 
 async def test_what_is_offered() -> None:
@@ -106,9 +108,9 @@ async def test_what_is_offered() -> None:
         tls = connection._writer.get_extra_info("ssl_object")
         seen.append((tls.selected_alpn_protocol(), tls.version()))
         await connection.request()
-        await connection.send(answer(b"yes"))
+        await connection.send(http_response(b"yes"))
 
-    async with FaultyServer(script, ssl=context) as server:
+    async with ScriptedServer(script, ssl=context) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         async with endpoint(url) as made:
             assert await ask(made) == b"yes"
@@ -118,7 +120,7 @@ async def test_what_is_offered() -> None:
 
 async def test_the_name_can_be_another() -> None:
     context = server_context(server_certificate("triton.example"))
-    async with FaultyServer(always(answer(b"yes")), ssl=context) as server:
+    async with ScriptedServer(always_respond(http_response(b"yes")), ssl=context) as server:
         async with endpoint(server.url, server_name="triton.example") as made:
             assert await ask(made) == b"yes"
         assert await refusal(server.url) == "its certificate does not name 127.0.0.1"
@@ -128,17 +130,17 @@ async def test_the_name_can_be_another() -> None:
 
 async def test_a_certificate_that_nobody_knows() -> None:
     stranger = trustme.CA().issue_cert("127.0.0.1")
-    async with FaultyServer(ssl=server_context(stranger)) as server:
+    async with ScriptedServer(ssl=server_context(stranger)) as server:
         reason = await refusal(server.url)
         assert reason == "its certificate is not trusted (unable to get local issuer certificate)"
         # The system does not trust the tests' authority either.
-    async with FaultyServer(ssl=server_context()) as server:
+    async with ScriptedServer(ssl=server_context()) as server:
         reason = await refusal(server.url, client_context(CertificateFiles()))
         assert reason.startswith("its certificate is not trusted (")
 
 
 async def test_a_certificate_that_has_expired() -> None:
-    async with FaultyServer(ssl=server_context(expired_certificate())) as server:
+    async with ScriptedServer(ssl=server_context(expired_certificate())) as server:
         assert await refusal(server.url) == "its certificate has expired"
 
 
@@ -146,7 +148,9 @@ async def test_no_certificate_is_checked_if_none_shall_be() -> None:
     context = client_context(CertificateFiles(), verify=False)
     for certificate in (expired_certificate(), trustme.CA().issue_cert("elsewhere.example")):
         async with (
-            FaultyServer(always(answer(b"yes")), ssl=server_context(certificate)) as server,
+            ScriptedServer(
+                always_respond(http_response(b"yes")), ssl=server_context(certificate)
+            ) as server,
             endpoint(server.url, context) as made,
         ):
             assert await ask(made) == b"yes"
@@ -165,7 +169,7 @@ async def test_a_server_without_tls() -> None:
     async def plain(connection: ServerSide) -> None:
         await connection.reader.read(5)
         await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await hang(connection)
+        await never_respond(connection)
 
     async def closing(connection: ServerSide) -> None:
         await connection.reader.read(65536)
@@ -174,12 +178,12 @@ async def test_a_server_without_tls() -> None:
         (plain, "it does not speak TLS"),
         (closing, "it closed the connection within the TLS handshake"),
     ):
-        async with FaultyServer(script) as server:
+        async with ScriptedServer(script) as server:
             assert await refusal(server.url.replace("http:", "https:")) == saying
 
 
 async def test_a_server_that_never_ends_the_handshake() -> None:
-    async with FaultyServer(hang) as server:
+    async with ScriptedServer(never_respond) as server:
         url = server.url.replace("http:", "https:")
         assert await refusal(url, connect_time=0.1) == "no connection in time"
         async with asyncio.timeout(5):
@@ -188,7 +192,7 @@ async def test_a_server_that_never_ends_the_handshake() -> None:
 
 async def test_leaving_within_the_handshake() -> None:
     async with (
-        FaultyServer(hang) as server,
+        ScriptedServer(never_respond) as server,
         endpoint(server.url.replace("http:", "https:")) as made,
     ):
         asking = asyncio.create_task(ask(made))
@@ -223,7 +227,7 @@ async def test_a_unix_socket_whose_queue_is_full(tmp_path: Path) -> None:
             accepted, _ = await asyncio.to_thread(listening.accept)
             with accepted:
                 assert (await asyncio.to_thread(accepted.recv, 4096)).startswith(b"GET /v2 ")
-                accepted.sendall(answer(b"at last"))
+                accepted.sendall(http_response(b"at last"))
                 assert await asking == b"at last"
 
 
@@ -234,7 +238,7 @@ async def test_a_server_that_asks_for_a_certificate(
     context = server_context(clients=authority())
     context.maximum_version = version
     ca, (certificate, key) = ca_file(tmp_path), certificate_files(tmp_path)
-    async with FaultyServer(always(answer(b"yes")), ssl=context) as server:
+    async with ScriptedServer(always_respond(http_response(b"yes")), ssl=context) as server:
         shown = client_context(CertificateFiles(ca, certificate, key))
         async with endpoint(server.url, shown) as made:
             assert await ask(made) == b"yes"

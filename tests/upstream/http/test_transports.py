@@ -12,16 +12,22 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.system.buffers import LARGEST_WINDOW
+from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 from tests.support.certificates import server_context
 from tests.support.gateway import until
-from tests.support.http_messages import answer, chunk, chunked, message
-from tests.support.servers.scripted_server import Connection, FaultyServer, Script, answering, hang
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    never_respond,
+    respond_in_turn,
+)
 from tests.upstream.endpoints import EndpointAt
 
-Serve = Callable[..., FaultyServer]
+Serve = Callable[..., ScriptedServer]
 
 MIB = 1024 * 1024
 PIECE = bytes(range(256)) * 1024
@@ -34,14 +40,14 @@ UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     """Make servers that are reached in each of the ways."""
 
-    def serve(*scripts: Script) -> FaultyServer:
+    def serve(*scripts: Script) -> ScriptedServer:
         match request.param:
             case "http":
-                return FaultyServer(*scripts)
+                return ScriptedServer(*scripts)
             case "unix":
-                return FaultyServer(*scripts, path=str(tmp_path / "server"))
+                return ScriptedServer(*scripts, path=str(tmp_path / "server"))
             case _:
-                return FaultyServer(*scripts, ssl=_context(request.param))
+                return ScriptedServer(*scripts, ssl=_context(request.param))
 
     return serve
 
@@ -102,7 +108,7 @@ async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: Endp
         while True:
             received = await connection.request()
             if len(received.body) % 2:
-                await connection.send(answer(received.body))
+                await connection.send(http_response(received.body))
             else:
                 head = {"Transfer-Encoding": "chunked"}
                 await connection.send(message("HTTP/1.1 200 OK", head, chunked(received.body)))
@@ -124,7 +130,7 @@ async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, for
     async def script(connection: Connection) -> None:
         received = await connection.request()
         seen.append(sha256(received.body).hexdigest())
-        await connection.send(answer(received.body))
+        await connection.send(http_response(received.body))
 
     body: Body = _pieces(count)
     if form == "in parts":
@@ -154,7 +160,7 @@ async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: En
         while written < size:
             await connection.send(PIECE)
             written += len(PIECE)
-        await hang(connection)
+        await never_respond(connection)
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(_request())
@@ -181,7 +187,7 @@ async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: En
         await connection.head()
         await go_on.wait()
         await connection.reader.readexactly(count * len(PIECE))
-        await connection.send(answer(b"all of it"))
+        await connection.send(http_response(b"all of it"))
 
     async with serve(script) as server:
         headers = {"Content-Length": str(count * len(PIECE))}
@@ -199,7 +205,7 @@ async def test_a_server_that_closes_before_a_slow_reader_is_done(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
     """What was sent before the close is there, whatever lies between server and reader."""
-    async with serve(answering(answer(PIECE * 16))) as server:
+    async with serve(respond_in_turn(http_response(PIECE * 16))) as server:
         response = await endpoint_at(server.url).send(_request())
         body = bytearray()
         while piece := await response.read():
@@ -207,7 +213,7 @@ async def test_a_server_that_closes_before_a_slow_reader_is_done(
             await asyncio.sleep(0.02)
         response.close()
         assert bytes(body) == PIECE * 16
-        assert len(body) > 4 * LARGEST_WINDOW
+        assert len(body) > 4 * MAX_WINDOW
 
 
 async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:
@@ -219,8 +225,8 @@ async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:
 
     async def script(connection: Connection) -> None:
         await connection.head()
-        await connection.send(answer(b"no", status="413 Too Large"))
-        await hang(connection)
+        await connection.send(http_response(b"no", status="413 Too Large"))
+        await never_respond(connection)
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
@@ -235,7 +241,7 @@ async def test_a_server_that_answers_early_and_closes(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.head()
-        await connection.send(answer(b"no", {"Connection": "close"}, "413 Too Large"))
+        await connection.send(http_response(b"no", {"Connection": "close"}, "413 Too Large"))
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(_request(_pieces(2)))
@@ -249,9 +255,9 @@ async def test_a_server_that_answers_early_and_closes(
         (b"", "close", False),
         (b"", "cut", False),
         (b"HTTP/1.1 200 OK\r\n", "close", False),
-        (answer(b"whole")[:-1], "close", True),
-        (answer(b"whole")[:-1], "cut", True),
-        (answer(b"whole")[:-1], "reset", True),
+        (http_response(b"whole")[:-1], "close", True),
+        (http_response(b"whole")[:-1], "cut", True),
+        (http_response(b"whole")[:-1], "reset", True),
         (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "close", True),
         (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "cut", True),
     ],
@@ -263,8 +269,8 @@ async def test_an_answer_that_is_cut_short(
         await connection.request()
         await connection.send(data)
         if end == "cut":
-            connection.end_sending_below_tls()
-            await hang(connection)
+            connection.shutdown_write_below_tls()
+            await never_respond(connection)
         elif end == "reset":
             await asyncio.sleep(0.05)
             connection.reset()
@@ -272,20 +278,20 @@ async def test_an_answer_that_is_cut_short(
     async with serve(script) as server:
         error = await _error(endpoint_at(server.url))
         when = "before the end of its answer" if begun else "before it answered"
-        assert error.kind is (ErrorKind.BAD_ANSWER if data else ErrorKind.UNANSWERED)
+        assert error.kind is (ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE)
         assert error.message == f"{server.url} closed the connection {when}"
 
 
 @pytest.mark.parametrize("data", [b"", b"all of it", PIECE * 16])
 async def test_a_body_until_close(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
-    async with serve(answering(UNTIL_CLOSE + data)) as server:
+    async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
         assert await _call(endpoint_at(server.url)) == data
 
 
 async def test_a_body_until_close_that_is_read_slowly(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
-    async with serve(answering(UNTIL_CLOSE + PIECE * 16)) as server:
+    async with serve(respond_in_turn(UNTIL_CLOSE + PIECE * 16)) as server:
         response = await endpoint_at(server.url).send(_request())
         await asyncio.sleep(0.2)
         assert await _read(response) == PIECE * 16
@@ -298,14 +304,14 @@ async def test_over_tls_a_body_until_close_needs_a_last_word(
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(UNTIL_CLOSE + data)
-        connection.end_sending_below_tls()
-        await hang(connection)
+        connection.shutdown_write_below_tls()
+        await never_respond(connection)
 
     async with serve(script) as server:
         endpoint = endpoint_at(server.url)
         if server.url.startswith("https:"):
             error = await _error(endpoint)
-            assert error.kind is ErrorKind.BAD_ANSWER
+            assert error.kind is ErrorKind.BAD_RESPONSE
             assert error.message.endswith("closed the connection before the end of its answer")
         else:
             assert await _call(endpoint) == data
@@ -317,16 +323,16 @@ async def test_a_kept_connection_that_closes_is_not_used_again(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b"first"))
+        await connection.send(http_response(b"first"))
         if end == "cut":
-            connection.end_sending_below_tls()
-            await hang(connection)
+            connection.shutdown_write_below_tls()
+            await never_respond(connection)
         elif end == "reset":
             await asyncio.sleep(0.05)
             connection.reset()
         connection.left.set()
 
-    async with serve(script, answering(answer(b"second"))) as server:
+    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
         endpoint = endpoint_at(server.url)
         assert await _call(endpoint) == b"first"
         async with asyncio.timeout(5):
@@ -341,10 +347,10 @@ async def test_a_kept_connection_that_closes_as_it_is_used_again(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(b"first"))
+        await connection.send(http_response(b"first"))
         await connection.head()
 
-    async with serve(script, answering(answer(b"second"))) as server:
+    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
         endpoint = endpoint_at(server.url)
         assert await _call(endpoint) == b"first"
         assert await _call(endpoint) == b"second"
@@ -356,7 +362,7 @@ async def test_many_at_once(serve: Serve, endpoint_at: EndpointAt) -> None:
         while True:
             received = await connection.request()
             await until(lambda: len(server.connections) == 60)
-            await connection.send(answer(received.body))
+            await connection.send(http_response(received.body))
 
     async with serve(script) as server:
         endpoint = endpoint_at(server.url)
@@ -372,7 +378,7 @@ async def test_many_at_once(serve: Serve, endpoint_at: EndpointAt) -> None:
 
 
 async def test_leaving_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async with serve(hang) as server:
+    async with serve(never_respond) as server:
         sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
         connection = await server.connection()
         sending.cancel()
@@ -387,8 +393,8 @@ async def test_an_answer_half_read_drops_the_connection(
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer(PIECE * 64)[:-1])
-        await hang(connection)
+        await connection.send(http_response(PIECE * 64)[:-1])
+        await never_respond(connection)
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(_request())
@@ -403,5 +409,5 @@ async def test_tiny_chunks(serve: Serve, endpoint_at: EndpointAt) -> None:
     count = 100_000
     head = {"Transfer-Encoding": "chunked"}
     body = chunk(b"x") * count + chunked()
-    async with serve(answering(message("HTTP/1.1 200 OK", head, body))) as server:
+    async with serve(respond_in_turn(message("HTTP/1.1 200 OK", head, body))) as server:
         assert await _call(endpoint_at(server.url)) == b"x" * count

@@ -7,21 +7,21 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.control_client import ask
-from gateway.upstream.http.address import ServerAddress, TcpServer, server_at
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.http.address import ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool import supervisor
-from gateway.upstream.pool.dns import Resolver, addresses_of
+from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamRequest
 from tests.support.addresses import HOST, free_port
 from tests.support.certificates import server_certificate, server_context
-from tests.support.doubles.streaming import Log, ScriptedEndpoint
-from tests.support.gateway import nothing_left, until
-from tests.support.http_messages import answer, message
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response, message
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
-from tests.support.servers.scripted_server import Connection, FaultyServer, always
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 from tests.upstream.endpoints import trusting
 
 REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
@@ -34,10 +34,10 @@ def _connect(address: ServerAddress) -> HttpEndpoint:
 @asynccontextmanager
 async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterator[Pool]:
     """Run a pool whose names are looked up without much of a pause; nothing is left of it."""
-    async with nothing_left():
-        servers = [server_at(url, trusting()) for url in urls]
+    async with no_leaks():
+        servers = [parse_server_url(url, trusting()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
-        pool = Pool(resolver.endpoints, keeper=Keeper(resolver=resolver))
+        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
         await pool.start()
         try:
             yield pool
@@ -47,14 +47,14 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
 
 
 @asynccontextmanager
-async def _servers(*hosts: str) -> AsyncIterator[list[FaultyServer]]:
+async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
     """Run servers at several addresses, with the same port, that tell where they are."""
     async with AsyncExitStack() as stack:
-        servers: list[FaultyServer] = []
+        servers: list[ScriptedServer] = []
         for host in hosts:
             port = servers[0].port if servers else 0
-            script = always(answer(host.encode()))
-            server = FaultyServer(script, host=host, port=port)
+            script = always_respond(http_response(host.encode()))
+            server = ScriptedServer(script, host=host, port=port)
             servers.append(await stack.enter_async_context(server))
         yield servers
 
@@ -64,7 +64,7 @@ async def _asked(pool: Pool) -> set[str]:
     bodies = set()
     for _ in range(2 * len(pool.members)):
         with pool.endpoint() as endpoint:
-            bodies.add((await ask(endpoint, "GET", "/v2", 100)).body.decode())
+            bodies.add((await send_control_request(endpoint, "GET", "/v2", 100)).body.decode())
     return bodies
 
 
@@ -95,7 +95,7 @@ async def test_addresses_come_and_go() -> None:
         _servers("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers,
         _pool(names, f"http://triton:{servers[0].port}") as pool,
     ):
-        assert pool.has_one
+        assert pool.has_single_endpoint
         assert await _asked(pool) == {"127.0.0.1"}
         (first,) = pool.members
         names.answers["triton"] = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
@@ -119,12 +119,12 @@ async def test_exchanges_finish_at_an_address_that_vanishes() -> None:
         await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
         await go_on.wait()
         await connection.send(b"cd")
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
     names = NameService(triton=["127.0.0.1"])
     async with (
-        FaultyServer(slow) as old,
-        FaultyServer(host="127.0.0.2", port=old.port),
+        ScriptedServer(slow) as old,
+        ScriptedServer(host="127.0.0.2", port=old.port),
         _pool(names, f"http://triton:{old.port}") as pool,
     ):
         with pool.endpoint() as endpoint:
@@ -181,7 +181,7 @@ async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: s
             f"cannot connect to http://triton:8000: {fault}"
             "; https://other:1: Name or service not known"
         )
-        assert not pool.has_another([])
+        assert not pool.has_alternative([])
         names.answers["other"] = ["127.0.0.1"]
         await until(lambda: _urls(pool) == ["https://other:1 (127.0.0.1)"])
         assert pool.endpoint().endpoint is pool.endpoints[0]
@@ -223,9 +223,9 @@ async def test_a_name_without_answer_does_not_hold_up_another() -> None:
         return list(await names(host))
 
     found: list[tuple[str, ...]] = []
-    servers = [server_at("http://silent:1"), server_at("http://triton:2")]
+    servers = [parse_server_url("http://silent:1"), parse_server_url("http://triton:2")]
     resolver = Resolver(servers, 0.01, _connect, lookup, random=lambda: 0.0)
-    async with nothing_left():
+    async with no_leaks():
         watch = asyncio.create_task(
             resolver.watch(lambda: found.append(tuple(each.url for each in resolver.endpoints)))
         )
@@ -270,7 +270,7 @@ async def test_the_addresses_of_a_name_have_a_cap(caplog: pytest.LogCaptureFixtu
 
 async def test_a_certificate_names_the_host_and_not_the_address() -> None:
     names = NameService(localhost=["127.0.0.2"])
-    server = FaultyServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
+    server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
         assert await _asked(pool) == {""}
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
@@ -289,11 +289,11 @@ async def test_an_address_that_cannot_be_reached_is_named() -> None:
     ("host", "named"), [("triton", True), ("10.0.0.1", False), ("::1", False), ("localhost", True)]
 )
 def test_which_hosts_are_names(host: str, named: bool) -> None:
-    assert TcpServer(host, 1).has_name is named
+    assert TcpAddress(host, 1).has_host_name is named
 
 
 async def test_the_system_knows_this_machine() -> None:
-    assert set(await addresses_of("localhost")) & {"127.0.0.1", "::1"}
+    assert set(await resolve_host("localhost")) & {"127.0.0.1", "::1"}
 
 
 def test_the_same_server_twice_is_one() -> None:
@@ -301,10 +301,10 @@ def test_the_same_server_twice_is_one() -> None:
 
     def connect(address: ServerAddress) -> ScriptedEndpoint:
         made.append(address)
-        return ScriptedEndpoint(Log(), url=address.url)
+        return ScriptedEndpoint(EventLog(), url=address.url)
 
     async def run() -> None:
-        servers = [server_at("http://127.0.0.1:1")] * 2
+        servers = [parse_server_url("http://127.0.0.1:1")] * 2
         assert len(Resolver(servers, 1, connect, NameService()).endpoints) == 1
 
     asyncio.run(run())
@@ -316,10 +316,10 @@ async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> Non
     async with _pool(names, "http://triton:1000", "http://other:1000") as before:
         names.ready.clear()
         urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
-        servers = [server_at(url, trusting()) for url in urls]
+        servers = [parse_server_url(url, trusting()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
-        pool = Pool(resolver.endpoints, keeper=Keeper(resolver=resolver))
-        pool.begin_with_addresses_of(before)
+        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
+        pool.adopt_addresses(before)
         assert _urls(pool) == [
             "https://triton:2000 (127.0.0.1)",
             "https://triton:2000 (127.0.0.2)",
@@ -331,10 +331,10 @@ async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> Non
 
 async def test_without_names_there_is_nothing_to_begin_with() -> None:
     async with _pool(NameService(), "http://127.0.0.1:1") as named:
-        pool = Pool([_connect(server_at("http://127.0.0.2:1"))])
+        pool = Pool([_connect(parse_server_url("http://127.0.0.2:1"))])
         members = pool.members
-        pool.begin_with_addresses_of(named)
+        pool.adopt_addresses(named)
         assert pool.members is members
-        named.begin_with_addresses_of(pool)
+        named.adopt_addresses(pool)
         assert _urls(named) == ["http://127.0.0.1:1"]
         await pool.close()

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.metadata_cache import ServerRefusalError
+from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.lease import Outcome
 from gateway.upstream.pool.member import MemberState
 from gateway.upstream.pool.pool import Pool
@@ -28,8 +28,8 @@ def _counts(pool: Pool) -> tuple[int, int, int]:
 def _answers(pool: Pool, status: int) -> None:
     """Have the first endpoint answer with a status."""
     loan = pool.endpoint(pool.endpoints[1:])
-    loan.take()
-    loan.give_back(*loan.judge(status))
+    loan.acquire()
+    loan.release(*loan.classify_status(status))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -84,9 +84,9 @@ def test_an_endpoint_that_never_failed_has_no_last_error() -> None:
 def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: int) -> None:
     pool = pool_of(count)
     loan = pool.endpoint(pool.endpoints[1:])
-    loan.take()
-    loan.judge(500)
-    loan.give_back(Outcome.UNKNOWN, "the client left")
+    loan.acquire()
+    loan.classify_status(500)
+    loan.release(Outcome.UNKNOWN, "the client left")
     assert _counts(pool) == (1, 1, 1)
 
 
@@ -94,9 +94,9 @@ def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: i
 def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count: int) -> None:
     pool = pool_of(count)
     loan = pool.endpoint(pool.endpoints[1:])
-    loan.take()
-    loan.judge(500)
-    loan.end(GatewayError(ErrorKind.BAD_ANSWER, "it closed the connection"))
+    loan.acquire()
+    loan.classify_status(500)
+    loan.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
     assert _counts(pool) == (1, 1, 1)
     assert _state(pool).last_error == "it closed the connection"
 
@@ -104,8 +104,8 @@ def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count
 def test_a_response_for_which_another_endpoint_is_asked_is_counted() -> None:
     pool = pool_of(2)
     loan = pool.endpoint(pool.endpoints[1:])
-    loan.take()
-    loan.give_back(*loan.retried(500))
+    loan.acquire()
+    loan.release(*loan.classify_retried(500))
     assert _counts(pool) == (1, 1, 1)
     assert pool.members[0].health.failures == 1
 
@@ -116,14 +116,14 @@ def test_a_refusal_of_metadata_is_counted_by_its_status(
 ) -> None:
     pool = pool_of(1)
     loan = pool.endpoint()
-    loan.take()
-    loan.end(ServerRefusalError(status, "application/json", b"{}"))
+    loan.acquire()
+    loan.finish(UpstreamResponseError(status, "application/json", b"{}"))
     assert _counts(pool) == counts
 
 
 def test_a_long_error_is_stored_in_part() -> None:
     pool = pool_of(1)
-    failing(pool, 0, GatewayError(ErrorKind.BAD_ANSWER, "x" * 10_000))
+    failing(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
     assert _state(pool).last_error == "x" * 300
 
 
@@ -137,7 +137,7 @@ def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
     def call() -> "weakref.ref[_Body]":
         body = _Body()
         with suppress(GatewayError), pool.endpoint():
-            raise GatewayError(ErrorKind.BAD_ANSWER, f"{body!r} was not answered")
+            raise GatewayError(ErrorKind.BAD_RESPONSE, f"{body!r} was not answered")
         return weakref.ref(body)
 
     gc.collect()
@@ -152,5 +152,5 @@ def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
 def test_a_pool_that_replaces_another_goes_on_counting() -> None:
     before, after = pool_of(2), pool_of(2)
     failing(before, 0, UNREACHABLE, times=2)
-    after.take_over(before)
+    after.adopt_state(before)
     assert _counts(after) == (2, 2, 0)

@@ -6,30 +6,30 @@ from functools import partial
 
 import pytest
 
-from gateway.routing.health import ProbePolicy
-from gateway.upstream.pool.health_check import Prober
-from gateway.upstream.pool.lease import Loan, Outcome
+from gateway.routing.health import HealthCheckPolicy
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.lease import Lease, Outcome
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.addresses import HOST, free_port
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
-from tests.support.http_messages import answer
+from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
     Connection,
-    FaultyServer,
     Script,
-    always,
-    answering,
-    hang,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
 
-WELL = answer()
-ILL = answer(status="503 Service Unavailable")
+WELL = http_response()
+ILL = http_response(status="503 Service Unavailable")
 Probing = Callable[..., AbstractAsyncContextManager[Pool]]
 
 
@@ -39,8 +39,8 @@ def probing(endpoint_at: EndpointAt) -> Probing:
 
     @asynccontextmanager
     async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
-        prober = Prober("/ready", 0.01, time, ProbePolicy(1, unhealthy), lambda: 0.0)
-        pool = Pool([endpoint_at(url) for url in urls], keeper=Keeper(prober))
+        prober = HealthChecker("/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0)
+        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(prober))
         await pool.start()
         try:
             yield pool
@@ -62,12 +62,12 @@ def _lent(pool: Pool) -> set[str]:
 def _eject(member: Member, pool: Pool) -> None:
     """Have exchanges fail at an endpoint until it is left out."""
     for _ in range(5):
-        loan = Loan(pool, member)
-        loan.take()
-        loan.give_back(Outcome.FAILED)
+        loan = Lease(pool, member)
+        loan.acquire()
+        loan.release(Outcome.FAILED)
 
 
-def _is_asked(server: FaultyServer, times: int) -> bool:
+def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
 
 
@@ -75,12 +75,12 @@ class _Moody:
     """Answers as it is told to."""
 
     def __init__(self) -> None:
-        self.answer = WELL
+        self.http_response = WELL
 
     async def __call__(self, connection: Connection) -> None:
         while True:
             await connection.request()
-            await connection.send(self.answer)
+            await connection.send(self.http_response)
 
 
 async def test_one_that_turns_bad_is_left_out_until_it_is_good_again(
@@ -88,18 +88,18 @@ async def test_one_that_turns_bad_is_left_out_until_it_is_good_again(
 ) -> None:
     moody = _Moody()
     async with (
-        FaultyServer(moody) as bad,
-        FaultyServer() as good,
+        ScriptedServer(moody) as bad,
+        ScriptedServer() as good,
         probing(bad.url, good.url) as pool,
     ):
         await until(lambda: all(each.healthy for each in pool.snapshot()))
         assert not caplog.records
         assert _lent(pool) == {bad.url, good.url}
-        moody.answer = ILL
+        moody.http_response = ILL
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert _lent(pool) == {good.url}
         assert pool.snapshot()[0].reason == "GET /ready answered 503"
-        moody.answer = answer(status="204 No Content")
+        moody.http_response = http_response(status="204 No Content")
         await until(lambda: pool.snapshot()[0].healthy)
         assert _lent(pool) == {bad.url, good.url}
         assert pool.outstanding == [0, 0]
@@ -118,18 +118,21 @@ async def _close(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (hang, "no answer to GET /ready within 0.05 s"),
+        (never_respond, "no answer to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it answered"),
-        (always(b"what?\r\n\r\n"), "{url} answered what is not HTTP"),
-        (always(answer(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
-        (always(ILL), "GET /ready answered 503"),
-        (always(answer(status="302 Found")), "GET /ready answered 302"),
-        (always(answer(b"x", {"Content-Length": "2"})), "no answer to GET /ready within 0.05 s"),
+        (always_respond(b"what?\r\n\r\n"), "{url} answered what is not HTTP"),
+        (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
+        (always_respond(ILL), "GET /ready answered 503"),
+        (always_respond(http_response(status="302 Found")), "GET /ready answered 302"),
+        (
+            always_respond(http_response(b"x", {"Content-Length": "2"})),
+            "no answer to GET /ready within 0.05 s",
+        ),
     ],
 )
 async def test_what_is_no_good_answer(probing: Probing, script: Script, reason: str) -> None:
     time = 0.05 if "within" in reason else 5
-    async with FaultyServer(script) as bad, probing(bad.url, time=time) as pool:
+    async with ScriptedServer(script) as bad, probing(bad.url, time=time) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert pool.snapshot()[0].reason.startswith(reason.format(url=bad.url))
 
@@ -139,10 +142,10 @@ async def test_one_that_cannot_be_reached(
 ) -> None:
     port = free_port()
     url = f"http://{HOST}:{port}"
-    async with FaultyServer() as good, probing(url, good.url) as pool:
+    async with ScriptedServer() as good, probing(url, good.url) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert _lent(pool) == {good.url}
-        async with FaultyServer(host=HOST, port=port):
+        async with ScriptedServer(host=HOST, port=port):
             await until(lambda: pool.snapshot()[0].healthy)
             assert _lent(pool) == {url, good.url}
     reason = f"cannot connect to {url}: Connection refused"
@@ -151,24 +154,24 @@ async def test_one_that_cannot_be_reached(
 
 async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing: Probing) -> None:
     moody = _Moody()
-    moody.answer = ILL
+    moody.http_response = ILL
     async with (
-        FaultyServer(moody) as server,
-        FaultyServer() as good,
+        ScriptedServer(moody) as server,
+        ScriptedServer() as good,
         probing(server.url, good.url) as pool,
     ):
         await until(lambda: pool.snapshot()[0].healthy is False)
         _eject(pool.members[0], pool)
         assert pool.snapshot()[0].ejections == 1
-        moody.answer = WELL
+        moody.http_response = WELL
         await until(lambda: pool.snapshot()[0].healthy)
         assert _lent(pool) == {server.url, good.url}
 
 
 async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
     async with (
-        FaultyServer() as server,
-        FaultyServer() as good,
+        ScriptedServer() as server,
+        ScriptedServer() as good,
         probing(server.url, good.url) as pool,
     ):
         await until(lambda: all(each.healthy for each in pool.snapshot()))
@@ -179,8 +182,8 @@ async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
 
 async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:
     async with (
-        FaultyServer(hang) as silent,
-        FaultyServer() as good,
+        ScriptedServer(never_respond) as silent,
+        ScriptedServer() as good,
         probing(silent.url, good.url) as pool,
     ):
         await until(lambda: pool.snapshot()[1].healthy)
@@ -192,9 +195,9 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
     probing: Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = under_way = 0
-    ask = Prober._ask
+    ask = HealthChecker._ask
 
-    async def counted(prober: Prober, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+    async def counted(prober: HealthChecker, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
         nonlocal asked, under_way
         asked += 1
         under_way += 1
@@ -203,10 +206,10 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(Prober, "_ask", counted)
+    monkeypatch.setattr(HealthChecker, "_ask", counted)
     async with (
-        FaultyServer(answering(answer(headers={"Connection": "close"}))) as server,
-        FaultyServer() as other,
+        ScriptedServer(respond_in_turn(http_response(headers={"Connection": "close"}))) as server,
+        ScriptedServer() as other,
         probing(server.url, other.url) as pool,
     ):
         # The servers are in this process: without descriptors they would drop a probe under way.
@@ -219,8 +222,8 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
 
 async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
     async with (
-        FaultyServer(always(ILL)) as one,
-        FaultyServer(always(ILL)) as two,
+        ScriptedServer(always_respond(ILL)) as one,
+        ScriptedServer(always_respond(ILL)) as two,
         probing(one.url, two.url) as pool,
     ):
         assert pool.is_usable is False
@@ -231,8 +234,8 @@ async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
 
 async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
     async with (
-        FaultyServer(always(ILL)) as one,
-        FaultyServer() as two,
+        ScriptedServer(always_respond(ILL)) as one,
+        ScriptedServer() as two,
         probing(one.url, two.url) as pool,
     ):
         await until(lambda: pool.is_usable)
@@ -240,7 +243,10 @@ async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
 
 async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:
     answers = [WELL, ILL, ILL, WELL, ILL, ILL, ILL, ILL]
-    async with FaultyServer(answering(*answers), hang) as server, FaultyServer() as other:
+    async with (
+        ScriptedServer(respond_in_turn(*answers), never_respond) as server,
+        ScriptedServer() as other,
+    ):
         async with probing(server.url, other.url, unhealthy=4) as pool:
             states = []
             while len(server.requests) < len(answers) or pool.snapshot()[0].healthy:
@@ -251,7 +257,7 @@ async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:
 
 
 async def test_all_is_over_when_the_pool_is_closed(probing: Probing) -> None:
-    async with FaultyServer(hang) as silent, FaultyServer() as good:
+    async with ScriptedServer(never_respond) as silent, ScriptedServer() as good:
         async with probing(silent.url, good.url):
             connection = await silent.connection()
             await until(lambda: good.requests)

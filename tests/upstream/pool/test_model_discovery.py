@@ -8,13 +8,18 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool.model_discovery import Discovery, may_have, ready_models
+from gateway.upstream.pool.model_discovery import ModelDiscovery, may_have_model, ready_models
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import EVERY_MODEL
-from gateway.upstream.pool.supervisor import Keeper
+from gateway.upstream.pool.ready_models import ANY_MODEL
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.gateway import until
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import Connection, FaultyServer, always, hang
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
 
@@ -24,7 +29,7 @@ Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 def _index(*names: str, **others: str) -> bytes:
     entries = [{"name": name, "version": "1", "state": "READY"} for name in names]
     entries += [{"name": name, "state": state} for name, state in others.items()]
-    return answer(json.dumps(entries).encode())
+    return http_response(json.dumps(entries).encode())
 
 
 class _Repository:
@@ -45,8 +50,8 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
 
     @asynccontextmanager
     async def discovering(*urls: str, every: float = 0.01) -> AsyncIterator[Pool]:
-        discovery = Discovery(every, lambda: 0.9)
-        pool = Pool([endpoint_at(url) for url in urls], keeper=Keeper(discovery=discovery))
+        discovery = ModelDiscovery(every, lambda: 0.9)
+        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(discovery=discovery))
         await pool.start()
         try:
             yield pool
@@ -56,7 +61,7 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
     return discovering
 
 
-def _is_asked(server: FaultyServer, times: int) -> bool:
+def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
 
 
@@ -79,19 +84,19 @@ async def test_one_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIME", 0.05)
-    plain = always(answer(b"none", status="404 Not Found"))
-    for serve, b in ((_Repository("a"), False), (plain, True), (hang, True)):
-        async with FaultyServer(serve) as server:
+    plain = always_respond(http_response(b"none", status="404 Not Found"))
+    for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
+        async with ScriptedServer(serve) as server:
             endpoint = endpoint_at(server.url)
-            assert [await may_have(endpoint, model) for model in "ab"] == [True, b]
+            assert [await may_have_model(endpoint, model) for model in "ab"] == [True, b]
             await endpoint.close()
 
 
 async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> None:
     async with (
-        FaultyServer(_Repository("a", "b")) as one,
-        FaultyServer(_Repository("b", "c")) as two,
-        FaultyServer(_Repository()) as none,
+        ScriptedServer(_Repository("a", "b")) as one,
+        ScriptedServer(_Repository("b", "c")) as two,
+        ScriptedServer(_Repository()) as none,
         discovering(one.url, two.url, none.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a", "b"), ("b", "c"), ()])
@@ -103,8 +108,8 @@ async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> No
         assert _lent(pool, None) == every
         # Another one is asked only where the model is.
         first = [each for each in pool.endpoints if each.url == one.url]
-        assert not pool.has_another(first, ModelName("a"))
-        assert pool.has_another(first, ModelName("b"))
+        assert not pool.has_alternative(first, ModelName("a"))
+        assert pool.has_alternative(first, ModelName("b"))
         assert _lent(pool, "b", [one.url]) == {two.url}
         (asked, *_) = one.requests
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
@@ -113,10 +118,10 @@ async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> No
 
 async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> None:
     entries = [[{"name": "m", "version": version, "state": "READY"}] for version in "12"]
-    one, two = [always(answer(json.dumps(each).encode())) for each in entries]
+    one, two = [always_respond(http_response(json.dumps(each).encode())) for each in entries]
     async with (
-        FaultyServer(one) as first,
-        FaultyServer(two) as second,
+        ScriptedServer(one) as first,
+        ScriptedServer(two) as second,
         discovering(first.url, second.url) as pool,
     ):
         await until(lambda: _models(pool) == [("m",), ("m",)])
@@ -128,8 +133,8 @@ async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> 
 async def test_models_come_and_go(discovering: Discovering) -> None:
     one, two = _Repository("a"), _Repository("b")
     async with (
-        FaultyServer(one) as first,
-        FaultyServer(two) as second,
+        ScriptedServer(one) as first,
+        ScriptedServer(two) as second,
         discovering(first.url, second.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a",), ("b",)])
@@ -140,8 +145,8 @@ async def test_models_come_and_go(discovering: Discovering) -> None:
 
 async def test_what_is_not_known_yet_may_be_anywhere(discovering: Discovering) -> None:
     async with (
-        FaultyServer(_Repository("a")) as one,
-        FaultyServer(hang) as silent,
+        ScriptedServer(_Repository("a")) as one,
+        ScriptedServer(never_respond) as silent,
         discovering(one.url, silent.url) as pool,
     ):
         assert _lent(pool, "a") == {one.url, silent.url}
@@ -153,13 +158,13 @@ async def test_what_is_not_known_yet_may_be_anywhere(discovering: Discovering) -
 async def test_after_a_change_all_are_asked_at_once(discovering: Discovering) -> None:
     one = _Repository("a")
     async with (
-        FaultyServer(one) as server,
-        FaultyServer() as other,
+        ScriptedServer(one) as server,
+        ScriptedServer() as other,
         discovering(server.url, other.url, every=60) as pool,
     ):
         await until(lambda: _models(pool)[0] == ("a",))
         one.index = _index("b")
-        pool.ask_again()
+        pool.refresh_models()
         await until(lambda: _models(pool)[0] == ("b",))
         await until(lambda: len(other.requests) == 2)
         assert len(server.requests) == 2
@@ -174,12 +179,12 @@ async def test_a_change_while_it_is_asked_makes_it_asked_again(discovering: Disc
         await connection.send(_index("old"))
         await connection.request()
         await connection.send(_index("new"))
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server, discovering(server.url, every=60) as pool:
+    async with ScriptedServer(script) as server, discovering(server.url, every=60) as pool:
         await until(lambda: server.requests)
         for _ in range(5):
-            pool.ask_again()
+            pool.refresh_models()
         go_on.set()
         await until(lambda: _models(pool) == [("new",)])
         assert len(server.requests) == 2
@@ -190,8 +195,8 @@ async def test_who_serves_no_index_may_have_every_model(
     discovering: Discovering, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        FaultyServer(_Repository("a")) as one,
-        FaultyServer(always(answer(status=status))) as two,
+        ScriptedServer(_Repository("a")) as one,
+        ScriptedServer(always_respond(http_response(status=status))) as two,
         discovering(one.url, two.url) as pool,
     ):
         await until(lambda: len(two.requests) > 6 and _models(pool)[0])
@@ -208,12 +213,16 @@ async def test_what_was_known_stays_where_it_cannot_be_asked(
 ) -> None:
     one = _Repository("a")
     async with (
-        FaultyServer(_Repository("b")) as other,
-        FaultyServer(one) as server,
+        ScriptedServer(_Repository("b")) as other,
+        ScriptedServer(one) as server,
         discovering(server.url, other.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a",), ("b",)])
-        for index in (answer(status="503 Busy"), answer(b'{"no": "index"}'), b"what?\r\n\r\n"):
+        for index in (
+            http_response(status="503 Busy"),
+            http_response(b'{"no": "index"}'),
+            b"what?\r\n\r\n",
+        ):
             one.index = index
             most = len(server.requests) + 3
             await until(partial(_is_asked, server, most))
@@ -236,25 +245,25 @@ class _V1:
         while True:
             asked = await connection.request()
             is_v1 = asked.head.first == "GET /v1/models HTTP/1.1"
-            await connection.send(self.listed if is_v1 else answer(status="404 Not Found"))
+            await connection.send(self.listed if is_v1 else http_response(status="404 Not Found"))
 
 
 async def test_a_server_without_an_index_is_asked_for_its_v1_list(
     discovering: Discovering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kserve = _V1(answer(b'{"models":["b","c"]}'))
+    kserve = _V1(http_response(b'{"models":["b","c"]}'))
     async with (
-        FaultyServer(_Repository("a", "b")) as one,
-        FaultyServer(kserve) as two,
+        ScriptedServer(_Repository("a", "b")) as one,
+        ScriptedServer(kserve) as two,
         discovering(one.url, two.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a", "b"), ("b", "c")])
         assert _lent(pool, "a") == {one.url}
         assert _lent(pool, "c") == {two.url}
-        kserve.listed = answer(b'{"models":["d"]}')
+        kserve.listed = http_response(b'{"models":["d"]}')
         await until(lambda: _models(pool)[1] == ("d",))
         # What was known stays where it fails.
-        kserve.listed = answer(status="503 Busy")
+        kserve.listed = http_response(status="503 Busy")
         await until(partial(_is_asked, two, len(two.requests) + 4))
         assert _lent(pool, "d") == {two.url}
     fault = f"{two.url} does not say which models it has: {two.url}/v1/models answered 503"
@@ -264,24 +273,24 @@ async def test_a_server_without_an_index_is_asked_for_its_v1_list(
 @pytest.mark.parametrize(
     "data",
     [
-        answer(b'{"object":"list","data":[{"id":"m","object":"model"}]}'),
-        answer(b'{"models":[{"name":"m"}]}'),
-        answer(b"<p>Welcome"),
-        answer(b"5"),
-        answer(status="404 Not Found"),
-        answer(status="403 Forbidden"),
+        http_response(b'{"object":"list","data":[{"id":"m","object":"model"}]}'),
+        http_response(b'{"models":[{"name":"m"}]}'),
+        http_response(b"<p>Welcome"),
+        http_response(b"5"),
+        http_response(status="404 Not Found"),
+        http_response(status="403 Forbidden"),
     ],
     ids=lambda data: data[-40:],
 )
 async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
-    async with FaultyServer(_V1(data)) as server:
-        assert await ready_models(endpoint_at(server.url)) is EVERY_MODEL
+    async with ScriptedServer(_V1(data)) as server:
+        assert await ready_models(endpoint_at(server.url)) is ANY_MODEL
         assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "429 Too Many Requests"])
 async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status: str) -> None:
-    async with FaultyServer(_V1(answer(status=status))) as server:
+    async with ScriptedServer(_V1(http_response(status=status))) as server:
         with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
             await ready_models(endpoint_at(server.url))
 
@@ -289,21 +298,21 @@ async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status
 @pytest.mark.parametrize(
     "data",
     [
-        answer(b"no JSON"),
-        answer(b"7"),
-        answer(b"{}"),
-        answer(b"[7]"),
-        answer(b'[{"state": "READY"}]'),
-        answer(b'"text"'),
-        answer(status="500 Internal Server Error"),
-        answer(status="429 Too Many Requests"),
-        answer(bytes(4 * 1024 * 1024 + 1)),
+        http_response(b"no JSON"),
+        http_response(b"7"),
+        http_response(b"{}"),
+        http_response(b"[7]"),
+        http_response(b'[{"state": "READY"}]'),
+        http_response(b'"text"'),
+        http_response(status="500 Internal Server Error"),
+        http_response(status="429 Too Many Requests"),
+        http_response(bytes(4 * 1024 * 1024 + 1)),
     ],
     ids=lambda data: data[:60],
 )
 async def test_what_is_no_index(endpoint_at: EndpointAt, data: bytes) -> None:
-    async with FaultyServer(always(data)) as server:
+    async with ScriptedServer(always_respond(data)) as server:
         with pytest.raises(GatewayError) as caught:
             await ready_models(endpoint_at(server.url))
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert server.url in caught.value.message

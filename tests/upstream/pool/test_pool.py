@@ -5,16 +5,16 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.model_name import ModelName
-from gateway.routing.health import HEALTHY, EjectionPolicy, Probed, ProbePolicy
-from gateway.upstream.pool.health_check import Prober
+from gateway.routing.health import NOT_EJECTED, HealthCheckPolicy, OutlierPolicy, ProbeState
+from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.lease import Outcome
 from gateway.upstream.pool.member import MemberState
-from gateway.upstream.pool.model_discovery import Discovery
+from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import EVERY_MODEL
-from gateway.upstream.pool.supervisor import Keeper
-from tests.support.doubles.streaming import Log, ScriptedEndpoint, ready
-from tests.support.gateway import nothing_left
+from gateway.upstream.pool.ready_models import ANY_MODEL
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
+from tests.support.gateway import no_leaks
 from tests.upstream.pools import Times, failing, pool_of, used_by
 
 
@@ -58,10 +58,10 @@ def test_a_loan_lasts_until_it_is_given_back() -> None:
     pool = pool_of(1)
     loans = [pool.endpoint() for _ in range(2)]
     assert pool.outstanding == [0]
-    assert loans[0].take() is loans[1].take()
+    assert loans[0].acquire() is loans[1].acquire()
     assert pool.outstanding == [2]
     for left, loan in ((1, loans[0]), (0, loans[1])):
-        loan.give_back(Outcome.ANSWERED)
+        loan.release(Outcome.SUCCEEDED)
         assert pool.outstanding == [left]
 
 
@@ -70,7 +70,7 @@ def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
     before, after = pool_of(3), pool_of(4)
     failing(before, 1, error, times=5)
     failing(before, 2, error, times=3)
-    after.take_over(before)
+    after.adopt_state(before)
     assert [member.health for member in after.members[:3]] == [
         member.health for member in before.members
     ]
@@ -81,15 +81,15 @@ def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
 
 def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None:
     clock = Times()
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(3)]
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
     before, after = Pool(endpoints, clock=clock), Pool(endpoints, clock=clock)
     failing(before, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 1000
     on_trial = before.endpoint(endpoints[1:])
-    on_trial.take()
-    after.take_over(before)
+    on_trial.acquire()
+    after.adopt_state(before)
     assert set(used_by(after)) == set("012")  # with a trial of its own
-    on_trial.give_back(Outcome.UNKNOWN)
+    on_trial.release(Outcome.UNKNOWN)
 
 
 def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
@@ -103,16 +103,16 @@ def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
 
 # ---------------------------------------------------------------------------------- probes, models
 
-PROBER = Prober("/", 1, 1, ProbePolicy())
+PROBER = HealthChecker("/", 1, 1, HealthCheckPolicy())
 
 
 def _probed(states: str) -> Pool:
     """Make a pool whose probes say good (+), bad (-) or nothing yet (?)."""
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{i}") for i in range(len(states))]
-    pool = Pool(endpoints, keeper=Keeper(PROBER))
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(states))]
+    pool = Pool(endpoints, keeper=PoolSupervisor(PROBER))
     for member, state in zip(pool.members, states, strict=True):
         if state != "?":
-            member.probed = Probed(state == "+")
+            member.probed = ProbeState(state == "+")
     pool._find_up()
     return pool
 
@@ -154,7 +154,7 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
     await asyncio.sleep(0)
     for member, state in zip(pool.members, told, strict=False):
         assert not waiting.done()
-        member.probed = Probed(state == "+")
+        member.probed = ProbeState(state == "+")
         pool._find_up()
         await asyncio.sleep(0)
     await waiting
@@ -163,7 +163,7 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
 
 def test_a_probe_of_its_own_counts_where_no_other_is_known() -> None:
     before, after = pool_of(2), _probed("+-")
-    after.take_over(before)
+    after.adopt_state(before)
     assert [member.probed.healthy for member in after.members] == [True, False]
 
 
@@ -174,17 +174,17 @@ def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
     assert [member.health.ejections for member in pool.members] == [1, 0, 1, 0]
     assert pool.endpoint().endpoint.url[-1] in "02"
     # Once all that are healthy were tried, there is no other.
-    assert pool.has_another([pool.endpoints[0]])
-    assert not pool.has_another([pool.endpoints[0], pool.endpoints[2]])
+    assert pool.has_alternative([pool.endpoints[0]])
+    assert not pool.has_alternative([pool.endpoints[0], pool.endpoints[2]])
 
 
 def _with_models(*models: Sequence[str]) -> Pool:
     """Make a pool of endpoints that have these models each; any for *, unknown for ?."""
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{i}") for i in range(len(models))]
-    pool = Pool(endpoints, keeper=Keeper(discovery=Discovery(1)))
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(models))]
+    pool = Pool(endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(1)))
     for member, names in zip(pool.members, models, strict=True):
         if names != "?":
-            member.models = EVERY_MODEL if names == "*" else ready(*names)
+            member.models = ANY_MODEL if names == "*" else ready(*names)
     return pool
 
 
@@ -234,11 +234,11 @@ async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy()
     pool = _with_models("a", "a", "b")
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     assert set(used_by(pool, "a")) == {"1"}
-    pool.members[1].probed = Probed(healthy=False)
+    pool.members[1].probed = ProbeState(healthy=False)
     pool._find_up()
     assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[0]
     assert pool.endpoint().endpoint is pool.endpoints[2]
-    pool.members[0].probed = Probed(healthy=False)
+    pool.members[0].probed = ProbeState(healthy=False)
     pool._find_up()
     assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[1]
 
@@ -247,7 +247,7 @@ def test_without_discovery_a_model_makes_no_difference() -> None:
     pool = pool_of(2)
     pool.members[0].models = ready("a")
     assert set(used_by(pool, "a")) == set("01")
-    pool.ask_again()
+    pool.refresh_models()
 
 
 # ---------------------------------------------------------------------------------- other members
@@ -257,76 +257,78 @@ async def test_endpoints_come_and_go() -> None:
     pool = pool_of(2)
     zero, one = pool.endpoints
     kept = pool.members[1]
-    two = ScriptedEndpoint(Log(), url="http://2")
-    async with nothing_left():
-        pool.use([one, two])
+    two = ScriptedEndpoint(EventLog(), url="http://2")
+    async with no_leaks():
+        pool.set_endpoints([one, two])
         assert pool.endpoints == (one, two)
         assert pool.members[0] is kept
         assert set(used_by(pool)) == set("12")
-        pool.use([two])
-        assert pool.has_one
+        pool.set_endpoints([two])
+        assert pool.has_single_endpoint
         assert used_by(pool) == "2" * 8
-        pool.use([zero, two])
-        assert not pool.has_one
+        pool.set_endpoints([zero, two])
+        assert not pool.has_single_endpoint
         assert set(used_by(pool)) == set("02")
         await pool.close()
 
 
 async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None:
-    log = Log()
-    pool = Pool([ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(Log(), url="http://1")])
+    log = EventLog()
+    pool = Pool(
+        [ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(EventLog(), url="http://1")]
+    )
     zero, one = pool.endpoints
     loan = pool.endpoint([one])
-    loan.take()
-    async with nothing_left():
-        pool.use([one])
+    loan.acquire()
+    async with no_leaks():
+        pool.set_endpoints([one])
     assert log == ["server is left"]
     assert [(state.url, state.leaving) for state in pool.snapshot()] == [
         ("http://1", False),
         ("http://0", True),
     ]
     assert pool.outstanding == [0]
-    loan.give_back(Outcome.FAILED, "it is gone")
+    loan.release(Outcome.FAILED, "it is gone")
     assert [state.url for state in pool.snapshot()] == ["http://1"]
     assert zero not in pool.endpoints
 
 
 async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> None:
     clock = Times()
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(2)]
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
     pool = Pool(endpoints, clock=clock)
     zero, one = endpoints
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 10
     on_trial = pool.endpoint([one])
-    on_trial.take()
-    pool.use([zero])
-    on_trial.give_back(Outcome.UNKNOWN)
-    pool.use([zero, one])
-    assert pool.members[0].health == HEALTHY
+    on_trial.acquire()
+    pool.set_endpoints([zero])
+    on_trial.release(Outcome.UNKNOWN)
+    pool.set_endpoints([zero, one])
+    assert pool.members[0].health == NOT_EJECTED
     assert set(used_by(pool)) == set("01")
     await pool.close()
 
 
 async def test_where_there_is_no_endpoint() -> None:
     pool = pool_of(2)
-    pool.use([])
+    pool.set_endpoints([])
     with pytest.raises(GatewayError) as caught:
         pool.endpoint()
     assert caught.value.kind is ErrorKind.UNREACHABLE
-    assert not pool.has_another([])
+    assert not pool.has_alternative([])
     await pool.close()
 
 
 async def test_a_snapshot_tells_how_all_do() -> None:
     clock = Times()
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(2)]
-    keeper = Keeper(PROBER, Discovery(1))
-    pool = Pool(endpoints, EjectionPolicy(time=10), clock, keeper)
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    keeper = PoolSupervisor(PROBER, ModelDiscovery(1))
+    pool = Pool(endpoints, OutlierPolicy(time=10), clock, keeper)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody there"), times=5)
     clock.now = 4
     pool.members[0].calls.last_error_time = 1.5
-    pool.members[0].probed = Probed(healthy=False)
+    pool.members[0].probed = ProbeState(healthy=False)
     pool.members[0].reason = "GET / answered 503"
     pool.members[1].models = ready("b", "a")
     with pool.endpoint():
@@ -356,14 +358,14 @@ async def test_a_snapshot_tells_how_all_do() -> None:
 def test_every_endpoint_is_lent_whether_it_fails_or_not() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock = Times()
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(3)]
-    pool = Pool(endpoints, EjectionPolicy(time=10), clock)
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
+    pool = Pool(endpoints, OutlierPolicy(time=10), clock)
     failing(pool, 0, error, times=5)
-    loans = pool.every_endpoint()
-    assert [loan.take() for loan in loans] == endpoints
+    loans = pool.lease_all()
+    assert [loan.acquire() for loan in loans] == endpoints
     assert pool.outstanding == [1, 1, 1]
     for loan in loans:
-        loan.end(error)
+        loan.finish(error)
     assert pool.outstanding == [0, 0, 0]
     # That was no trial, so that the time for which it is left out stays the same.
     clock.now = 9

@@ -8,10 +8,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.pool import reachability
 from gateway.upstream.pool.pool import Pool
 from tests.support.addresses import free_port
-from tests.support.doubles.streaming import Log, ScriptedEndpoint, ScriptedResponse
-from tests.support.gateway import nothing_left, until
-from tests.support.http_messages import answer
-from tests.support.servers.scripted_server import FaultyServer, always, hang
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import Times, failing
 
@@ -20,7 +20,7 @@ LOST = "upstream u is not ready: 3 calls in a row could not connect; at last: ca
 
 
 def _pool_of(count: int) -> Pool:
-    endpoints = [ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(count)]
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
     return Pool(endpoints, upstream="u")
 
 
@@ -42,7 +42,7 @@ def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
 @pytest.mark.parametrize(
     "error",
     [
-        GatewayError(ErrorKind.BAD_ANSWER, "nonsense"),
+        GatewayError(ErrorKind.BAD_RESPONSE, "nonsense"),
         GatewayError(ErrorKind.SERVER_TIMEOUT, "no answer"),
         None,
     ],
@@ -79,14 +79,14 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.01)
     port = free_port()
-    async with nothing_left():
+    async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
         await pool.start()
         failing(pool, 0, UNREACHABLE, times=3)
         await asyncio.sleep(0.05)
         assert pool.unreachable is not None
-        script = always(answer(b"", status="404 Not Found"))
-        async with FaultyServer(script, host="127.0.0.1", port=port) as server:
+        script = always_respond(http_response(b"", status="404 Not Found"))
+        async with ScriptedServer(script, host="127.0.0.1", port=port) as server:
             await until(lambda: pool.unreachable is None)
             tried = len(server.requests)
             await asyncio.sleep(0.05)
@@ -103,7 +103,7 @@ async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.01)
     monkeypatch.setattr(reachability, "_TIME", 0.02)
-    async with nothing_left(), FaultyServer(hang) as server:
+    async with no_leaks(), ScriptedServer(never_respond) as server:
         pool = Pool([endpoint_at(server.url)], upstream="u")
         await pool.start()
         failing(pool, 0, UNREACHABLE, times=3)
@@ -116,9 +116,9 @@ async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.01)
-    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedResponse(200))
-    endpoint = ScriptedEndpoint(Log(), *answers, url="http://0")
-    async with nothing_left():
+    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
+    endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
+    async with no_leaks():
         pool = Pool([endpoint], upstream="u")
         await pool.start()
         failing(pool, 0, UNREACHABLE, times=3)
@@ -133,18 +133,20 @@ async def test_what_another_worker_says_is_heeded_once_and_then_tried(
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.01)
     clock = Times()
-    endpoint = ScriptedEndpoint(Log(), UNREACHABLE, ScriptedResponse(200), url="http://0")
-    async with nothing_left():
+    endpoint = ScriptedEndpoint(
+        EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
+    )
+    async with no_leaks():
         pool = Pool([endpoint], clock=clock, upstream="u")
         await pool.start()
         clock.now = 10
-        pool.hear_unreachable(9)
+        pool.record_remote_unreachable(9)
         assert pool.unreachable is None  # that is long ago
         for _ in range(2):
-            pool.hear_unreachable(11)
+            pool.record_remote_unreachable(11)
         assert pool.unreachable == "another worker cannot connect to upstream u"
         await until(lambda: pool.unreachable is None)
-        pool.hear_unreachable(11)
+        pool.record_remote_unreachable(11)
         assert pool.unreachable is None
         await pool.close()
     assert len(endpoint.requests) == 2
@@ -154,8 +156,8 @@ async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PAUSE", 0.05)
-    endpoint = ScriptedEndpoint(Log(), ScriptedResponse(200), url="http://0")
-    async with nothing_left():
+    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
+    async with no_leaks():
         pool = Pool([endpoint], upstream="u")
         await pool.start()
         for _ in range(5):
@@ -169,7 +171,7 @@ async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
 
 
 async def test_a_pool_that_is_closed_tries_no_more() -> None:
-    async with nothing_left():
+    async with no_leaks():
         pool = _pool_of(1)
         await pool.start()
         await pool.close()

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool.ready_models import EVERY_MODEL, ReadyModels, listed
+from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, listed
 from tests.support.doubles.streaming import ready
 
 
@@ -47,8 +47,8 @@ def test_what_lists_nothing(document: Any) -> None:
         (ready("m/1"), "n", None, False),
         (ready("m/1"), "n", "1", False),
         (ready("m"), "m", "3", True),
-        (EVERY_MODEL, "", None, True),
-        (EVERY_MODEL, "anything", "3", True),
+        (ANY_MODEL, "", None, True),
+        (ANY_MODEL, "anything", "3", True),
     ],
 )
 def test_what_they_have(models: ReadyModels, name: str, version: str | None, have: bool) -> None:
@@ -57,4 +57,4 @@ def test_what_they_have(models: ReadyModels, name: str, version: str | None, hav
 
 def test_their_names() -> None:
     assert ready("b/1", "a/2", "a/1").names == ("a", "b")
-    assert EVERY_MODEL.names is None
+    assert ANY_MODEL.names is None

@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.routing.health import ProbePolicy
-from gateway.upstream.pool.dialect import Interpreter
-from gateway.upstream.pool.health_check import Prober
+from gateway.routing.health import HealthCheckPolicy
+from gateway.upstream.pool.dialect import DialectDetector
+from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.supervisor import Keeper
-from tests.support.doubles.streaming import Log, ScriptedEndpoint
-from tests.support.gateway import nothing_left, until
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
+from tests.support.gateway import no_leaks, until
 
 
-class _Attending(Prober):
+class _Attending(HealthChecker):
     """Notes who is attended."""
 
     def __init__(self, fault: Exception | None = None) -> None:
-        super().__init__("/", 1, 1, ProbePolicy())
+        super().__init__("/", 1, 1, HealthCheckPolicy())
         self.attended: list[Member] = []
         self._fault = fault
 
@@ -32,14 +32,14 @@ class _Attending(Prober):
 
 
 def _members(count: int) -> list[Member]:
-    return [Member(ScriptedEndpoint(Log(), url=f"http://{number}")) for number in range(count)]
+    return [Member(ScriptedEndpoint(EventLog(), url=f"http://{number}")) for number in range(count)]
 
 
 async def test_each_member_is_attended_until_it_is_let_go() -> None:
     prober = _Attending()
-    keeper = Keeper(prober)
+    keeper = PoolSupervisor(prober)
     one, two, three = _members(3)
-    async with nothing_left():
+    async with no_leaks():
         keeper.take_in([one, two], lambda member: None)
         await until(lambda: prober.attended == [one, two])
         keeper.let_go([one])
@@ -50,8 +50,8 @@ async def test_each_member_is_attended_until_it_is_let_go() -> None:
 
 
 async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    keeper = Keeper(_Attending(ZeroDivisionError()))
-    async with nothing_left():
+    keeper = PoolSupervisor(_Attending(ZeroDivisionError()))
+    async with no_leaks():
         keeper.take_in(_members(1), lambda member: None)
         await until(lambda: caplog.records)
         await keeper.close()
@@ -61,7 +61,7 @@ async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
-    keeper = Keeper()
+    keeper = PoolSupervisor()
     tasks = asyncio.all_tasks()
     keeper.take_in(_members(3), lambda member: None)
     await keeper.look_up(lambda endpoints: None)
@@ -69,7 +69,7 @@ async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
     await keeper.close()
 
 
-class _Listening(Interpreter):
+class _Listening(DialectDetector):
     """Notes who is doubted."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ async def test_one_that_is_well_again_may_be_another_server() -> None:
         async def attend(self, member: Member, changed: Callable[[], None]) -> None:
             changed()
 
-    interpreter = _Listening()
-    keeper = Keeper(Telling(), interpreter=interpreter)
+    dialect_detector = _Listening()
+    keeper = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
     calls: list[Member] = []
     members = _members(2)
-    async with nothing_left():
+    async with no_leaks():
         keeper.take_in(members, calls.append)
         await until(lambda: calls == members)
-        assert interpreter.doubted == members
+        assert dialect_detector.doubted == members
         await keeper.close()
