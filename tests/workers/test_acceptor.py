@@ -17,7 +17,7 @@ async def test_a_handshake_under_way_at_the_end_is_waited_for() -> None:
     )
     *python, program = command(work, 2)
     module = "tests.support.servers.stalled_handshakes"
-    held = f"from {module} import hold_handshakes\n    hold_handshakes(sock)\n"
+    held = f"from {module} import stall_handshakes\n    stall_handshakes(sock)\n"
     port = "    print('port', sock.getsockname()[1], file=sys.stderr, flush=True)\n"
     program = program.replace('    print("dropped"', f'    {held}{port}    print("dropped"', 1)
     async with running_process(*python, program) as process:
