@@ -191,7 +191,7 @@ def _serve_with(workers: int, settings: Settings, source: SettingsSource) -> Non
         leader.sockets,
         workers,
         lambda post: _run(_work(leader.gateway(post.count_closed, post.first, post.drained), post)),
-        settings.limits.drain_time,
+        settings.limits.drain_timeout,
         _LogEvents(leader),
         leader,
     )
@@ -223,7 +223,7 @@ class _LogEvents:
 
 
 def _say_stopping(settings: Settings) -> None:
-    _log.info("stopping: at most %g s for what is running", settings.limits.drain_time)
+    _log.info("stopping: at most %g s for what is running", settings.limits.drain_timeout)
 
 
 def _say_stopped(dropped: int) -> None:
@@ -254,7 +254,7 @@ def _demo_settings(server_url: str, port: int) -> Settings:
         {
             "listen": f"127.0.0.1:{port}",
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
-            "limits": {"drain_time": 1},
+            "limits": {"drain_timeout": 1},
             "log": {"access": False},
         }
     )
@@ -294,21 +294,21 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.share * 100:g}% copied to upstream {route.mirror.upstream}")
-    if route.compress:
-        lines.append(f"answers compressed with {' or '.join(route.compress)}")
-    if route.deny:
-        lines.append(f"but not {', '.join(route.deny)}")
+        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+    if route.compression:
+        lines.append(f"answers compressed with {' or '.join(route.compression)}")
+    if route.deny_operations:
+        lines.append(f"but not {', '.join(route.deny_operations)}")
     return "; ".join(lines)
 
 
 def _care(upstream: Upstream) -> str:
     """Tell what is done to know how the endpoints are, if anything is."""
-    done = [] if upstream.resolve is None else [f"looked up every {upstream.resolve:g} s"]
-    if upstream.health is not None:
-        done.append(f"probed every {upstream.health.every:g} s")
-    if upstream.discover is not None:
-        done.append(f"asked for their {upstream.discover}")
+    done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
+    if upstream.health_check is not None:
+        done.append(f"probed every {upstream.health_check.interval:g} s")
+    if upstream.model_discovery is not None:
+        done.append(f"asked for their {upstream.model_discovery}")
     return f" ({', '.join(done)})" if done else ""
 
 
@@ -324,5 +324,5 @@ def _taken(match: Match) -> str:
     parts = [f"model {match.model}"] if match.model else []
     parts += [f"version {match.version}"] if match.version else []
     parts += [f"{name}: {value}" for name, value in match.headers.items()]
-    parts += [" or ".join(match.kinds)] if match.kinds else []
+    parts += [" or ".join(match.operations)] if match.operations else []
     return ", ".join(parts) or "every request"

@@ -85,15 +85,15 @@ upstreams:
   blue: {endpoints: [http://a:1, http://b:2]}
   green: {endpoints: [http://c:3]}
 routes:
-  - match: {model: alias, version: 2, headers: {x-a: b*}, kinds: [infer, health]}
+  - match: {model: alias, version: 2, headers: {x-a: b*}, operations: [infer, health]}
     upstream: green
     rewrite: {model: m, version: 7}
   - match: {model: m}
     upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
     rewrite: {model: n}
-    mirror: {upstream: blue, share: 7%}
-    compress: [deflate, gzip]
-    deny: [trace, other]
+    mirror: {upstream: blue, percent: 7%}
+    compression: [deflate, gzip]
+    deny_operations: [trace, other]
   - upstream: green
 """
     )
@@ -117,10 +117,10 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
 @pytest.mark.parametrize(
     ("care", "told"),
     [
-        ("health: {}", "probed every 5 s"),
-        ("resolve: 500ms", "looked up every 0.5 s"),
+        ("health_check: {}", "probed every 5 s"),
+        ("dns_refresh: 500ms", "looked up every 0.5 s"),
         (
-            "discover: models, health: {every: 1m}, resolve: 10s",
+            "model_discovery: models, health_check: {interval: 1m}, dns_refresh: 10s",
             "looked up every 10 s, probed every 60 s, asked for their models",
         ),
     ],
@@ -257,7 +257,7 @@ async def test_it_may_have_as_many_files_open_as_the_system_allows(file: Path) -
 
 async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
     async with ScriptedServer(never_respond) as server:
-        config = write_settings(file, server.url, more="limits: {drain_time: 50ms}\n")
+        config = write_settings(file, server.url, more="limits: {drain_timeout: 50ms}\n")
         async with gateway_process(config) as (process, url), connect(url) as client:
             await client.send(request("GET", "/v2/x"))
             connection = await server.connection()

@@ -18,11 +18,11 @@ CONFIG = """
 listen: 127.0.0.1:0
 workers: {workers}
 upstreams: {{demo: {{endpoints: ["{url}"], dialect: triton}}}}
-keys:
+api_keys:
   people: {{file: {file}}}
   robots: {{environment: TEST_ROBOT_KEYS, header: X-Api-Key}}
 routes:
-  - {{match: {{kinds: [health]}}, upstream: demo}}
+  - {{match: {{operations: [health]}}, upstream: demo}}
   - {{upstream: demo, auth: [people, robots]}}
 """
 COMMANDS = pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_a_file_that_cannot_be_used(
     assert (status, out) == (1, "")
     # What is not there is told with its line: nothing has to be opened for that.
     place = f"{config}:6" if text is None else "tensorgate"
-    assert err.startswith(f"{place}: keys.people.file: {file}")
+    assert err.startswith(f"{place}: api_keys.people.file: {file}")
     assert fault in err
     assert err.count("\n") == 1
     assert "secret" not in err
@@ -100,7 +100,7 @@ async def test_a_file_that_cannot_be_used(
 async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) -> None:
     config = _config(file)
     _write(file, "key\n")
-    why = "keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
+    why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
     assert await run(TENSORGATE, *command, config) == (1, "", f"{config}:7: {why}\n")
 
 

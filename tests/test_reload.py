@@ -87,9 +87,9 @@ def _write(file: Path, text: str) -> None:
 
 
 def _settings(workers: int, *urls: str, more: str = "", listen: str = f"{HOST}:0") -> str:
-    care = "dialect: triton, ejection: {time: 5m}"
+    care = "dialect: triton, outlier_detection: {base_ejection_time: 5m}"
     return (
-        f"listen: {listen}\nworkers: {workers}\nhelper: never\n{more}"
+        f"listen: {listen}\nworkers: {workers}\noffload: never\n{more}"
         f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], {care}}}}}\n"
     )
 
@@ -115,7 +115,7 @@ async def _ended(process: Process) -> str:
 async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         servers = (one, two)
-        limits = ("{request_bytes: 1MiB, connect_time: 1s}", "{request_bytes: 2MiB}")
+        limits = ("{request_bytes: 1MiB, connect_timeout: 1s}", "{request_bytes: 2MiB}")
 
         def settings(number: int) -> str:
             server = servers[number % 2]
@@ -163,7 +163,7 @@ async def test_what_an_operator_sees(file: Path, workers: int) -> None:
         _write(file, _settings(workers, one.url))
         async with gateway_process(str(file)) as (process, url), connect(url) as client:
             assert (await client.call("GET", "/v2/x")).body == b"one"
-            _write(file, "upstreams: {}\nlimits: {idle_time: 0}\n")
+            _write(file, "upstreams: {}\nlimits: {idle_timeout: 0}\n")
             said = await _reload(process, "going on with those from before")
             assert re.search(
                 rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); going on", said

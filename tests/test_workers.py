@@ -180,7 +180,7 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
 
     async with ScriptedServer(script) as bad, ScriptedServer() as one, ScriptedServer() as two:
         servers = f"{bad.url}, {one.url}, {two.url}"
-        config = _settings(file, servers, "ejection: {time: 3s}")
+        config = _settings(file, servers, "outlier_detection: {base_ejection_time: 3s}")
         async with (
             gateway_process(config) as (process, url),
             connect(url) as finder,
@@ -309,7 +309,7 @@ async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
 async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
     async with (
         ScriptedServer(never_respond) as server,
-        _gateway(file, server.url, more="limits: {drain_time: 50ms}\n") as (process, url),
+        _gateway(file, server.url, more="limits: {drain_timeout: 50ms}\n") as (process, url),
         AsyncExitStack() as stack,
     ):
         clients = await _busy(stack, url, server)

@@ -68,7 +68,7 @@ def running_gateway(
     settings = {
         "listen": f"{HOST}:0",
         "workers": workers,
-        "helper": helper,
+        "offload": helper,
         "upstreams": {
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
         },

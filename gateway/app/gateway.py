@@ -210,7 +210,7 @@ class Gateway:
     ) -> None:
         limits = self._settings.limits
         self.begin_draining()
-        self.dropped = await self._listener.drain(limits.drain_time, limits.drain_grace)
+        self.dropped = await self._listener.drain(limits.drain_timeout, limits.drain_grace)
         if self._drained is not None:
             await self._drained()
         await self._admin.drain(_LAST_PAGE, _LAST_REQUEST)
@@ -265,7 +265,9 @@ def _access_log(settings: Settings) -> AccessLog | None:
 
 def _patience(settings: Settings) -> IdleTimeouts:
     limits = settings.limits
-    return IdleTimeouts(limits.head_time, limits.keep_alive, limits.idle_time)
+    return IdleTimeouts(
+        limits.request_header_timeout, limits.keep_alive_timeout, limits.idle_timeout
+    )
 
 
 async def _start(held: Mapping[str, SharedUpstream]) -> None:

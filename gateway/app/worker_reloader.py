@@ -105,7 +105,7 @@ class SupervisorReloader(ConfigSource):
             _log.exception("a reload failed")
             self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", wished)
             notice = _Notice(None, self._journal.revision)
-        return ConfigUpdate(pickle.dumps(notice), self.sockets, self.settings.limits.drain_time)
+        return ConfigUpdate(pickle.dumps(notice), self.sockets, self.settings.limits.drain_timeout)
 
     def on_applied(self, faults: Mapping[int, str]) -> None:
         """Log what has become of new settings; see Superior."""

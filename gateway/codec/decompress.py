@@ -147,5 +147,5 @@ class Decompressor:
             raise GatewayError(
                 ErrorKind.TOO_LARGE,
                 f"the request's {self._coding} body grows to more than {self._most} times its size "
-                "(limits.inflation)",
+                "(limits.max_decompression_ratio)",
             )

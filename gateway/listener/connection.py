@@ -159,9 +159,9 @@ class ClientConnection(Connection):
         if not self._reader.begun:
             if quiet >= patience.keep_alive:
                 self.close()
-        elif quiet >= patience.head_time:
-            what = f"the request's head did not come within {patience.head_time:g} s"
-            self._refuse(408, f"{what} (limits.head_time)")
+        elif quiet >= patience.request_header_timeout:
+            what = f"the request's head did not come within {patience.request_header_timeout:g} s"
+            self._refuse(408, f"{what} (limits.request_header_timeout)")
 
     def _is_left_unread(self) -> bool:
         """Tell whether a client has read nothing of an answer for too long.
@@ -171,7 +171,7 @@ class ClientConnection(Connection):
         now, left = self.loop.time(), self.unsent
         if not left or left != self._left:
             self._left, self._left_since = left, now
-        return now - self._left_since >= self._owner.patience.idle_time
+        return now - self._left_since >= self._owner.patience.idle_timeout
 
     def close_for_drain(self, grace: float) -> None:
         """Close the connection if nothing has happened on it for so many seconds; see drain."""
@@ -231,7 +231,7 @@ class ClientConnection(Connection):
             self._quiet_since = self.loop.time()
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
-            self._refuse(503, "the gateway holds too much already (limits.held_bytes)")
+            self._refuse(503, "the gateway holds too much already (limits.max_buffered_bytes)")
 
     def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         version = "1.0" if head.http_1_0 else "1.1"

@@ -27,11 +27,11 @@ Continuation = Callable[[ClientResponse], Awaitable[None]]
 class IdleTimeouts:
     """Seconds that a connection may be without a whole request, or keep a response waiting."""
 
-    head_time: float = 60.0
+    request_header_timeout: float = 60.0
     """From the first byte of a head to its last."""
     keep_alive: float = 3600.0
     """From an answer to the next request."""
-    idle_time: float = 300.0
+    idle_timeout: float = 300.0
     """In which a client reads some of what is left of an answer."""
 
 

@@ -87,7 +87,7 @@ class HttpListener(RequestDispatcher):
     def _pause(self) -> float:
         """Give the seconds between two looks for connections on which nothing happens."""
         patience = self.patience
-        shortest = min(patience.head_time, patience.keep_alive, patience.idle_time)
+        shortest = min(patience.request_header_timeout, patience.keep_alive, patience.idle_timeout)
         return min(_SWEEP, shortest / 2)
 
     async def stop_listening(

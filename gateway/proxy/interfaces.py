@@ -117,24 +117,30 @@ class FastPathClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps of one exchange: sizes in bytes, times in seconds, ``body_rate`` in bytes a second."""
+    """Caps of one exchange: sizes in bytes, times in seconds, rates in bytes a second."""
 
     request_bytes: int
     header_bytes: int
     json_depth: int
     spool_bytes: int
-    idle_time: float
-    total_time: float
-    body_rate: int = 0
-    body_grace: float = 0.0
-    inflation: int = 100
+    idle_timeout: float
+    request_timeout: float
+    min_body_rate: int = 0
+    min_body_rate_grace: float = 0.0
+    max_decompression_ratio: int = 100
     """How many times larger than it came a compressed body may become."""
     max_tensors: int = MAX_TENSORS
     """The most inputs of a request, and the most outputs that it asks for."""
 
     def deadline(self, spent: float = 0.0) -> Deadline:
         """Make the deadline of an exchange that has taken ``spent`` seconds already."""
-        return Deadline(self.idle_time, self.total_time, spent, self.body_rate, self.body_grace)
+        return Deadline(
+            self.idle_timeout,
+            self.request_timeout,
+            spent,
+            self.min_body_rate,
+            self.min_body_rate_grace,
+        )
 
 
 @dataclass(frozen=True, slots=True)

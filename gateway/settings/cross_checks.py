@@ -47,7 +47,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
         yield from _misrouted(routes, upstreams)
-        yield from _hashed_keys(_value(value, "keys"), routes, upstreams)
+        yield from _hashed_keys(_value(value, "api_keys"), routes, upstreams)
     if "routes" not in value and len(upstreams) > 1:
         yield ("routes",), "required, as there is more than one upstream"
 
@@ -64,17 +64,17 @@ def _unasked_certificates(tls: object) -> Iterator[CrossError]:
 
 
 def _mistaken_keys(value: Any) -> Iterator[CrossError]:
-    keys, routes = _value(value, "keys"), _value(value, "routes")
+    keys, routes = _value(value, "api_keys"), _value(value, "routes")
     groups = keys if isinstance(keys, Mapping) else {}
     asked_for = list(_auth_of(routes if isinstance(routes, list | tuple) else ()))
     for path, name in asked_for:
         if name not in groups:
             known = suggest(name, groups) if groups else "; there are none"
             yield path, f"no keys are named {describe(name)}{known}"
-    yield from _misnamed("keys", groups)
+    yield from _misnamed("api_keys", groups)
     for name in groups:
         if name not in [asked for _, asked in asked_for]:
-            yield ("keys", name), "no route asks for these: name them in its auth"
+            yield ("api_keys", name), "no route asks for these: name them in its auth"
 
 
 def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
@@ -90,11 +90,11 @@ def _hashed_keys(
 ) -> Iterator[CrossError]:
     """Yield where endpoints are to be chosen by a header that holds keys: it is not passed on."""
     for name, upstream in upstreams.items():
-        header = _value(_value(upstream, "balance"), "hash")
+        header = _value(_value(upstream, "load_balancing"), "hash_header")
         leading = [route for route in routes if name in [to for _, to in _upstreams_of(route)]]
         holding = _key_headers(keys, [group for _, group in _auth_of(leading)])
         if isinstance(header, str) and (group := holding.get(header.lower())):
-            path = ("upstreams", name, "balance", "hash")
+            path = ("upstreams", name, "load_balancing", "hash_header")
             yield (
                 path,
                 f"{header} holds keys ({group}): no server gets it, and none can be chosen by it",
@@ -152,12 +152,12 @@ def _mistaken_tls(upstream: object) -> Iterator[CrossError]:
 
 
 def _without_names(upstream: object) -> Iterator[CrossError]:
-    if _value(upstream, "resolve") is None:
+    if _value(upstream, "dns_refresh") is None:
         return
     endpoints = as_tuple(_value(upstream, "endpoints"))
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
     if texts and not any(map(has_host_name, texts)):
-        yield ("resolve",), "no endpoint has a host name that could be looked up"
+        yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
 
 
 def _is_without_tls(endpoint: object) -> bool:
@@ -210,7 +210,7 @@ def _takes_all(route: object) -> bool:
     if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
         return False
     return all(
-        value is None or value == {} or (name == "kinds" and _are_all_kinds(value))
+        value is None or value == {} or (name == "operations" and _are_all_kinds(value))
         for name, value in dict(match).items()
     )
 

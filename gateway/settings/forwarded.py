@@ -52,7 +52,7 @@ class Forwarded(Section):
         description="Whether servers get X-Forwarded-For, -Proto and -Host, and Forwarded where the"
         " client sends it.",
     )
-    trust: Annotated[
+    trusted_proxies: Annotated[
         OneOrMore[_Network],
         BeforeValidator(_networks, json_schema_input_type=str | list[str]),
     ] = Field(

@@ -21,9 +21,9 @@ def missing_files(settings: object, environ: Mapping[str, str]) -> Iterator[tupl
     named = [*_of(settings, ("tls",), _OF_CLIENTS)]
     for name in _names(settings, "upstreams"):
         named += _of(settings, ("upstreams", name, "tls"), _OF_SERVERS)
-    for name in _names(settings, "keys"):
-        named += _of(settings, ("keys", name), ("file",))
-        for path, variable in _of(settings, ("keys", name), ("environment",)):
+    for name in _names(settings, "api_keys"):
+        named += _of(settings, ("api_keys", name), ("file",))
+        for path, variable in _of(settings, ("api_keys", name), ("environment",)):
             # What is no name of a variable may be a key.
             if variable.isidentifier() and variable not in environ:
                 yield path, f"{variable} is not set in the environment"

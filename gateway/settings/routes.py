@@ -62,7 +62,7 @@ class Match(Section):
     headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
         default={}, description="The values of HTTP headers, likewise, by name."
     )
-    kinds: OneOrMore[OperationName] | None = Field(
+    operations: OneOrMore[OperationName] | None = Field(
         default=None, min_length=1, description="What is asked for: one of these."
     )
 
@@ -89,12 +89,12 @@ class Mirror(Section):
     """Send copies of requests to an upstream whose answers nobody sees."""
 
     upstream: str = Field(description="The name of the upstream.")
-    share: Percentage = Field(
+    percent: Percentage = Field(
         default=1.0,
         description="The share of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )
-    most: Annotated[int, count("1", "10000")] = Field(
+    max_concurrent: Annotated[int, count("1", "10000")] = Field(
         default=64, description="How many copies may be under way at a time."
     )
 
@@ -105,7 +105,7 @@ class RouteLimits(Section):
     request_bytes: RequestBytes | None = Field(
         default=None, description="The largest request body."
     )
-    inflation: Inflation | None = Field(
+    max_decompression_ratio: Inflation | None = Field(
         default=None, description="How many times larger than it came a body may become."
     )
     header_bytes: HeaderBytes | None = Field(
@@ -120,14 +120,14 @@ class RouteLimits(Section):
     spool_bytes: SpoolBytes | None = Field(
         default=None, description="What is held of a body or of an answer."
     )
-    idle_time: IdleTime | None = Field(default=None, description="How long no byte may move.")
-    total_time: TotalTime | None = Field(
+    idle_timeout: IdleTime | None = Field(default=None, description="How long no byte may move.")
+    request_timeout: TotalTime | None = Field(
         default=None, description="How long one exchange may take."
     )
-    body_rate: BodyRate | None = Field(
+    min_body_rate: BodyRate | None = Field(
         default=None, description="How many bytes a second a client's body has to come at."
     )
-    body_grace: BodyGrace | None = Field(
+    min_body_rate_grace: BodyGrace | None = Field(
         default=None, description="How long a client's body has to gather speed."
     )
 
@@ -167,7 +167,7 @@ class Route(Section):
         BeforeValidator(_shares, json_schema_input_type=str | list[WeightedUpstream]),
         AfterValidator(_some_weight),
     ] = Field(description="The name of an upstream, or several with their weights.")
-    sticky: _HeaderName | None = Field(
+    sticky_header: _HeaderName | None = Field(
         default=None,
         description="The header of which every value stays with one of several upstreams.",
     )
@@ -179,8 +179,10 @@ class Route(Section):
         description="The groups of keys of which a client must show one; none, where every client"
         " is let in.",
     )
-    deny: OneOrMore[OperationName] = Field(default=(), description="What is refused on this route.")
-    retry: OneOrMore[_Repeated] = Field(
+    deny_operations: OneOrMore[OperationName] = Field(
+        default=(), description="What is refused on this route."
+    )
+    retry_on: OneOrMore[_Repeated] = Field(
         default=(),
         description="What is sent again to another server, beyond what cannot have had an effect:"
         " what a server closes on without an answer (unanswered), and what it answers with one of"
@@ -189,7 +191,7 @@ class Route(Section):
     mirror: Mirror | None = Field(
         default=None, description="Where copies of infer and generate requests go."
     )
-    compress: OneOrMore[_Coding] = Field(
+    compression: OneOrMore[_Coding] = Field(
         default=(),
         description="How answers are compressed for clients that accept it, the first of what they"
         " like as well; none, where answers stay as they are.",

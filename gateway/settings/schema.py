@@ -116,7 +116,7 @@ class Settings(Section):
         description="How many processes serve, with an event loop each; auto is one per core that"
         " may be used.",
     )
-    helper: Literal["auto", "always", "never"] = Field(
+    offload: Literal["auto", "always", "never"] = Field(
         default="auto",
         description="Whether each process has another one beside it that converts half of the "
         "numbers of large JSON bodies, started when the first of those comes; auto is where there "
@@ -130,7 +130,7 @@ class Settings(Section):
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
     )
-    keys: Mapping[str, ApiKeys] = Field(
+    api_keys: Mapping[str, ApiKeys] = Field(
         default={}, description="The groups of keys that routes ask clients for, by name."
     )
     routes: tuple[Route, ...] = Field(

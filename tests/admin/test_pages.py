@@ -76,9 +76,9 @@ async def test_it_is_ready_if_its_servers_are() -> None:
 
 
 async def test_it_is_not_ready_while_it_drains() -> None:
-    settings = _settings(NOWHERE, limits={**LIMITS, "drain_time": 5})
+    settings = _settings(NOWHERE, limits={**LIMITS, "drain_timeout": 5})
     async with ScriptedServer(never_respond) as server:
-        settings = _settings(server.url, limits={**LIMITS, "drain_time": 5})
+        settings = _settings(server.url, limits={**LIMITS, "drain_timeout": 5})
         gateway = Gateway(settings)
         await gateway.__aenter__()
         async with (
@@ -99,7 +99,7 @@ async def test_it_is_not_ready_while_it_drains() -> None:
 
 
 async def test_the_status() -> None:
-    limits = {**LIMITS, "requests": 7}
+    limits = {**LIMITS, "max_requests": 7}
     async with (
         ScriptedServer(never_respond) as server,
         _admin(server.url, limits=limits) as (gateway, client),

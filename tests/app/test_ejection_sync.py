@@ -40,21 +40,25 @@ class _Server(ScriptedServer):
             await connection.send(http_response())
 
 
-def _settings(*servers: ScriptedServer, time: str, connect_time: str = "1s") -> Settings:
+def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") -> Settings:
     endpoints = [server.url for server in servers]
     return Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {
-                "u": {"endpoints": endpoints, "dialect": "triton", "ejection": {"time": time}}
+                "u": {
+                    "endpoints": endpoints,
+                    "dialect": "triton",
+                    "outlier_detection": {"base_ejection_time": time},
+                }
             },
-            "limits": {"connect_time": connect_time, "drain_grace": 0},
+            "limits": {"connect_timeout": connect_timeout, "drain_grace": 0},
         }
     )
 
 
-def _first(gateway: Gateway) -> Health:
+def _first(gateway: Gateway) -> EjectionState:
     """Tell how the first endpoint does."""
     return gateway.runtime.upstreams["u"].pool.members[0].health
 
@@ -79,7 +83,7 @@ async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
         # The new pool hears, and tells.
-        await other.reload(_settings(bad, *good, time="1500ms", connect_time="2s"))
+        await other.reload(_settings(bad, *good, time="1500ms", connect_timeout="2s"))
         assert _first(other).ejections == 1
         bad.well = True
         client = await _client(stack, other)
@@ -116,7 +120,9 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
             # Once it is probed healthy, that stays so for the whole test.
             upstream = settings.upstreams["u"]
             care = upstream.model_copy(
-                update={"health": HealthSettings.model_validate({"path": "/up", "every": "1h"})}
+                update={
+                    "health_check": HealthSettings.model_validate({"path": "/up", "interval": "1h"})
+                }
             )
             settings = settings.model_copy(update={"upstreams": {"u": care}})
             one, other = [

@@ -151,10 +151,10 @@ async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_ca
     monkeypatch.setattr(reachability, "_PAUSE", 0.02)
     async with AsyncExitStack() as stack:
         # Once it is probed healthy, that stays so for the whole test.
-        health = {"path": "/up", "every": "1h"}
+        health = {"path": "/up", "interval": "1h"}
         async with ScriptedServer(always_respond(http_response())) as server:
             url, port = server.url, server.port
-            client, operator = await stack.enter_async_context(_serving(url, health=health))
+            client, operator = await stack.enter_async_context(_serving(url, health_check=health))
             await _until_ready_is(operator, 200)
         for _ in range(4):  # the first may meet with a connection from before
             assert (await client.call("GET", "/v2/x")).status in (502, 503)

@@ -151,18 +151,22 @@ async def test_large_conversions_of_all_routes_take_turns() -> None:
 
 async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     routes = [
-        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_time": 2}},
+        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_timeout": 2}},
         {"upstream": "u"},
     ]
-    settings = _settings(routes=routes, limits={"json_depth": 9, "total_time": 7})
+    settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
         first, second = gateway.runtime.straight._routes.rules
-    assert (second.limits.json_depth, second.limits.idle_time, second.limits.total_time) == (
+    assert (
+        second.limits.json_depth,
+        second.limits.idle_timeout,
+        second.limits.request_timeout,
+    ) == (
         9,
         300,
         7,
     )
-    assert first.limits == replace(second.limits, json_depth=3, idle_time=2)
+    assert first.limits == replace(second.limits, json_depth=3, idle_timeout=2)
 
 
 async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients() -> None:
@@ -172,14 +176,14 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
             "listen": "127.0.0.1:0",
             "upstreams": {
                 "u": {"endpoints": [NOWHERE]},
-                "next": {"endpoints": [NOWHERE], "limits": {"requests": 5}},
+                "next": {"endpoints": [NOWHERE], "concurrency": {"max_requests": 5}},
             },
             "routes": [
-                {**route, "match": {"model": "m"}, "mirror": {"upstream": "next", "share": "7%"}},
+                {**route, "match": {"model": "m"}, "mirror": {"upstream": "next", "percent": "7%"}},
                 {**route, "match": {"model": "n"}, "mirror": {"upstream": "next"}},
                 {"upstream": "u"},
             ],
-            "limits": {"requests": 10, "held_bytes": "4MiB"},
+            "limits": {"max_requests": 10, "max_buffered_bytes": "4MiB"},
             "workers": 2,
         }
     )
@@ -278,7 +282,7 @@ async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None
 
 async def test_metadata_is_asked_for_again_after_its_time() -> None:
     async with ScriptedServer(_models) as server:
-        settings = _settings(endpoints=(server.url,), limits={"metadata_time": "1ms"})
+        settings = _settings(endpoints=(server.url,), limits={"metadata_ttl": "1ms"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
             for _ in range(2):
                 assert (await client.ask(infer_raw(bytes(8)))).status == 200
@@ -289,7 +293,7 @@ async def test_metadata_is_asked_for_again_after_its_time() -> None:
 
 async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
-        settings = _settings(endpoints=(server.url,), limits={"drain_time": "20ms"})
+        settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
         async with AsyncExitStack() as clients:
             async with Gateway(settings) as gateway:
                 for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
@@ -390,7 +394,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.Monke
     names.ready.clear()
     monkeypatch.setattr(app_pools, "resolve_host", names)
     address = free_address()
-    upstreams = {"u": {"endpoints": ["http://triton:1"], "resolve": "1s", "health": {}}}
+    upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)
     async with no_leaks():
         start = asyncio.create_task(Gateway(settings).__aenter__())

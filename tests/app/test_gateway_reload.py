@@ -40,7 +40,7 @@ def _settings(*urls: str, **more: Any) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"{HOST}:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {"u": {"endpoints": list(urls) or [NOWHERE], "dialect": "triton"}},
             "limits": limits,
             **more,
@@ -154,7 +154,7 @@ async def test_it_is_ready_through_a_reload(replaced: bool) -> None:
     ready = request("GET", "/v2/health/ready")
 
     def settings(server: ScriptedServer, health: dict[str, Any] | None) -> Settings:
-        upstream = {"endpoints": [server.url], "dialect": "triton", "health": health}
+        upstream = {"endpoints": [server.url], "dialect": "triton", "health_check": health}
         return _settings(upstreams={"u": upstream})
 
     async with (
@@ -186,8 +186,8 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
             server = {
                 "endpoints": [f"http://tritons:{one.port}"],
                 "dialect": "triton",
-                "resolve": "10ms",
-                "retries": {"reserve": reserve},
+                "dns_refresh": "10ms",
+                "retry_budget": {"min_concurrency": reserve},
             }
             return _settings(upstreams={"u": server})
 
@@ -272,12 +272,12 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
     held = _Held()
 
     def settings(requests: int, other: int, **more: Any) -> Settings:
-        places = {"requests": requests, "waiting": 1, "wait_time": 30}
+        places = {"max_requests": requests, "max_queue": 1, "queue_timeout": 30}
         server: dict[str, Any] = {"endpoints": [server_url], "dialect": "triton"}
         if of_upstream:
-            server |= {"limits": places, "retries": {"reserve": other}}
+            server |= {"concurrency": places, "retry_budget": {"min_concurrency": other}}
             return _settings(upstreams={"u": server}, **more)
-        limits = {**places, "metadata_time": other}
+        limits = {**places, "metadata_ttl": other}
         return _settings(upstreams={"u": server}, limits=limits, **more)
 
     async with ScriptedServer(held) as server, AsyncExitStack() as stack:
@@ -317,7 +317,7 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
 
 async def test_times_of_an_exchange_are_those_it_began_with() -> None:
     held = _Held()
-    limits = {"total_time": 1}
+    limits = {"request_timeout": 1}
     async with (
         ScriptedServer(held) as old,
         _gateway(_settings(old.url, limits=limits)) as (
@@ -344,7 +344,7 @@ async def test_what_is_under_way_at_the_end_ends_on_old_and_new() -> None:
         ScriptedServer(never_respond) as one,
         ScriptedServer(never_respond) as two,
     ):
-        settings = [_settings(each.url, limits={"drain_time": 0.05}) for each in (one, two)]
+        settings = [_settings(each.url, limits={"drain_timeout": 0.05}) for each in (one, two)]
         async with Gateway(settings[0]) as gateway:
             url = gateway.addresses[0]
             clients = []
@@ -372,7 +372,7 @@ async def test_what_is_replaced_is_let_go() -> None:
         for number in range(10):
             assert (await client.call("GET", "/v2/x")).status == 200
             runtimes.append(weakref.ref(gateway.runtime))
-            limits = {"connect_time": 1 + number % 2}
+            limits = {"connect_timeout": 1 + number % 2}
             await gateway.reload(_settings(server.url, limits=limits))
 
         def left() -> int:
@@ -584,12 +584,12 @@ async def test_the_access_log_and_limits_of_requests(caplog: pytest.LogCaptureFi
 async def test_the_helper_comes_and_goes() -> None:
     async with _gateway(_settings()) as (gateway, _):
         for helper in ("always", "never", "always"):
-            await gateway.reload(_settings(helper=helper))
+            await gateway.reload(_settings(offload=helper))
             rule = gateway.runtime.routes.rules[0]
             assert rule.routes[0].offloader is gateway._helper
             assert (gateway._helper is not None) is (helper == "always")
         before = gateway._helper
-        await gateway.reload(_settings(helper="always"))
+        await gateway.reload(_settings(offload="always"))
         assert gateway._helper is before
 
 

@@ -36,7 +36,7 @@ def _write(file: Path, text: str) -> None:
 
 def _written(file: Path, url: str, more: str = "") -> None:
     upstreams = f"{{u: {{endpoints: [{url}], dialect: triton}}}}"
-    _write(file, f"listen: 127.0.0.1:0\nhelper: never\nupstreams: {upstreams}\n{more}")
+    _write(file, f"listen: 127.0.0.1:0\noffload: never\nupstreams: {upstreams}\n{more}")
 
 
 @asynccontextmanager
@@ -168,12 +168,12 @@ async def test_a_fault_of_its_own_ends_nothing(
 async def test_a_file_need_not_be_watched(file: Path) -> None:
     _written(file, NOWHERE, "watch: false\n")
     async with _from(file) as (gateway, reloader, _):
-        _written(file, NOWHERE, "limits: {drain_time: 1}\n")
+        _written(file, NOWHERE, "limits: {drain_timeout: 1}\n")
         await asyncio.sleep(0.1)
         assert gateway.revision.number == 1
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
-        assert gateway.settings.limits.drain_time == 1
+        assert gateway.settings.limits.drain_timeout == 1
         _written(file, NOWHERE)  # it is watched from now on
         await until(lambda: gateway.revision.number == 3)
 
@@ -183,9 +183,9 @@ async def test_the_number_of_workers_waits_for_the_next_start(
 ) -> None:
     _written(file, NOWHERE)
     async with _from(file) as (gateway, reloader, _):
-        _written(file, NOWHERE, "workers: 3\nlimits: {drain_time: 1}\n")
+        _written(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
         assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]
-        assert gateway.settings.limits.drain_time == 1
+        assert gateway.settings.limits.drain_timeout == 1
         assert gateway.settings.workers == 1

@@ -220,8 +220,8 @@ async def test_a_new_worker_begins_with_the_newest_keys(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("old")
-    rule = "{match: {kinds: [health]}, upstream: u, auth: team}"
-    settings = f"keys: {{team: {{file: {keys}}}}}\nroutes: [{rule}]\n"
+    rule = "{match: {operations: [health]}, upstream: u, auth: team}"
+    settings = f"api_keys: {{team: {{file: {keys}}}}}\nroutes: [{rule}]\n"
     with closing(_Family(tmp_path / "gateway.yaml", settings)) as family:
         _renew(family, lambda: keys.write_text("newer"))
         if unusable_later:

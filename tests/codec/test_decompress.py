@@ -216,7 +216,8 @@ def test_what_grows_too_much_is_refused() -> None:
     found = outcome("gzip", body)
     assert found == (
         ErrorKind.TOO_LARGE,
-        "the request's gzip body grows to more than 100 times its size (limits.inflation)",
+        "the request's gzip body grows to more than 100 times its size "
+        "(limits.max_decompression_ratio)",
     )
     assert outcome("gzip", *byte_by_byte(body)) == found
     assert outcome("gzip", body, most=1032) == bytes(FREE_OUTPUT_BYTES + 1)

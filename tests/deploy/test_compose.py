@@ -120,7 +120,7 @@ def test_the_settings_take_each_variable(services: dict[str, Document]) -> None:
 def test_what_runs_may_finish(services: dict[str, Document]) -> None:
     gateway, triton = services["gateway"], services["triton"]
     settings = load(settings_file(gateway), environment(gateway))
-    assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_time
+    assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_timeout
     (exit_time,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(triton["command"]))
     assert parse_duration(triton["stop_grace_period"]) > int(exit_time)
 

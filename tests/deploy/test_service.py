@@ -64,8 +64,8 @@ async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
 
 
 def test_what_runs_may_finish() -> None:
-    drain_time = Settings.model_fields["limits"].get_default().drain_time
-    assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_time + LAST_MOMENT
+    drain_timeout = Settings.model_fields["limits"].get_default().drain_timeout
+    assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_timeout + LAST_MOMENT
     # Else the helper would be told to end too.
     assert UNIT.value("Service", "KillMode") == "mixed"
 

@@ -114,7 +114,7 @@ class Got:
 async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, RunningGateway, str]]:
     """Run a gateway before a malicious server; nothing of it may be held in the end."""
     script = MaliciousServer()
-    limits: dict[str, Any] = {"idle_time": _IDLE_TIME, "total_time": _PATIENCE / 2}
+    limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _PATIENCE / 2}
     async with (
         ScriptedServer(script.script) as server,
         running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,

@@ -88,7 +88,7 @@ async def _listening(
 ) -> AsyncIterator[_Listening]:
     async with no_leaks():
         route = make_route(
-            HttpEndpoint(parse_server_url(server.url), connect_time=5), limits=limits
+            HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
         )
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
@@ -791,7 +791,7 @@ async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: li
 
 
 async def test_a_late_server_makes_room_for_the_next_request(fast_path_requests: list[str]) -> None:
-    limits = replace(LIMITS, idle_time=0.5)
+    limits = replace(LIMITS, idle_timeout=0.5)
     async with (
         ScriptedServer(_silent, _echo) as server,
         _listening(server, limits=limits) as here,

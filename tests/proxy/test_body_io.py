@@ -39,8 +39,8 @@ async def test_a_body_that_comes_too_slowly() -> None:
     late = asyncio.Event()
     asyncio.get_running_loop().call_later(0.02, late.set)
     with (
-        pytest.raises(GatewayError, match=r"limits\.body_rate") as caught,
-        Deadline(9, 9, body_rate=1_000_000) as turns,
+        pytest.raises(GatewayError, match=r"limits\.min_body_rate") as caught,
+        Deadline(9, 9, min_body_rate=1_000_000) as turns,
     ):
         await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, turns))
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT

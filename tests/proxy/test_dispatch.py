@@ -127,7 +127,7 @@ async def test_the_client_that_leaves_is_nobodys_error() -> None:
     assert "client is cut off" not in log
 
 
-SHORT = replace(LIMITS, idle_time=0.02)
+SHORT = replace(LIMITS, idle_timeout=0.02)
 
 
 async def test_waiting_for_the_client() -> None:

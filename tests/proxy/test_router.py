@@ -487,7 +487,7 @@ async def test_each_route_has_its_patience_on_the_straight_way() -> None:
     hasty, patient = ReadyEndpoint(), ReadyEndpoint()
     routes = Router(
         [
-            Rule(_model("hasty"), (make_route(hasty, limits=replace(LIMITS, idle_time=0.01)),)),
+            Rule(_model("hasty"), (make_route(hasty, limits=replace(LIMITS, idle_timeout=0.01)),)),
             Rule(Match(), (make_route(patient),)),
         ]
     )
@@ -499,7 +499,7 @@ async def test_each_route_has_its_patience_on_the_straight_way() -> None:
         assert straight.begin(plan, b"", client) is not None
     await until(lambda: clients[1].responses)
     assert clients[1].responses[0].status == 504
-    assert b"limits.idle_time" in clients[1].responses[0].body
+    assert b"limits.idle_timeout" in clients[1].responses[0].body
     assert clients[0].responses == []
     patient.asked[0].receiver.on_complete(response_head(), b"")
     assert clients[0].responses[0].status == 200

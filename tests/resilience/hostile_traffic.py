@@ -89,9 +89,9 @@ async def running_gateway(script: Script, folder: Path) -> AsyncIterator[Running
     async with ScriptedServer(script) as server:
         file = folder / "gateway.yaml"
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\nhelper: never\nlog: {{access: false}}\n"
+            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-            f"limits: {{held_bytes: {HELD}, spool_bytes: {HELD}}}\n"
+            f"limits: {{max_buffered_bytes: {HELD}, spool_bytes: {HELD}}}\n"
         )
         async with gateway_process(str(file)) as (process, url):
             yield Running(process, url, f"http://{HOST}:{admin}")

@@ -165,7 +165,7 @@ async def _reload(process: Process, file: Path) -> None:
     while True:
         for idle in ("20s", "21s"):
             await asyncio.sleep(5)
-            limits = f"limits: {{held_bytes: 256MiB, idle_time: {idle}}}\n"
+            limits = f"limits: {{max_buffered_bytes: 256MiB, idle_timeout: {idle}}}\n"
             await asyncio.to_thread(file.write_text, text + limits)
             process.signal(signal.SIGHUP)
 

@@ -8,7 +8,7 @@ from tests.resilience.fleet import fleet, running_gateway
 from tests.resilience.load import MIXED, load_on
 from tests.resilience.server import Behaviour
 
-BRIEFLY = "ejection: {time: 500ms}"
+BRIEFLY = "outlier_detection: {base_ejection_time: 500ms}"
 """For how long a server is left out at first."""
 
 
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("more", "lost"),
-    [("", len(MIXED)), ("routes: [{upstream: fleet, retry: [unanswered]}]\n", 0)],
+    [("", len(MIXED)), ("routes: [{upstream: fleet, retry_on: [unanswered]}]\n", 0)],
     ids=["careful", "unanswered"],
 )
 async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
@@ -67,7 +67,7 @@ async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file:
 async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> None:
     async with (
         fleet() as servers,
-        running_gateway(file, servers, "limits: {idle_time: 2s}\n") as (process, url),
+        running_gateway(file, servers, "limits: {idle_timeout: 2s}\n") as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -147,7 +147,10 @@ async def test_a_server_whose_answers_break_off_is_left_out(file: Path) -> None:
 async def test_errors_of_servers_pass_as_they_are(file: Path) -> None:
     async with (
         fleet() as servers,
-        running_gateway(file, servers, care="ejection: {failures: 0}") as (_, url),
+        running_gateway(file, servers, care="outlier_detection: {consecutive_failures: 0}") as (
+            _,
+            url,
+        ),
         load_on(url) as load,
     ):
         assert not await load.goes_on()

@@ -18,7 +18,7 @@ from gateway.upstream.pool.pool import Pool
 from tests.support.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
-LIMITS = {"idle_time": 30, "total_time": 60, "drain_time": 0.2, "connect_time": 5}
+LIMITS = {"idle_timeout": 30, "request_timeout": 60, "drain_timeout": 0.2, "connect_timeout": 5}
 
 
 class RunningGateway:
@@ -69,7 +69,7 @@ async def running_gateway(
         {
             "listen": "127.0.0.1:0",
             "tls": tls,
-            "helper": helper,
+            "offload": helper,
             "upstreams": {
                 "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})},
                 **(others or {}),

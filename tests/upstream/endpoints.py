@@ -29,7 +29,7 @@ async def endpoint_at() -> AsyncIterator[EndpointAt]:
     endpoints: list[HttpEndpoint] = []
 
     def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(parse_server_url(url, trusting()), connect_time=5))
+        endpoints.append(HttpEndpoint(parse_server_url(url, trusting()), connect_timeout=5))
         return endpoints[-1]
 
     async with no_leaks():

@@ -31,14 +31,16 @@ class ApiKeys:
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self._files = []
         self.groups: dict[str, KeyGroup] = {}
-        for name, declared in settings.keys.items():
+        for name, declared in settings.api_keys.items():
             if declared.file is not None:
-                file = _KeyFile(f"keys.{name}.file", declared.file)
+                file = _KeyFile(f"api_keys.{name}.file", declared.file)
                 group = self.groups[name] = KeyGroup(name, declared.header, file.read())
                 self._files.append((file, group))
                 if is_world_readable(declared.file):
                     _log.warning(
-                        "keys.%s.file: every user of this machine can read %s", name, declared.file
+                        "api_keys.%s.file: every user of this machine can read %s",
+                        name,
+                        declared.file,
                     )
             else:
                 keys = _from_environment(name, declared.environment or "", environ)
@@ -108,7 +110,7 @@ class _KeyFile:
 
 
 def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    where = f"keys.{name}.environment: {variable}"
+    where = f"api_keys.{name}.environment: {variable}"
     if variable not in environ:
         raise ApiKeysError(f"{where} is not set")
     try:

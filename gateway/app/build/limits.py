@@ -73,15 +73,15 @@ def apply_concurrency(
 
 def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | None:
     """Give how many are let in, how many wait, and for how many seconds."""
-    if declared.requests == "unlimited":
+    if declared.max_requests == "unlimited":
         return None
-    waiting = share_per_worker(declared.waiting, workers) if declared.waiting else 0
-    return share_per_worker(declared.requests, workers), waiting, declared.wait_time
+    waiting = share_per_worker(declared.max_queue, workers) if declared.max_queue else 0
+    return share_per_worker(declared.max_requests, workers), waiting, declared.queue_timeout
 
 
 def _held_bytes(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.held_bytes, workers)
+    return share_per_worker(declared.max_buffered_bytes, workers)
 
 
 def _copied_bytes(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.held_bytes // _MIRRORED_PART, workers)
+    return share_per_worker(declared.max_buffered_bytes // _MIRRORED_PART, workers)

@@ -28,7 +28,7 @@ def build_pool(
     name: str,
     declared: UpstreamSettings,
     context: ssl.SSLContext | None,
-    connect_time: float,
+    connect_timeout: float,
     buffers: BufferAccount | None = None,
     tell: EjectionListener | None = None,
     dialect_detector: DialectDetector | None = None,
@@ -36,47 +36,48 @@ def build_pool(
 ) -> Pool:
     """Make the pool of the upstream ``name``, and who looks after it.
 
-    ``context`` is for TLS, ``connect_time`` in seconds; ``buffers`` counts what connections buffer.
+    ``context`` is for TLS, ``connect_timeout`` in seconds; ``buffers`` counts what connections
+    buffer.
     ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
     what they are, where the settings do not say. ``own_request_headers`` names the gateway where it asks.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:
         return HttpEndpoint(
-            address, connect_time, declared.keep_alive, buffers, own_request_headers
+            address, connect_timeout, declared.idle_timeout, buffers, own_request_headers
         )
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [parse_server_url(url, context, server_name) for url in declared.endpoints]
     resolver = None
-    if declared.resolve is not None:
-        resolver = Resolver(servers, declared.resolve, connect, resolve_host)
+    if declared.dns_refresh is not None:
+        resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
     keeper = PoolSupervisor(
-        None if declared.health is None else _prober(declared.health),
-        None if declared.discover is None else ModelDiscovery(_DISCOVER_EVERY),
+        None if declared.health_check is None else _prober(declared.health_check),
+        None if declared.model_discovery is None else ModelDiscovery(_DISCOVER_EVERY),
         resolver,
         dialect_detector,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
-    ejection, balance = _ejection(declared.ejection), _balance(declared.balance)
+    ejection, balance = _ejection(declared.outlier_detection), _balance(declared.load_balancing)
     return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
 
 
 def _balance(declared: LoadBalancing) -> LoadBalancingPolicy:
-    policy = LoadBalancingPolicy(declared.by == "choose_round_robin", declared.hash)
+    policy = LoadBalancingPolicy(declared.policy == "round_robin", declared.hash_header)
     return LEAST_REQUEST if policy == LEAST_REQUEST else policy
 
 
 def _ejection(declared: OutlierDetection) -> OutlierPolicy:
     return OutlierPolicy(
-        declared.failures,
-        declared.time,
-        declared.longest,
-        declared.most,
-        frozenset(declared.statuses),
+        declared.consecutive_failures,
+        declared.base_ejection_time,
+        declared.max_ejection_time,
+        declared.max_ejection_percent,
+        frozenset(declared.failure_statuses),
     )
 
 
 def _prober(declared: HealthCheck) -> HealthChecker:
-    policy = HealthCheckPolicy(declared.healthy, declared.unhealthy)
-    return HealthChecker(declared.path, declared.every, declared.time, policy)
+    policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
+    return HealthChecker(declared.path, declared.interval, declared.timeout, policy)

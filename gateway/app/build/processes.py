@@ -13,8 +13,8 @@ def worker_count(settings: Settings) -> int:
 
 def uses_offload(settings: Settings) -> bool:
     """Tell whether a process is to have a helper: where cores are left over for it."""
-    if settings.helper != "auto":
-        return settings.helper == "always"
+    if settings.offload != "auto":
+        return settings.offload == "always"
     return settings.workers != "auto" and usable_cores() > settings.workers
 
 

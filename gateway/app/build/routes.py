@@ -48,7 +48,7 @@ def build_routes(
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
         limits = _limits(settings.limits, declared.limits)
-        retry = _retry(declared.retry)
+        retry = _retry(declared.retry_on)
         rewrite = declared.rewrite
         groups = tuple(keys[name] for name in declared.auth)
         shown_in = {group.header_name.lower() for group in groups}
@@ -71,13 +71,13 @@ def build_routes(
                     for share in declared.upstream
                 ),
                 tuple(share.weight for share in declared.upstream),
-                declared.sticky,
+                declared.sticky_header,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
-                _kinds(declared.deny),
+                _kinds(declared.deny_operations),
                 mirrors.make(declared.mirror, policies, limits),
                 replaced | key_headers | shown_in,
                 groups,
-                declared.compress,
+                declared.compression,
             )
         )
     return Router(rules, forwarding=forwarding)
@@ -126,7 +126,7 @@ class _Mirrors:
             ),  # of the gateway's own places it takes none away
             models=self._models,
         )
-        return Mirror(route, declared.share, proxy_call, most=declared.most)
+        return Mirror(route, declared.percent, proxy_call, most=declared.max_concurrent)
 
 
 def _match(declared: MatchSettings) -> Match:
@@ -134,7 +134,7 @@ def _match(declared: MatchSettings) -> Match:
         Pattern.of(declared.model) if declared.model else None,
         Pattern.of(declared.version) if declared.version else None,
         tuple((name, Pattern.of(value)) for name, value in declared.headers.items()),
-        _kinds(declared.kinds) if declared.kinds else None,
+        _kinds(declared.operations) if declared.operations else None,
     )
 
 

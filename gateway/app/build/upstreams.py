@@ -39,10 +39,10 @@ class UpstreamSpec:
 
     name: str
     declared: UpstreamSettings
-    connect_time: float
-    idle_time: float
-    metadata_time: float
-    metadata_models: int
+    connect_timeout: float
+    idle_timeout: float
+    metadata_ttl: float
+    metadata_cache_size: int
     workers: int = 1
     own_request_headers: HeaderLines = ()
     certificates: tuple[bytes | None, ...] = ()
@@ -79,7 +79,7 @@ class SharedUpstream:
         """Count a runtime that has it, from whose beginning its limits count."""
         self._holders += 1
         apply_concurrency(
-            self.upstream.concurrency_limit, self.spec.declared.limits, self.spec.workers
+            self.upstream.concurrency_limit, self.spec.declared.concurrency, self.spec.workers
         )
 
     @property
@@ -157,16 +157,16 @@ def _build(
             spec.name,
             declared,
             spec.context,
-            spec.connect_time,
+            spec.connect_timeout,
             buffers,
             tell,
             dialect_detector,
             own_request_headers=spec.own_request_headers,
         ),
-        MetadataCache(spec.metadata_time, spec.metadata_models, spec.idle_time, clock),
-        RetryBudget(declared.retries.share, declared.retries.reserve),
+        MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
+        RetryBudget(declared.retry_budget.percent, declared.retry_budget.min_concurrency),
         concurrency_limit_of(
-            f"upstream '{spec.name}'", declared.limits, spec.workers, concurrency_limit
+            f"upstream '{spec.name}'", declared.concurrency, spec.workers, concurrency_limit
         ),
         declared.required,
     )

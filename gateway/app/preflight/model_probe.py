@@ -28,7 +28,7 @@ def upstreams_serving(model: str, routes: Sequence[Route]) -> Iterator[str]:
     taken = False  # all requests that name the model are, by a route before
     for route in routes:
         match, rewrite = route.match, route.rewrite
-        if match.kinds is not None and "infer" not in match.kinds:
+        if match.operations is not None and "infer" not in match.operations:
             continue
         named = match.model is None or Pattern.of(match.model).fits(model)
         if rewrite.model == model if rewrite is not None else named and not taken:

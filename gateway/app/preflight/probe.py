@@ -66,13 +66,13 @@ def _used(settings: Settings) -> set[str]:
 
 def _endpoints(spec: UpstreamSpec) -> Sequence[UpstreamEndpoint]:
     # Names stay names: it does not matter here which of their addresses answers.
-    care = {"resolve": None, "health": None, "discover": None}
+    care = {"dns_refresh": None, "health_check": None, "model_discovery": None}
     declared = spec.declared.model_copy(update=care)
     return build_pool(
         spec.name,
         declared,
         spec.context,
-        spec.connect_time,
+        spec.connect_timeout,
         own_request_headers=spec.own_request_headers,
     ).endpoints
 

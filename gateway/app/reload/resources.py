@@ -58,7 +58,7 @@ def gather(settings: Settings, before: Resources | None = None) -> Resources:
         tls = before.tls
     else:
         tls = None if settings.tls is None else load_server_tls(settings.tls)
-    if before is not None and settings.keys == before.settings.keys:
+    if before is not None and settings.api_keys == before.settings.api_keys:
         keys = before.keys
     else:
         keys = ApiKeys(settings, os.environ)
@@ -94,10 +94,10 @@ def _recipe(settings: Settings, name: str, told: ForwardedPolicy) -> UpstreamSpe
     return UpstreamSpec(
         name,
         declared,
-        limits.connect_time,
-        limits.idle_time,
-        limits.metadata_time,
-        limits.metadata_models,
+        limits.connect_timeout,
+        limits.idle_timeout,
+        limits.metadata_ttl,
+        limits.metadata_cache_size,
         worker_count(settings),
         told.own_request_headers,
         certificates,

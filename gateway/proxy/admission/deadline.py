@@ -15,29 +15,31 @@ _FOR_THE_ANSWER = 5.0
 
 
 class Deadline:
-    """Gives what runs in its context ``total_time`` seconds, and each turn ``idle_time``.
+    """Gives what runs in its context ``request_timeout`` seconds, and each turn ``idle_timeout``.
 
-    Of the former, ``spent`` seconds are over already. A client's body has to come at ``body_rate``
-    bytes a second on average; ``body_grace`` seconds of the time that it takes do not count. Knows
+    Of the former, ``spent`` seconds are over already. A client's body has to come at
+    ``min_body_rate``
+    bytes a second on average; ``min_body_rate_grace`` seconds of the time that it takes do not
+    count. Knows
     whose turn it is. Raises GatewayError where the time runs out: 408 if it was the client's turn,
     504 if a server's.
     """
 
     def __init__(
         self,
-        idle_time: float,
-        total_time: float,
+        idle_timeout: float,
+        request_timeout: float,
         spent: float = 0.0,
-        body_rate: int = 0,
-        body_grace: float = 0.0,
+        min_body_rate: int = 0,
+        min_body_rate_grace: float = 0.0,
     ) -> None:
         self._spent = spent
-        self._body_rate = body_rate
-        self._body_grace = body_grace
+        self._body_rate = min_body_rate
+        self._body_grace = min_body_rate_grace
         self._received = 0
         self._receiving = 0.0
-        self._idle_time = idle_time
-        self._total_time = total_time
+        self._idle_time = idle_timeout
+        self._total_time = request_timeout
         self._loop = asyncio.get_running_loop()
         self._server: str | None = None
         self._missed = ""
@@ -94,7 +96,7 @@ class Deadline:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,
                 f"the request's body comes too slowly: {self._received} bytes in "
-                f"{self._receiving:.0f} s (limits.body_rate: {self._body_rate} bytes a second)",
+                f"{self._receiving:.0f} s (limits.min_body_rate: {self._body_rate} bytes a second)",
             )
 
     def expect_server(self, url: str) -> None:
@@ -169,11 +171,11 @@ def server_timeout(url: str, what: str) -> GatewayError:
     return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {what}")
 
 
-def nothing_moved(idle_time: float) -> str:
+def nothing_moved(idle_timeout: float) -> str:
     """Say that this time was over."""
-    return f"nothing moved for {idle_time:g} s (limits.idle_time)"
+    return f"nothing moved for {idle_timeout:g} s (limits.idle_timeout)"
 
 
-def not_done(total_time: float) -> str:
+def not_done(request_timeout: float) -> str:
     """Say that this time was over."""
-    return f"not done in {total_time:g} s (limits.total_time)"
+    return f"not done in {request_timeout:g} s (limits.request_timeout)"

@@ -49,7 +49,7 @@ class MemoryBudget:
         return overloaded(
             f"the gateway holds {buffers.total} bytes of other requests and answers already, "
             f"and {buffers.streams} bodies are in transit; at most {buffers.limit} are held "
-            "(limits.held_bytes)"
+            "(limits.max_buffered_bytes)"
         )
 
 

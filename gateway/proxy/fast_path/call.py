@@ -182,8 +182,10 @@ class FastPathCall:
     def late(self) -> None:
         """Tell the client that the server did not answer in time."""
         limits = self._route.limits
-        in_idle_time = limits.idle_time < limits.total_time
-        what = nothing_moved(limits.idle_time) if in_idle_time else not_done(limits.total_time)
+        in_idle_time = limits.idle_timeout < limits.request_timeout
+        what = (
+            nothing_moved(limits.idle_timeout) if in_idle_time else not_done(limits.request_timeout)
+        )
         error = server_timeout(self._loan.endpoint.url, what)
         self._end(Outcome.FAILED, str(error))
         self._answer_failure(error)

@@ -195,4 +195,4 @@ def _mirror(
 
 def _patience(limits: Limits) -> float:
     """Give the seconds after which a server that has not answered is late."""
-    return min(limits.idle_time, limits.total_time)
+    return min(limits.idle_timeout, limits.request_timeout)

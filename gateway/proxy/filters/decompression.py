@@ -64,7 +64,7 @@ class DecodedRequest(ClientRequest):
         self.headers = request.headers
         self.content_length: int | None = None
         self._received = ClientBody(request, route.limits.request_bytes, deadline)
-        self._inflater = Decompressor(coding, route.limits.inflation)
+        self._inflater = Decompressor(coding, route.limits.max_decompression_ratio)
         self._turns = route.scheduler
         self._holding = holding
         self._first = b""

@@ -83,7 +83,7 @@ class Mirror:
         if self._closed:
             return False
         if self.in_flight >= self._most:
-            self.stats.left_out(f"{self._most} are under way (mirror.most)")
+            self.stats.left_out(f"{self._most} are under way (mirror.max_concurrent)")
             return False
         return True
 

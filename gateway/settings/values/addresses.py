@@ -57,7 +57,7 @@ def parse_address(value: object) -> Address:
     raise ValueError(f"{expected}, got {describe(value)}{hint}")
 
 
-def parse_operation(value: object) -> str:
+def parse_endpoint(value: object) -> str:
     """Return where a server is: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
     The port is never guessed: inference servers seldom stand at 80. Raises ValueError.
@@ -84,7 +84,7 @@ def parse_operation(value: object) -> str:
 
 
 def address_of(endpoint: str) -> Address:
-    """Return the address at which an endpoint is, as ``parse_operation`` gives it."""
+    """Return the address at which an endpoint is, as ``parse_endpoint`` gives it."""
     return parse_address(endpoint.partition("://")[2] or endpoint)
 
 

@@ -36,14 +36,14 @@ _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 class HttpEndpoint(UpstreamEndpoint):
     """An endpoint at an address.
 
-    ``connect_time`` is for all that connecting takes, ``keep_alive`` for a connection that waits
+    ``connect_timeout`` is for all that connecting takes, ``keep_alive`` for a connection that waits
     for its next request, both in seconds. ``buffers`` counts what its connections buffer.
     """
 
     def __init__(
         self,
         address: ServerAddress,
-        connect_time: float,
+        connect_timeout: float,
         keep_alive: float = 4.0,
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
@@ -51,7 +51,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self.url = address.url
         self.own_request_headers = own_request_headers
         self._address = address
-        self._connect_time = connect_time
+        self._connect_time = connect_timeout
         self._buffers = buffers
         self._idle = IdleConnections(keep_alive)
         self._senders: set[asyncio.Task[None]] = set()

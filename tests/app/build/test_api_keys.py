@@ -22,7 +22,7 @@ def _settings(**groups: dict[str, str]) -> Settings:
     return Settings.model_validate(
         {
             "upstreams": {"u": {"endpoints": ["http://127.0.0.1:1"]}},
-            "keys": groups,
+            "api_keys": groups,
             "routes": [{"upstream": "u", "auth": list(groups)}],
         }
     )
@@ -90,7 +90,7 @@ def test_keys_of_the_environment(value: str) -> None:
 def test_variables_that_cannot_be_used(environ: dict[str, str], fault: str) -> None:
     with pytest.raises(ApiKeysError) as caught:
         ApiKeys(_settings(team={"environment": "TEAM"}), environ)
-    assert str(caught.value).startswith("keys.team.environment: TEAM")
+    assert str(caught.value).startswith("api_keys.team.environment: TEAM")
     assert fault in str(caught.value)
     assert "secr" not in str(caught.value)
 
@@ -127,7 +127,7 @@ def test_files_that_cannot_be_used(file: Path, make: Callable[[Path], object], f
     make(file)
     with pytest.raises(ApiKeysError) as caught:
         _of(file)
-    assert str(caught.value).startswith(f"keys.team.file: {file}")
+    assert str(caught.value).startswith(f"api_keys.team.file: {file}")
     assert fault in str(caught.value)
     assert "secr" not in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_a_file_that_all_may_read_is_warned_of(
 ) -> None:
     file.chmod(0o644)
     _of(file)
-    assert caplog.messages == [f"keys.team.file: every user of this machine can read {file}"]
+    assert caplog.messages == [f"api_keys.team.file: every user of this machine can read {file}"]
 
 
 # ---------------------------------------------------------------------------------- renewal
@@ -166,7 +166,7 @@ def test_new_keys_count_once_they_stay_the_same(
     assert keys.look()
     assert _let_in(keys, "old", "kept", "secret-new") == [False, True, True]
     assert not keys.look()
-    assert caplog.messages == [f"keys.team.file: 3 from {file} are in use from now on"]
+    assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
 
 
 def test_a_file_that_is_still_being_written_is_let_be(file: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_cannot_be_used_leaves_the_old_keys(
         assert not keys.look()
     assert _let_in(keys, "old", "kept") == [True, True]
     (message,) = caplog.messages
-    assert message.startswith(f"keys.team.file: {file}")
+    assert message.startswith(f"api_keys.team.file: {file}")
     assert fault in message
     assert message.endswith("; the keys from before stay in use")
     assert "secr" not in message

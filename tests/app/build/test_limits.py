@@ -16,7 +16,7 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
 
 
 def test_each_worker_has_its_part() -> None:
-    limits = _limits(held_bytes="8MiB", requests=4)
+    limits = _limits(max_buffered_bytes="8MiB", max_requests=4)
     with limits.held.reserve() as held, limits.copied.reserve() as copied:
         held.resize(4 * MIB)
         copied.resize(1 * MIB)
@@ -28,11 +28,11 @@ def test_each_worker_has_its_part() -> None:
 
 
 def test_bodies_go_on_counting() -> None:
-    before = _limits(held_bytes="8MiB")
+    before = _limits(max_buffered_bytes="8MiB")
     with before.held.reserve() as held, before.copied.reserve() as copied:
         held.resize(3 * MIB)
         copied.resize(1 * MIB)
-        after = _limits(before, held_bytes="16MiB")
+        after = _limits(before, max_buffered_bytes="16MiB")
         with pytest.raises(GatewayError):
             held.resize(5 * MIB)  # until the new ones are used
         after.apply()
@@ -45,20 +45,20 @@ def test_bodies_go_on_counting() -> None:
 
 
 def test_requests_go_on_counting() -> None:
-    before = _limits(requests=4)
+    before = _limits(max_requests=4)
     assert before.concurrency_limit is not None
     assert before.concurrency_limit.try_acquire()
-    after = _limits(before, requests=6, drain_time=1)
+    after = _limits(before, max_requests=6, drain_timeout=1)
     after.apply()
     assert after.concurrency_limit is not None
     assert [after.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
 def test_a_limit_comes_and_goes() -> None:
-    unlimited = _limits(_limits(requests=4))
+    unlimited = _limits(_limits(max_requests=4))
     unlimited.apply()
     assert unlimited.concurrency_limit is None
-    limited = _limits(unlimited, requests=2)
+    limited = _limits(unlimited, max_requests=2)
     limited.apply()
     assert limited.concurrency_limit is not None
     assert [limited.concurrency_limit.try_acquire() for _ in range(2)] == [True, False]

@@ -31,7 +31,7 @@ def test_so_many_processes_serve(said: int | str, count: int) -> None:
     ],
 )
 def test_a_helper_where_cores_are_left(workers: int | str, helper: str, wanted: bool) -> None:
-    assert uses_offload(_settings(workers=workers, helper=helper)) is wanted
+    assert uses_offload(_settings(workers=workers, offload=helper)) is wanted
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_tls_and_names(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
     async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"resolve": "1s", "health": {}, "discover": "models"}
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
         upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
         report = await _probed(upstreams={"u": upstream})
     assert (_told(report), report.status) == ([""], 0)
@@ -169,8 +169,8 @@ ROUTES = [
     ([{"match": {"model": "n"}, "upstream": "a"}, {"upstream": "b"}], "b"),
     ([{"match": {"model": "m*", "version": "2"}, "upstream": "a"}, {"upstream": "b"}], "a b"),
     ([{"match": {"headers": {"x": "*"}}, "upstream": "a"}, {"upstream": "b"}], "a b"),
-    ([{"match": {"kinds": ["generate"]}, "upstream": "a"}, {"upstream": "b"}], "b"),
-    ([{"match": {"kinds": ["infer"]}, "upstream": "a"}, {"upstream": "b"}], "a"),
+    ([{"match": {"operations": ["generate"]}, "upstream": "a"}, {"upstream": "b"}], "b"),
+    ([{"match": {"operations": ["infer"]}, "upstream": "a"}, {"upstream": "b"}], "a"),
     ([{"upstream": [{"name": "a", "weight": 0}, {"name": "b", "weight": 1}]}], "b"),
     ([{"upstream": "a", "mirror": {"upstream": "b"}}], "a b"),
     ([{"upstream": "a", "rewrite": {"model": "m"}}], "a"),

@@ -84,7 +84,7 @@ async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None
         ([{"upstream": "b"}], "b"),
         (_to("b", "a"), "a b"),
         ([{"match": {"model": "m"}, "upstream": "c"}, {"upstream": "a"}], "a c"),
-        ([{"match": {"kinds": ["health"]}, "upstream": "c"}], "c"),
+        ([{"match": {"operations": ["health"]}, "upstream": "c"}], "c"),
         ([{"upstream": "a", "mirror": {"upstream": "c"}}], "a c"),
         ([{"upstream": [{"name": "a", "weight": 1}, {"name": "b", "weight": 0}]}], "a"),
         ([{"match": {"model": "m"}, "upstream": "a"}, *_to("c", "a")], "a c"),
@@ -149,7 +149,7 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
 async def test_names_stay_names() -> None:
     async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"resolve": "1s", "health": {}, "discover": "models"}
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
         report = await _probed({"u": {"endpoints": [url], **care}})
     assert [finding.url for finding in report.servers] == [url]
     assert report.status == 0
@@ -178,7 +178,7 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
                 "plain": {"endpoints": [no_tls], "tls": ca},
             },
             routes=_to("known", "other", "named", "shown", "plain"),
-            limits={"connect_time": "1s"},
+            limits={"connect_timeout": "1s"},
         )
         told = [finding.told[-1] for finding in report.servers]
     dialect = "dialect kserve: it names itself 'kserve', version '0.15.0'"

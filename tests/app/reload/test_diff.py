@@ -30,14 +30,16 @@ B2 = {"endpoints": ["http://b:2"]}
         (_settings({"c": C, "b": B2}), "upstreams +c -a ~b"),
         (_settings(log={"access": False}), "log changed"),
         (
-            _settings({"b": B}, routes=[{"upstream": "b", "deny": ["trace"]}], watch=False),
+            _settings(
+                {"b": B}, routes=[{"upstream": "b", "deny_operations": ["trace"]}], watch=False
+            ),
             "upstreams -a, watch, routes changed",
         ),
-        (_settings(limits={"total_time": 7}), "limits changed"),
-        (_settings(limits={"connect_time": 7}), "upstreams ~a ~b, limits changed"),
-        (_settings(limits={"metadata_time": 7}), "upstreams ~a ~b, limits changed"),
-        (_settings(limits={"metadata_models": 7}), "upstreams ~a ~b, limits changed"),
-        (_settings(limits={"idle_time": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"request_timeout": 7}), "limits changed"),
+        (_settings(limits={"connect_timeout": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"metadata_ttl": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"metadata_cache_size": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"idle_timeout": 7}), "upstreams ~a ~b, limits changed"),
         (_settings(listen="127.0.0.1:9"), "listen changed"),
     ],
 )

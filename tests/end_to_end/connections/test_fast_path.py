@@ -485,7 +485,7 @@ async def test_answers(ways: Ways, data: bytes, turn: Turn) -> None:
 @pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
 async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn: Turn) -> None:
     """A client that does not accept it still goes straight, and is told that others might."""
-    settings = {"route": {"compress": "gzip"}}
+    settings = {"route": {"compression": "gzip"}}
     outcome = await ways.both(data, turn, settings, straight=True)
     if outcome.body is not None:
         assert ("vary", "Accept-Encoding") in outcome.headers
@@ -496,7 +496,7 @@ async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn:
 async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: bytes) -> None:
     asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
     turn = Turn([http_response(b"x" * 2000)])
-    outcome = await ways.both(asked, turn, {"route": {"compress": "gzip"}}, straight=False)
+    outcome = await ways.both(asked, turn, {"route": {"compression": "gzip"}}, straight=False)
     assert ("content-encoding", "gzip") in outcome.headers
 
 
@@ -569,8 +569,8 @@ STALLS = {
     "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "hangs"),
     "a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
 }
-LIMITED = [("idle_time", stall) for stall in STALLS]
-LIMITED += [("total_time", stall) for stall in ("silent", "half a body")]
+LIMITED = [("idle_timeout", stall) for stall in STALLS]
+LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # on one loop only: these tests wait

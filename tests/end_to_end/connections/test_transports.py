@@ -37,7 +37,7 @@ async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {"u": upstream},
             "limits": LIMITS,
         }

@@ -30,7 +30,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer, al
 
 GENERATE = "/v2/models/m/generate"
 ACCEPT = {"Accept-Encoding": "gzip"}
-COMPRESS: dict[str, Any] = {"route": {"compress": "gzip"}}
+COMPRESS: dict[str, Any] = {"route": {"compression": "gzip"}}
 NOISE = random.Random(7).randbytes(300_000)
 HEADER = binary_header(FLOATS.nbytes)
 
@@ -100,7 +100,7 @@ async def test_bad_bodies(target: str) -> None:
         status, why = await _status(
             client, gzip.compress(b" " * FREE_OUTPUT_BYTES * 3 + json_request()), target
         )
-        assert (status, "limits.inflation" in why) == (413, True)
+        assert (status, "limits.max_decompression_ratio" in why) == (413, True)
         status, why = await _status(client, gzip.compress(b"") * 50_000 + body, target)
         assert (status, "too many tiny members" in why) == (400, True)
         assert server.requests == []

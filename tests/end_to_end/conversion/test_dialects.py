@@ -161,7 +161,7 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
 async def test_a_server_that_hangs_is_waited_for_as_long_as_an_exchange_lasts() -> None:
     async with (
         ScriptedServer(never_respond) as server,
-        running_gateway(server.url, upstream=AUTO, idle_time=0.05) as gateway,
+        running_gateway(server.url, upstream=AUTO, idle_timeout=0.05) as gateway,
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json())

@@ -232,7 +232,7 @@ async def test_a_server_that_is_slow() -> None:
     for script in (never_respond, half):
         async with (
             ScriptedServer(script) as server,
-            gateway_client(server.url, upstream=JSON_ONLY, idle_time=0.2) as client,
+            gateway_client(server.url, upstream=JSON_ONLY, idle_timeout=0.2) as client,
         ):
             reply = await client.ask(_request(3, IN["binary"], True))
             assert reply.status == 504
@@ -247,7 +247,7 @@ async def test_a_server_that_does_not_read() -> None:
     released = asyncio.Event()
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, upstream=JSON_ONLY, idle_time=1) as client,
+        gateway_client(server.url, upstream=JSON_ONLY, idle_timeout=1) as client,
     ):
         reply = await client.ask(_request(300_000, set(), True))
         released.set()

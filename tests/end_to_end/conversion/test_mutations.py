@@ -89,7 +89,7 @@ async def test_requests(number: int) -> None:
     broken = [_broken(chance, REQUESTS[number]) for _ in range(SEEDS)]
     async with (
         ScriptedServer(_script) as server,
-        running_gateway(server.url, idle_time=0.1) as gateway,
+        running_gateway(server.url, idle_timeout=0.1) as gateway,
     ):
         outcomes = await asyncio.gather(*(_statuses(gateway, data) for data in broken))
         for data, statuses in zip(broken, outcomes, strict=True):
@@ -113,7 +113,7 @@ async def test_answers(number: int) -> None:
 
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, idle_time=0.1) as gateway,
+        running_gateway(server.url, idle_timeout=0.1) as gateway,
     ):
         all_broken = tuple(broken)
         while broken:

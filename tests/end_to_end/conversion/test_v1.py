@@ -150,7 +150,7 @@ async def test_bad_requests_never_reach_the_model(body: bytes) -> None:
 
 async def test_rules_are_about_models_and_versions() -> None:
     route = {
-        "match": {"model": "alias", "version": "7", "kinds": ["infer"]},
+        "match": {"model": "alias", "version": "7", "operations": ["infer"]},
         "rewrite": {"model": "m"},
     }
     async with ScriptedServer(model) as server, gateway_client(server.url, route=route) as client:
@@ -175,7 +175,7 @@ async def test_rules_are_about_models_and_versions() -> None:
 async def test_what_is_denied(word: str, method: str, target: str) -> None:
     async with (
         ScriptedServer(model) as server,
-        gateway_client(server.url, route={"deny": [word]}) as client,
+        gateway_client(server.url, route={"deny_operations": [word]}) as client,
     ):
         reply = await client.call(method, target, BODY if method == "POST" else None)
         assert reply.status == 403

@@ -301,7 +301,7 @@ async def test_a_server_that_does_not_accept_in_time_is_a_503_that_names_it() ->
             sock.setblocking(False)
             sock.connect_ex(address)
         try:
-            async with gateway_client(url, connect_time=0.1) as client:
+            async with gateway_client(url, connect_timeout=0.1) as client:
                 reply = await client.ask(JSON)
                 assert reply.status == 503
                 assert reply.error == f"cannot connect to {url}: no connection in time"
@@ -525,7 +525,7 @@ async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
 async def test_connections_to_servers_are_kept(keep_alive: str, connections: int) -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,
-        running_gateway(server.url, upstream={"keep_alive": keep_alive}) as gateway,
+        running_gateway(server.url, upstream={"idle_timeout": keep_alive}) as gateway,
         gateway.client() as client,
     ):
         for _ in range(3):

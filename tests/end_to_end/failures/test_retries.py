@@ -69,7 +69,7 @@ async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: b
     async with (
         ScriptedServer(script, FAULTS[fault]) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry": allowed}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": allowed}) as client,
     ):
         if warm:
             await _warm(client)
@@ -105,7 +105,7 @@ async def test_what_has_streamed_through_is_not_sent_again(
     async with (
         ScriptedServer(FAULTS[fault]) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry": ["unanswered", 503]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered", 503]}) as client,
     ):
         assert (await client.ask(data)).status == status
         assert good.requests == []
@@ -116,7 +116,7 @@ async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> 
     async with (
         ScriptedServer(FAULTS["503"]) as one,
         ScriptedServer(FAULTS["503"]) as two,
-        gateway_client(one.url, two.url, route={"retry": [503]}) as client,
+        gateway_client(one.url, two.url, route={"retry_on": [503]}) as client,
     ):
         reply = await client.ask(data)
         assert (reply.status, reply.error) == (503, "busy")
@@ -124,12 +124,12 @@ async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> 
 
 
 async def test_no_more_is_sent_again_than_the_budget_has() -> None:
-    retries = {"share": "0%", "reserve": 3}
+    retries = {"percent": "0%", "min_concurrency": 3}
     async with (
         ScriptedServer(FAULTS["503"]) as one,
         ScriptedServer(FAULTS["503"]) as two,
         gateway_client(
-            one.url, two.url, upstream={"retries": retries}, route={"retry": [503]}
+            one.url, two.url, upstream={"retry_budget": retries}, route={"retry_on": [503]}
         ) as client,
     ):
         for _ in range(10):
@@ -155,7 +155,7 @@ async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
         ScriptedServer(dies) as one,
         ScriptedServer(lives) as two,
         ScriptedServer(lives) as three,
-        running_gateway(one.url, two.url, three.url, route={"retry": ["unanswered"]}) as gateway,
+        running_gateway(one.url, two.url, three.url, route={"retry_on": ["unanswered"]}) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]
@@ -174,7 +174,7 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
     async with (
         ScriptedServer(respond_in_turn(broken)) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
     ):
         await client.send(request("GET", "/v2/x"))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -186,7 +186,7 @@ async def test_the_target_and_the_headers_stay() -> None:
     async with (
         ScriptedServer(closes) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry": ["unanswered"]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
     ):
         for _ in range(2):
             assert (await client.call("POST", INFER, json_request(), {"x-a": "1"})).status == 200

@@ -49,7 +49,7 @@ class _Well:
                 await connection.send(http_response() if self.is_well else ILL)
 
 
-HEALTH: dict[str, Any] = {"health": {"every": "10ms", "time": "5s"}}
+HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
 
 
 async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> None:
@@ -79,10 +79,10 @@ async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> Non
     ("ejection", "refused"),
     [
         ({}, 5),
-        ({"failures": 2}, 2),
-        ({"failures": 0}, 10),
-        ({"statuses": [500]}, 10),
-        ({"most": "49%"}, 10),
+        ({"consecutive_failures": 2}, 2),
+        ({"consecutive_failures": 0}, 10),
+        ({"failure_statuses": [500]}, 10),
+        ({"max_ejection_percent": "49%"}, 10),
     ],
 )
 @pytest.mark.parametrize("data", [GET, POST], ids=["GET", "POST"])
@@ -92,7 +92,7 @@ async def test_who_answers_with_such_a_status_is_left_out(
     async with (
         ScriptedServer(always_respond(ILL)) as bad,
         ScriptedServer(_named("good")) as good,
-        running_gateway(bad.url, good.url, upstream={"ejection": ejection}) as gateway,
+        running_gateway(bad.url, good.url, upstream={"outlier_detection": ejection}) as gateway,
         gateway.client() as client,
     ):
         replies = [await client.ask(data) for _ in range(20)]
@@ -100,7 +100,7 @@ async def test_who_answers_with_such_a_status_is_left_out(
     assert len(bad.requests) == refused
 
 
-RESOLVE: dict[str, Any] = {"resolve": "10ms"}
+RESOLVE: dict[str, Any] = {"dns_refresh": "10ms"}
 
 
 @pytest.fixture
@@ -207,7 +207,9 @@ async def test_requests_follow_their_model() -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
-            running_gateway(*[server.url for server in servers], upstream={"discover": "models"})
+            running_gateway(
+                *[server.url for server in servers], upstream={"model_discovery": "models"}
+            )
         )
         client = await stack.enter_async_context(gateway.client())
 

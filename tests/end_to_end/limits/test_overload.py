@@ -59,8 +59,8 @@ def _waiting(gateway: RunningGateway) -> int:
 async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) -> None:
     free = asyncio.Event()
     free.set()
-    places: dict[str, Any] = {"requests": 2, "waiting": 3, "wait_time": 30}
-    own = {"upstream": {"limits": places}} if where == "upstream" else places
+    places: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
+    own = {"upstream": {"concurrency": places}} if where == "upstream" else places
     async with (
         ScriptedServer(_once(free)) as server,
         running_gateway(server.url, **own) as gateway,
@@ -91,7 +91,7 @@ async def test_who_waits_too_long_is_turned_away() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, requests=1, wait_time=0.02) as gateway,
+        running_gateway(server.url, max_requests=1, queue_timeout=0.02) as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -108,7 +108,7 @@ async def test_who_leaves_while_waiting_makes_room() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, requests=1, waiting=1, wait_time=30) as gateway,
+        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -129,7 +129,7 @@ async def test_who_leaves_the_server_makes_room() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, requests=1, waiting=0) as gateway,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
         gateway.client() as other,
     ):
         for data in (infer_json(), infer_json(json_request(*range(50_000)))):
@@ -144,7 +144,7 @@ async def test_who_leaves_the_server_makes_room() -> None:
 async def test_a_server_that_fails_makes_room() -> None:
     async with (
         ScriptedServer(always_respond(b"nonsense\r\n\r\n")) as server,
-        running_gateway(server.url, requests=1, waiting=0) as gateway,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
         gateway.client() as client,
     ):
         for _ in range(3):
@@ -155,16 +155,16 @@ async def test_a_server_that_fails_makes_room() -> None:
 async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
     free = asyncio.Event()
     async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
-        places = {"requests": 1, "waiting": 5, "wait_time": 30}
+        places = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
         settings = Settings.model_validate(
             {
                 "listen": "127.0.0.1:0",
                 "upstreams": {
-                    "busy": {"endpoints": [busy.url], "dialect": "triton", "limits": places},
+                    "busy": {"endpoints": [busy.url], "dialect": "triton", "concurrency": places},
                     "idle": {"endpoints": [idle.url], "dialect": "triton"},
                 },
                 "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
-                "limits": {**LIMITS, "requests": 2, "waiting": 0},
+                "limits": {**LIMITS, "max_requests": 2, "max_queue": 0},
             }
         )
         async with Gateway(settings) as running, AsyncExitStack() as stack:
@@ -200,12 +200,12 @@ async def test_what_is_asked_of_another_server_keeps_its_place(
 ) -> None:
     busy, free = asyncio.Event(), asyncio.Event()
     free.set()
-    places = {"requests": 1, "waiting": 1, "wait_time": 30}
+    places = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
     async with (
         ScriptedServer(_then_busy(busy)) as bad,
         ScriptedServer(_once(free)) as good,
         running_gateway(
-            bad.url, good.url, upstream={"limits": places}, route={"retry": [503]}
+            bad.url, good.url, upstream={"concurrency": places}, route={"retry_on": [503]}
         ) as gateway,
         gateway.client() as other,
     ):
@@ -238,7 +238,7 @@ async def test_what_is_held_of_all_bodies_is_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
         ScriptedServer(always_respond(http_response())) as server,
-        running_gateway(server.url, held_bytes="1MiB") as gateway,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -249,7 +249,7 @@ async def test_what_is_held_of_all_bodies_is_bounded() -> None:
         reply = await other.ask(infer_json(body))
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
-        assert "at most 1048576 are held (limits.held_bytes)" in reply.error
+        assert "at most 1048576 are held (limits.max_buffered_bytes)" in reply.error
         # What is small, and what passes through, is not concerned.
         assert (await other.ask(infer_json())).status == 200
         assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
@@ -264,14 +264,14 @@ async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
     text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
     async with (
         ScriptedServer() as server,
-        running_gateway(server.url, held_bytes="1MiB") as gateway,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as client,
     ):
         head = request("POST", INFER, headers={"Content-Length": str(3 * MIB)})
         await client.send(head, text)
         reply = await client.read_response()
         assert reply.status == 503
-        assert "limits.held_bytes" in reply.error
+        assert "limits.max_buffered_bytes" in reply.error
         assert server.requests == []
 
 
@@ -294,12 +294,12 @@ async def test_answers_of_both_forms_count() -> None:
     fields["outputs"] = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
     async with (
         ScriptedServer(always_respond(data)) as server,
-        running_gateway(server.url, held_bytes="1MiB") as gateway,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json(json.dumps(fields).encode()))
         assert reply.status == 503
-        assert "limits.held_bytes" in reply.error
+        assert "limits.max_buffered_bytes" in reply.error
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -317,7 +317,7 @@ async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, held_bytes=held) as gateway,
+        running_gateway(server.url, max_buffered_bytes=held) as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
@@ -347,7 +347,7 @@ async def test_long_heads_of_calls_under_way_count() -> None:
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
         ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, held_bytes="1MiB") as gateway,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers

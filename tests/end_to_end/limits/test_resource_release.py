@@ -76,7 +76,12 @@ SMALL = {
 }
 EVERY = LARGE | SMALL
 
-CAPS = {"request_bytes": 200_000, "header_bytes": 2000, "spool_bytes": 2**20, "held_bytes": 2**20}
+CAPS = {
+    "request_bytes": 200_000,
+    "header_bytes": 2000,
+    "spool_bytes": 2**20,
+    "max_buffered_bytes": 2**20,
+}
 
 PLENTY = 400_000_000
 RESPONSE = message(
@@ -212,7 +217,7 @@ async def test_client_leaves_during_a_compressed_response() -> None:
         form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1)
         for form, data in EVERY.items()
     }
-    settings = {"route": {"compress": ["gzip"]}}
+    settings = {"route": {"compression": ["gzip"]}}
     await check_each(accepts, after_the_metadata(endless), leaves_reading, **settings)
 
 
@@ -228,11 +233,11 @@ async def test_server_closes(script: Script) -> None:
 
 
 async def test_client_hangs_during_its_upload() -> None:
-    await check_each(LARGE, read_heads_only, hangs, idle_time=0.1)
+    await check_each(LARGE, read_heads_only, hangs, idle_timeout=0.1)
 
 
 async def test_server_hangs() -> None:
-    await check_each(EVERY, after_the_metadata(never_respond), is_answered, idle_time=0.1)
+    await check_each(EVERY, after_the_metadata(never_respond), is_answered, idle_timeout=0.1)
 
 
 @pytest.mark.parametrize("cap", CAPS)
@@ -252,9 +257,9 @@ async def test_request_is_broken() -> None:
 async def test_client_of_a_mirrored_call_leaves() -> None:
     async with ScriptedServer(never_respond) as other:
         settings: dict[str, Any] = {
-            "route": {"mirror": {"upstream": "other", "share": "100%"}},
+            "route": {"mirror": {"upstream": "other", "percent": "100%"}},
             "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
-            "idle_time": 0.2,
+            "idle_timeout": 0.2,
         }
         await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting, **settings)
 
@@ -282,7 +287,7 @@ async def test_client_has_left_when_a_task_takes_its_call_on(
     async with (
         ScriptedServer(script) as one,
         ScriptedServer(script) as other,
-        running_gateway(one.url, other.url, route={"retry": [503]}) as gateway,
+        running_gateway(one.url, other.url, route={"retry_on": [503]}) as gateway,
     ):
         async with gateway.client() as first, gateway.client() as second:
             await asyncio.gather(first.ask(SMALL["GET"]), second.ask(SMALL["GET"]))

@@ -61,7 +61,7 @@ async def knows_a_model_and_hangs(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-@pytest.mark.parametrize("limit", ["idle_time", "total_time"])
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
 async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, limit: str) -> None:
     async with (
         ScriptedServer(knows_a_model_and_hangs) as server,
@@ -77,7 +77,7 @@ async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, l
 async def test_a_server_that_never_tells_of_its_model_is_a_504_that_names_it() -> None:
     async with (
         ScriptedServer(never_respond) as server,
-        gateway_client(server.url, idle_time=SHORT) as client,
+        gateway_client(server.url, idle_timeout=SHORT) as client,
     ):
         reply = await client.ask(RAW)
         assert reply.status == 504
@@ -91,7 +91,7 @@ async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
 
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, idle_time=LONGER) as client,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
     ):
         client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
         reply = await client.read_response()
@@ -110,7 +110,7 @@ async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
         message("POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}, chunk(b"x")),
     ],
 )
-@pytest.mark.parametrize("limit", ["idle_time", "total_time"])
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
 async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
     async with (
         ScriptedServer(reads_and_hangs) as server,
@@ -128,7 +128,7 @@ async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> 
 async def test_a_client_that_stops_sending_raw_bytes_is_a_408(data: bytes) -> None:
     async with (
         ScriptedServer(knows_a_model_and_hangs) as server,
-        gateway_client(server.url, idle_time=SHORT) as client,
+        gateway_client(server.url, idle_timeout=SHORT) as client,
     ):
         await client.send(data)
         assert (await client.read_response()).status == 408
@@ -147,7 +147,7 @@ async def _until_cut(client: RawClient) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("limit", ["idle_time", "total_time"])
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
 async def test_an_answer_that_stops_is_cut(limit: str) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -177,7 +177,7 @@ async def test_a_binary_answer_that_stops_is_cut() -> None:
 
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, idle_time=LONGER) as client,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
     ):
         await client.send(JSON)
         assert (await client.head()).status == 200
@@ -195,7 +195,7 @@ async def test_a_client_that_never_reads_is_dropped(data: bytes) -> None:
 
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, idle_time=LONGER) as gateway,
+        running_gateway(server.url, idle_timeout=LONGER) as gateway,
         gateway.client() as client,
     ):
         await client.send(data)
@@ -221,7 +221,7 @@ async def test_what_moves_is_not_idle() -> None:
 
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, idle_time=LONGER) as client,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
     ):
         await client.send(request("POST", "/v2/x", headers={"Content-Length": str(pauses)}))
         for _ in range(pauses):
@@ -240,7 +240,7 @@ async def test_total_time_counts_what_moves_too() -> None:
 
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, total_time=LONGER) as client,
+        gateway_client(server.url, request_timeout=LONGER) as client,
     ):
         await client.send(GET)
         assert (await client.head()).status == 200
@@ -250,7 +250,7 @@ async def test_total_time_counts_what_moves_too() -> None:
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
 @pytest.mark.parametrize("of_the_route", [False, True])
 async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int) -> None:
-    own: dict[str, Any] = {"body_rate": "1GiB", "body_grace": grace}
+    own: dict[str, Any] = {"min_body_rate": "1GiB", "min_body_rate_grace": grace}
     route: dict[str, Any] = {"limits": own} if of_the_route else {}
     limits = {} if of_the_route else own
     async with (
@@ -262,13 +262,13 @@ async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int)
         await client.send(POST[-5:])
         reply = await client.read_response()
         assert reply.status == status
-        assert (b"limits.body_rate" in reply.body) is (status == 408)
+        assert (b"limits.min_body_rate" in reply.body) is (status == 408)
 
 
 async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,
-        gateway_client(server.url, idle_time=LONGER, total_time=LONGER) as client,
+        gateway_client(server.url, idle_timeout=LONGER, request_timeout=LONGER) as client,
     ):
         assert (await client.ask(GET)).status == 200
         await asyncio.sleep(LONGER * 1.5)
@@ -278,14 +278,14 @@ async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> Non
 async def test_a_client_may_go_on_after_its_server_was_too_slow() -> None:
     async with (
         ScriptedServer(never_respond, always_respond(http_response())) as server,
-        gateway_client(server.url, idle_time=LONGER) as client,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
     ):
         assert (await client.ask(GET)).status == 504
         assert (await client.ask(GET)).status == 200
 
 
 async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
-    async with gateway_client(unused_backlog, connect_time=SHORT) as client:
+    async with gateway_client(unused_backlog, connect_timeout=SHORT) as client:
         for data in (GET, POST, JSON, BINARY, RAW):
             reply = await client.ask(data)
             assert reply.status == 503
@@ -293,7 +293,7 @@ async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
 
 
 async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
-    async with gateway_client(unused_backlog, idle_time=SHORT) as client:
+    async with gateway_client(unused_backlog, idle_timeout=SHORT) as client:
         reply = await client.ask(JSON)
         assert reply.status == 504
         assert unused_backlog in reply.error
@@ -303,21 +303,21 @@ async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
 async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
     async with (
         ScriptedServer() as server,
-        gateway_client(server.url, head_time=SHORT) as client,
+        gateway_client(server.url, request_header_timeout=SHORT) as client,
     ):
         if before:
             assert (await client.ask(before)).status == 200
         await client.send(GET[:-2])
         reply = await client.read_response()
         assert reply.status == 408
-        assert "head did not come within 0.25 s (limits.head_time)" in reply.error
+        assert "head did not come within 0.25 s (limits.request_header_timeout)" in reply.error
         assert await client.rest() == b""
 
 
 async def test_a_connection_without_a_request_is_closed() -> None:
     async with (
         ScriptedServer() as server,
-        gateway_client(server.url, keep_alive="1s") as client,
+        gateway_client(server.url, keep_alive_timeout="1s") as client,
     ):
         assert (await client.ask(GET)).status == 200
         assert await client.rest() == b""
@@ -326,7 +326,7 @@ async def test_a_connection_without_a_request_is_closed() -> None:
 async def test_empty_lines_do_not_keep_a_connection() -> None:
     async with (
         ScriptedServer() as server,
-        gateway_client(server.url, keep_alive="1s") as client,
+        gateway_client(server.url, keep_alive_timeout="1s") as client,
     ):
 
         async def send_empty_lines() -> None:
@@ -346,7 +346,7 @@ async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str,
     size = 60_000
     async with (
         ScriptedServer(always_respond(http_response(bytes(size)))) as server,
-        running_gateway(server.url, idle_time=LONGER, keep_alive="1h") as gateway,
+        running_gateway(server.url, idle_timeout=LONGER, keep_alive_timeout="1h") as gateway,
         gateway.client() as client,
     ):
         client.stop_reading()
@@ -369,7 +369,7 @@ async def test_client_that_reads_the_rest_of_an_answer_slowly_gets_it_whole() ->
     sizes = [60_000] * 80
     async with (
         ScriptedServer(always_respond(http_response(bytes(sizes[0])))) as server,
-        running_gateway(server.url, idle_time=SHORT) as gateway,
+        running_gateway(server.url, idle_timeout=SHORT) as gateway,
         gateway.client() as client,
     ):
         for _ in sizes:

@@ -31,9 +31,9 @@ ROBOT = {"X-Api-Key": "key-of-robot"}
 WRONG = {"Authorization": "Bearer wrong-key"}
 
 ROUTES: list[dict[str, Any]] = [
-    {"match": {"model": "a"}, "auth": ["team-a", "robots"], "deny": ["config"]},
+    {"match": {"model": "a"}, "auth": ["team-a", "robots"], "deny_operations": ["config"]},
     {"match": {"model": "b"}, "auth": "team-b"},
-    {"match": {"kinds": ["health"]}},
+    {"match": {"operations": ["health"]}},
 ]
 """Of what they do not take, there is no route."""
 
@@ -72,9 +72,9 @@ async def _gateway(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
-            "keys": keys,
+            "api_keys": keys,
             "routes": [{**route, "upstream": "servers"} for route in routes],
             "limits": LIMITS,
         }

@@ -67,7 +67,7 @@ async def _gateway(
     made = Settings.model_validate(
         {
             "listen": listen,
-            "helper": "never",
+            "offload": "never",
             "upstreams": {"servers": {"endpoints": [server], "dialect": "triton"}},
             "limits": LIMITS,
             **settings,
@@ -196,7 +196,7 @@ async def test_whom_to_believe(
 ) -> None:
     async with (
         ScriptedServer(_model) as server,
-        _client_of(server.url, forwarded={"trust": trust}) as client,
+        _client_of(server.url, forwarded={"trusted_proxies": trust}) as client,
     ):
         for data in (request("POST", "/v2/x", b"hello"), infer_json()):
             await send(client, _with(data, *CLAIMS))

@@ -35,7 +35,7 @@ async def _servers(stack: AsyncExitStack) -> list[ScriptedServer]:
 async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
-        upstream = {"balance": {"hash": header}}
+        upstream = {"load_balancing": {"hash_header": header}}
         client = await stack.enter_async_context(
             gateway_client(*[server.url for server in servers], upstream=upstream)
         )
@@ -53,7 +53,7 @@ async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
 async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
-        upstream = {"balance": {"hash": "X-User"}}
+        upstream = {"load_balancing": {"hash_header": "X-User"}}
         client = await stack.enter_async_context(
             gateway_client(*[server.url for server in servers], upstream=upstream)
         )
@@ -68,7 +68,7 @@ async def test_each_in_turn(first: int) -> None:
         servers = await _servers(stack)
         client = await stack.enter_async_context(
             gateway_client(
-                *[server.url for server in servers], upstream={"balance": "choose_round_robin"}
+                *[server.url for server in servers], upstream={"load_balancing": "round_robin"}
             )
         )
         for _ in range(4 * COUNT):
@@ -84,7 +84,7 @@ async def test_where_its_endpoint_is_gone_a_value_goes_elsewhere() -> None:
             gateway_client(
                 nowhere,
                 *[server.url for server in servers],
-                upstream={"balance": {"hash": "X-User"}},
+                upstream={"load_balancing": {"hash_header": "X-User"}},
             )
         )
         for number in range(20):

@@ -32,7 +32,7 @@ def _settings(listen: str, server: str, **more: Any) -> Settings:
     return Settings.model_validate(
         {
             "listen": listen,
-            "helper": "never",
+            "offload": "never",
             "upstreams": {"servers": {"endpoints": [f"http://{server}"], "dialect": "triton"}},
             "limits": LIMITS,
             **more,

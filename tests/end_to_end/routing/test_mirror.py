@@ -75,12 +75,14 @@ async def mirrored(
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway before a server, with a mirror or without; leaving it waits for no mirror."""
     mirror = (
-        {} if shadow is None else {"mirror": {"upstream": "shadow", "share": share, **(own or {})}}
+        {}
+        if shadow is None
+        else {"mirror": {"upstream": "shadow", "percent": share, **(own or {})}}
     )
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {
                 "server": {"endpoints": [server], "dialect": "triton"},
                 "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
@@ -342,7 +344,9 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
-        mirrored(server.url, shadow.url, requests=1, waiting=0, held_bytes="1MiB") as gateway,
+        mirrored(
+            server.url, shadow.url, max_requests=1, max_queue=0, max_buffered_bytes="1MiB"
+        ) as gateway,
     ):
         async with gateway.client() as client:
             for number in range(MOST + 5):
@@ -352,7 +356,7 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
                 assert (await client.ask(large)).status == 200
         assert _under_way(gateway) == MOST
     assert (
-        "requests failed, 1 were not sent, last: 64 are under way (mirror.most)"
+        "requests failed, 1 were not sent, last: 64 are under way (mirror.max_concurrent)"
         in caplog.messages[0]
     )
 
@@ -374,7 +378,7 @@ async def test_copies_hold_a_quarter_of_what_clients_may() -> None:
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(reads_slowly) as shadow,
-        mirrored(server.url, shadow.url, held_bytes="1MiB") as gateway,
+        mirrored(server.url, shadow.url, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -444,7 +448,7 @@ async def test_a_mirror_that_hangs_does_not_hold_up_a_drain(
     caplog.set_level(logging.INFO, "tensorgate.access")
     async with ScriptedServer(model) as server, ScriptedServer(never_respond) as shadow:
         async with asyncio.timeout(5):
-            async with mirrored(server.url, shadow.url, drain_time=30) as gateway:
+            async with mirrored(server.url, shadow.url, drain_timeout=30) as gateway:
                 async with gateway.client() as client:
                     for data in (infer_json(), request("POST", GENERATE, TENSOR)):
                         assert (await client.ask(data)).status == 200
@@ -466,7 +470,7 @@ async def test_an_exchange_that_is_waited_for_is_still_mirrored() -> None:
         await connection.send(http_response(b"{}"))
 
     async with ScriptedServer(waits) as server, ScriptedServer(never_respond) as shadow:
-        serving = mirrored(server.url, shadow.url, drain_time=30)
+        serving = mirrored(server.url, shadow.url, drain_timeout=30)
         gateway = await serving.__aenter__()
         async with gateway.client() as client, asyncio.timeout(5):
             await client.send(request("POST", GENERATE, b"{}"))

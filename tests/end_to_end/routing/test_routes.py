@@ -83,7 +83,7 @@ async def _gateway(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {
                 name: {"endpoints": [server.url], "dialect": "triton"}
                 for name, server in servers.items()
@@ -123,7 +123,7 @@ async def test_models_have_their_own_servers(send: Send, fast_path_requests: lis
         routes = [
             {"match": {"model": "resnet*"}, "upstream": "one"},
             {"match": {"model": "re:bert-[0-9]+", "version": "2"}, "upstream": "two"},
-            {"match": {"kinds": ["health", "metadata"]}, "upstream": "two"},
+            {"match": {"operations": ["health", "metadata"]}, "upstream": "two"},
         ]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
             for target in ("/v2/models/resnet50/infer", "/v2/models/bert-7/versions/2/infer"):
@@ -165,7 +165,7 @@ async def test_what_is_denied(send: Send) -> None:
     }
     async with ScriptedServer(_model) as server:
         deny = ["repository", "config", "shared_memory", "other"]
-        routes = [{"upstream": "one", "deny": deny}]
+        routes = [{"upstream": "one", "deny_operations": deny}]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
             for target, word in denied.items():
                 reply = await send(client, _post(target))
@@ -206,7 +206,7 @@ async def test_a_canary(
 async def test_a_client_stays_with_one_server(send: Send) -> None:
     async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
-        routes = [{"upstream": upstream, "sticky": "X-User"}]
+        routes = [{"upstream": upstream, "sticky_header": "X-User"}]
         users = [f"user-{i}" for i in range(12)]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
             for _ in range(3):
@@ -262,7 +262,7 @@ async def test_limits_of_a_route(send: Send) -> None:
         routes: list[dict[str, Any]] = [
             {"match": {"model": "small"}, "upstream": "one", "limits": {"request_bytes": 1024}},
             {"match": {"model": "shallow"}, "upstream": "one", "limits": {"json_depth": 1}},
-            {"match": {"model": "hasty"}, "upstream": "slow", "limits": {"idle_time": "30ms"}},
+            {"match": {"model": "hasty"}, "upstream": "slow", "limits": {"idle_timeout": "30ms"}},
             {"upstream": "one"},
         ]
         body = json_request(*range(500))
@@ -279,7 +279,7 @@ async def test_limits_of_a_route(send: Send) -> None:
                 assert reply.status == status
             reply = await send(client, _post("/v2/models/hasty/infer"))
             assert reply.status == 504
-            assert "limits.idle_time" in reply.error
+            assert "limits.idle_timeout" in reply.error
 
 
 async def test_one_upstream_needs_no_route(send: Send) -> None:

@@ -42,7 +42,7 @@ async def gateway_to(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "helper": "never",
+            "offload": "never",
             "upstreams": {
                 name: {"endpoints": list(urls), "dialect": "triton"}
                 for name, urls in upstreams.items()
@@ -124,7 +124,7 @@ async def test_one_of_three_is_down_during_a_load() -> None:
         assert [len(server.requests) for server in servers] == [1, 1]
 
 
-@pytest.mark.parametrize("limit", ["idle_time", "total_time"])
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
 async def test_one_of_three_hangs_during_a_load(limit: str) -> None:
     async with servers_of(WORKS, _hangs, WORKS) as servers:
         urls = [server.url for server in servers]
@@ -200,7 +200,7 @@ async def test_index_and_statistics_are_those_of_all() -> None:
     async with _demo_servers(3) as urls:
         routes = [
             {"match": {"model": "identity_fp16"}, "upstream": "one"},
-            {"match": {"kinds": ["repository", "statistics", "metadata"]}, "upstream": "two"},
+            {"match": {"operations": ["repository", "statistics", "metadata"]}, "upstream": "two"},
         ]
         async with client_to(routes=routes, one=urls[:1], two=urls[1:]) as client:
             unload = "/v2/repository/models/identity_fp16/unload"
@@ -313,7 +313,7 @@ async def test_the_connection_of_a_probe_is_kept() -> None:
 async def test_health_that_is_not_served_here(deny: list[str]) -> None:
     async with ScriptedServer() as server:
         match = {} if deny else {"model": "m"}
-        routes = [{"match": match, "upstream": "main", "deny": deny}]
+        routes = [{"match": match, "upstream": "main", "deny_operations": deny}]
         async with client_to(routes=routes, main=[server.url]) as client:
             for path in (READY, "/v2/health/live"):
                 assert (await client.call("GET", path)).status == (403 if deny else 404)

@@ -26,7 +26,7 @@ CODINGS = [None, "gzip", "deflate"]
 @pytest.fixture(scope="module")
 def compressing(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway that compresses answers."""
-    route = {"compress": ["gzip", "deflate"]}
+    route = {"compression": ["gzip", "deflate"]}
     with serving(tmp_path_factory.mktemp("gateway"), tap.url, route=route) as gateway:
         yield gateway
 

@@ -550,14 +550,14 @@ def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
 
 def test_a_body_that_does_not_come(triton: TritonServer, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("impatient")
-    with serving(folder, triton.http_url, limits={"idle_time": "200ms"}) as gateway:
+    with serving(folder, triton.http_url, limits={"idle_timeout": "200ms"}) as gateway:
         with socket.create_connection((gateway.host, gateway.port), 10) as sock:
             sock.sendall(
                 b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nHost: x\r\n"
                 b"Content-Length: 100\r\n\r\n{"
             )
             answer = b""
-            while b"limits.idle_time" not in answer:
+            while b"limits.idle_timeout" not in answer:
                 piece = sock.recv(65536)
                 assert piece
                 answer += piece

@@ -88,12 +88,12 @@ def gateway(
         "upstreams": {
             "server": {"endpoints": [any_server.http_url], "dialect": any_server.dialect}
         },
-        "keys": {"people": {"file": str(folder / "keys")}},
+        "api_keys": {"people": {"file": str(folder / "keys")}},
         "routes": [
             {
                 "match": {"model": "identity_fp32"},
                 "upstream": "server",
-                "deny": ["infer", "generate"],
+                "deny_operations": ["infer", "generate"],
             },
             {"match": {"model": "add"}, "upstream": "server", "auth": ["people"]},
             {"upstream": "server"},

@@ -99,12 +99,12 @@ async def test_who_leaves_just_when_its_turn_comes_gives_it_to_the_next() -> Non
 
 
 @pytest.mark.parametrize(
-    ("idle_time", "total_time", "spent"),
+    ("idle_timeout", "request_timeout", "spent"),
     [(0.01, LONG, 0), (LONG, 0.01, 0), (LONG, LONG, LONG - 0.01), (LONG, LONG, LONG + 1)],
     ids=["idle", "total", "what is left", "nothing left"],
 )
 async def test_who_has_less_time_is_turned_away_as_it_is_over(
-    idle_time: float, total_time: float, spent: float
+    idle_timeout: float, request_timeout: float, spent: float
 ) -> None:
     """It is told when to try again, which no other end of the time tells."""
     concurrency_limit = _gate()
@@ -112,7 +112,7 @@ async def test_who_has_less_time_is_turned_away_as_it_is_over(
     for _ in range(20):  # which of two clocks is first is nothing to go by
         with (
             pytest.raises(GatewayError, match=r"and none ended within 0(\.0\d+)? s") as caught,
-            Deadline(idle_time, total_time, spent) as deadline,
+            Deadline(idle_timeout, request_timeout, spent) as deadline,
         ):
             await concurrency_limit.enter(deadline)
         assert caught.value.kind is ErrorKind.OVERLOADED

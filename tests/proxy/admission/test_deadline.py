@@ -23,13 +23,13 @@ async def test_what_is_done_in_time_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle_time", "total_time", "limit"),
-    [(SHORT, LONG, "limits.idle_time"), (LONG, SHORT, "limits.total_time")],
+    ("idle_timeout", "request_timeout", "limit"),
+    [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
 )
 async def test_it_is_the_clients_turn_first(
-    idle_time: float, total_time: float, limit: str
+    idle_timeout: float, request_timeout: float, limit: str
 ) -> None:
-    with pytest.raises(GatewayError) as caught, Deadline(idle_time, total_time):
+    with pytest.raises(GatewayError) as caught, Deadline(idle_timeout, request_timeout):
         await asyncio.sleep(LONG)
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
     assert caught.value.message.startswith("waiting for the client: ")
@@ -37,12 +37,12 @@ async def test_it_is_the_clients_turn_first(
 
 
 async def _waiting(
-    note: Callable[[Deadline], None], idle_time: float = SHORT, total_time: float = LONG
+    note: Callable[[Deadline], None], idle_timeout: float = SHORT, request_timeout: float = LONG
 ) -> GatewayError:
     """Note whose turn it is, and wait; give the error that ends that."""
 
     async def run() -> None:
-        with Deadline(idle_time, total_time) as turns:
+        with Deadline(idle_timeout, request_timeout) as turns:
             note(turns)
             await asyncio.sleep(LONG)
 
@@ -51,9 +51,9 @@ async def _waiting(
     return caught.value
 
 
-@pytest.mark.parametrize(("idle_time", "total_time"), [(SHORT, LONG), (LONG, SHORT)])
-async def test_the_servers_turn(idle_time: float, total_time: float) -> None:
-    error = await _waiting(lambda turns: turns.expect_server(URL), idle_time, total_time)
+@pytest.mark.parametrize(("idle_timeout", "request_timeout"), [(SHORT, LONG), (LONG, SHORT)])
+async def test_the_servers_turn(idle_timeout: float, request_timeout: float) -> None:
+    error = await _waiting(lambda turns: turns.expect_server(URL), idle_timeout, request_timeout)
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
 
@@ -90,7 +90,7 @@ async def test_turns_noted_too_late_change_nothing() -> None:
             finally:
                 turns.expect_client()
 
-    with pytest.raises(GatewayError, match=r"idle_time"):
+    with pytest.raises(GatewayError, match=r"idle_timeout"):
         await run()
 
 
@@ -127,7 +127,10 @@ async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
         async with asyncio.timeout(5):
             await run()
     assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
-    assert caught.value.message == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+    assert (
+        caught.value.message
+        == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+    )
 
 
 async def test_what_is_spent_does_not_count_as_idle_time() -> None:
@@ -157,7 +160,7 @@ def test_a_body_has_to_come_at_a_rate(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-    deadline = Deadline(LONG, LONG, body_rate=100, body_grace=grace)
+    deadline = Deadline(LONG, LONG, min_body_rate=100, min_body_rate_grace=grace)
 
     def receive() -> None:
         for seconds, size in pieces:
@@ -169,7 +172,9 @@ def test_a_body_has_to_come_at_a_rate(
     if not slow:
         receive()
         return
-    with pytest.raises(GatewayError, match=r"too slowly.*limits\.body_rate: 100 bytes") as caught:
+    with pytest.raises(
+        GatewayError, match=r"too slowly.*limits\.min_body_rate: 100 bytes"
+    ) as caught:
         receive()
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
@@ -197,13 +202,13 @@ async def _part(deadline: Deadline, url: str, time: float) -> str:
 
 
 @pytest.mark.parametrize(
-    ("idle_time", "total_time", "limit"),
-    [(SHORT, LONG, "limits.idle_time"), (LONG, SHORT, "limits.total_time")],
+    ("idle_timeout", "request_timeout", "limit"),
+    [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
 )
 async def test_one_part_that_waits_in_vain_does_not_end_the_others(
-    idle_time: float, total_time: float, limit: str
+    idle_timeout: float, request_timeout: float, limit: str
 ) -> None:
-    with Deadline(idle_time, total_time) as deadline:
+    with Deadline(idle_timeout, request_timeout) as deadline:
         with deadline.suspended_for_parts():
             ends = await asyncio.gather(
                 _part(deadline.part(), URL, LONG), _part(deadline.part(), URL, 0)
@@ -216,15 +221,15 @@ async def test_one_part_that_waits_in_vain_does_not_end_the_others(
 async def test_time_that_is_left_to_parts_counts_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run(idle_time: float, total_time: float) -> None:
-        with Deadline(idle_time, total_time) as deadline:
+    async def run(idle_timeout: float, request_timeout: float) -> None:
+        with Deadline(idle_timeout, request_timeout) as deadline:
             deadline.expect_server(URL)
             with deadline.suspended_for_parts():
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)
 
     monkeypatch.setattr(deadline_module, "_FOR_THE_ANSWER", SHORT)
-    for times, limit in [((LONG, SHORT), "total_time"), ((SHORT, LONG), "idle_time")]:
+    for times, limit in [((LONG, SHORT), "request_timeout"), ((SHORT, LONG), "idle_timeout")]:
         with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
             await run(*times)
 
@@ -269,21 +274,21 @@ async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatc
                 clock.advance(0)
                 await asyncio.sleep(0)
 
-    with pytest.raises(GatewayError, match="total_time"):
+    with pytest.raises(GatewayError, match="request_timeout"):
         await run()
 
 
 async def test_a_part_has_what_is_left() -> None:
     with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(), URL, LONG)
-    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
 
 
 async def test_a_part_may_have_a_share_of_it() -> None:
     with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(SHORT / LONG), URL, LONG)
         after = await _part(deadline.part(), URL, 0)
-    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.total_time)"
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
     assert after == "done"
 
 

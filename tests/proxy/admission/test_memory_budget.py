@@ -14,7 +14,7 @@ def test_all_exchanges_share_the_cap() -> None:
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert caught.value.retry_after == 1
         assert "holds 100 bytes" in caught.value.message
-        assert "at most 100 are held (limits.held_bytes)" in caught.value.message
+        assert "at most 100 are held (limits.max_buffered_bytes)" in caught.value.message
         other.resize(39)
         one.resize(61)
     assert held.total == 0

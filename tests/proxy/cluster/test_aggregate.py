@@ -179,7 +179,7 @@ async def test_an_index_that_lacks_models_is_an_error(turn: ServerStep, why: str
 
 async def test_an_upstream_that_hangs_is_named() -> None:
     one, two = servers(a=_models("x"), b=asyncio.Event())
-    limits = replace(LIMITS, idle_time=0.2)
+    limits = replace(LIMITS, idle_timeout=0.2)
     routes = weighted_routes(
         *(make_route(each, limits=limits, name=each.url[7:8]) for each in (one, two))
     )
@@ -187,7 +187,7 @@ async def test_an_upstream_that_hangs_is_named() -> None:
     assert (answer.status, _json(answer)["error"]) == (
         502,
         f"POST {INDEX} went well at upstream a, but failed: "
-        f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_time)",
+        f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
     )
 
 
@@ -354,8 +354,8 @@ async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
     ("hangs", "limits"),
     [
         (False, LIMITS),
-        (True, replace(LIMITS, idle_time=0.2)),
-        (True, replace(LIMITS, total_time=2)),
+        (True, replace(LIMITS, idle_timeout=0.2)),
+        (True, replace(LIMITS, request_timeout=2)),
     ],
     ids=["down", "hangs", "would take all the time"],
 )
@@ -431,7 +431,7 @@ async def test_statistics_name_the_endpoints_that_they_lack() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [replace(LIMITS, idle_time=0.2), replace(LIMITS, total_time=0.2)]
+    "limits", [replace(LIMITS, idle_timeout=0.2), replace(LIMITS, request_timeout=0.2)]
 )
 async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
     endpoints = servers(a=_stats(x=1), b=asyncio.Event(), c=_stats(x=2))

@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_takes_all_of_it_along() -> None:
 # ----------------------------------------------------------------------------- what is answered
 
 
-SHORT = replace(LIMITS, idle_time=0.2)
+SHORT = replace(LIMITS, idle_timeout=0.2)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ SHORT = replace(LIMITS, idle_time=0.2)
             lambda: {"a": asyncio.Event(), "b": OK, "c": OK},
             502,
             f"POST {LOAD} went well at {B}, {C}, but failed: "
-            f"waiting for {A}: nothing moved for 0.2 s (limits.idle_time)",
+            f"waiting for {A}: nothing moved for 0.2 s (limits.idle_timeout)",
             id="one hangs",
         ),
         pytest.param(
@@ -208,7 +208,7 @@ SHORT = replace(LIMITS, idle_time=0.2)
             },
             502,
             f"POST {LOAD} went well at {A}, {C}, but failed: "
-            f"waiting for {B}: nothing moved for 0.2 s (limits.idle_time)",
+            f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
             id="one hangs within its answer",
         ),
         pytest.param(
@@ -272,13 +272,13 @@ async def test_where_not_all_did_it_the_error_tells_which(
 
 
 async def test_the_end_of_all_time_does_not_hide_it_either() -> None:
-    limits = replace(LIMITS, total_time=0.2)
+    limits = replace(LIMITS, request_timeout=0.2)
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
     answer = await send_request(single_route(route), "POST", LOAD)
     assert answer.status == 502
     assert _error(answer) == (
         f"POST {LOAD} went well at {A}, but failed: "
-        f"waiting for {B}: not done in 0.2 s (limits.total_time)"
+        f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
     )
 
 
@@ -465,7 +465,7 @@ async def test_what_is_held_counts() -> None:
     held = MemoryBudget(100_000)
     answer = await send_request(single_route(replace(route, held=held)), "POST", LOAD)
     assert answer.status == 502
-    assert "limits.held_bytes" in _error(answer)
+    assert "limits.max_buffered_bytes" in _error(answer)
     assert held.total == 0
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
@@ -550,7 +550,7 @@ async def test_one_that_hangs_as_it_is_asked_for_its_models_is_named() -> None:
     assert answer.status == 502
     assert _error(answer) == (
         f"POST {UNLOAD} went well at {A}, but failed: "
-        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_time)"
+        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
     )
     assert sum(route.upstream.pool.outstanding) == 0
 

@@ -128,7 +128,7 @@ async def test_the_readiness_of_a_model_is_asked_of_its_server() -> None:
 
 async def test_who_waits_longer_than_the_limits_allow_is_told_for_whom() -> None:
     (endpoint,) = servers(a=asyncio.Event())
-    routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_time=0.03)))
+    routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
     answer = await send_request(routes, "GET", READY)
     assert answer.status == 504
     assert _error(answer).startswith("waiting for the endpoints of servers: nothing moved")

@@ -119,7 +119,7 @@ async def test_one_that_hangs_is_named() -> None:
     endpoints = servers(
         a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
     )
-    routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_time=0.2)))
+    routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_timeout=0.2)))
     answer = await send_request(routes, "GET", "/v2/trace/setting")
     assert (answer.status, answer.body) == (200, ON)
     assert (answer.headers[DIFFERING_ENDPOINTS], answer.headers[FAILED_ENDPOINTS]) == (

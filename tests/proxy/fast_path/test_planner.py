@@ -607,7 +607,7 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
 @pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
 async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls: bool) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = make_route(bad, good, limits=replace(LIMITS, idle_time=0.1) if stalls else LIMITS)
+    route = make_route(bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS)
     straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
@@ -863,15 +863,17 @@ async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: 
 
 
 @pytest.mark.parametrize(
-    ("idle_time", "total_time", "what"),
+    ("idle_timeout", "request_timeout", "what"),
     [
-        (2, 8, "nothing moved for 2 s (limits.idle_time)"),
-        (8, 2, "not done in 2 s (limits.total_time)"),
-        (2, 2, "not done in 2 s (limits.total_time)"),
+        (2, 8, "nothing moved for 2 s (limits.idle_timeout)"),
+        (8, 2, "not done in 2 s (limits.request_timeout)"),
+        (2, 2, "not done in 2 s (limits.request_timeout)"),
     ],
 )
-async def test_a_server_that_is_late(idle_time: float, total_time: float, what: str) -> None:
-    scene = _Scene(replace(LIMITS, idle_time=idle_time, total_time=total_time))
+async def test_a_server_that_is_late(
+    idle_timeout: float, request_timeout: float, what: str
+) -> None:
+    scene = _Scene(replace(LIMITS, idle_timeout=idle_timeout, request_timeout=request_timeout))
     scene.infer()
     scene.clock.advance(1.75)
     assert scene.outstanding == 1
@@ -975,7 +977,7 @@ async def test_an_answer_that_has_begun_and_breaks_off_is_cut() -> None:
 
 @pytest.mark.parametrize("headers", [{HEADER_LENGTH: "9"}, {}])
 async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> None:
-    scene = _Scene(replace(LIMITS, idle_time=0.02))
+    scene = _Scene(replace(LIMITS, idle_timeout=0.02))
     scene.infer()
     scene.receiver.on_headers(
         ScriptedUpstreamResponse(200, headers, [asyncio.Event()]).with_log(scene.log)
@@ -983,7 +985,7 @@ async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> No
     answer = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(answer)
     assert answer.status == 504
-    text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_time)"
+    text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
     assert json.loads(answer.body) == {"error": text}
     assert scene.outstanding == 0
 

@@ -291,18 +291,18 @@ async def test_a_bomb_is_refused_early(target: str) -> None:
         target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
     )
     assert answer.status == (413 if target == GENERATE else 400)  # zeros are no JSON
-    scene = Scene(limits=replace(limits, inflation=2000))
+    scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
     await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
     assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
 
 
 async def test_the_limit_of_the_route_counts() -> None:
     body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
-    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, inflation=9)
+    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
     scene = Scene(limits=limits)
     answer = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
     assert answer.status == 413
-    assert b"9 times its size (limits.inflation)" in answer.body
+    assert b"9 times its size (limits.max_decompression_ratio)" in answer.body
 
 
 # ------------------------------------------------------------------------------- what it takes
@@ -311,8 +311,8 @@ async def test_the_limit_of_the_route_counts() -> None:
 class _Noting(Deadline):
     """Notes what came of the client's body, and how often it was the client's turn."""
 
-    def __init__(self, idle_time: float = 60) -> None:
-        super().__init__(idle_time, 60)
+    def __init__(self, idle_timeout: float = 60) -> None:
+        super().__init__(idle_timeout, 60)
         self.sizes: list[int] = []
 
     def received(self, size: int) -> None:

@@ -484,7 +484,7 @@ async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[st
     assert held.total == 2000
     (message,) = told()
     assert message.startswith(f"{START}0 of 0 requests failed, 1 were not sent, last: the gateway")
-    assert message.endswith("at most 2500 are held (limits.held_bytes)")
+    assert message.endswith("at most 2500 are held (limits.max_buffered_bytes)")
     waiting.cancel()
     hang.set()
     await scene.over()
@@ -497,7 +497,8 @@ async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
         assert (await scene.ask(INFER, json_request())).status == 200
     assert scene.mirror.in_flight == 2
     assert told() == [
-        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way (mirror.most)"
+        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way "
+        f"(mirror.max_concurrent)"
     ]
     hang.set()
     await scene.over()
@@ -616,11 +617,11 @@ async def test_a_model_that_the_mirror_does_not_know(told: Callable[[], list[str
 
 
 async def test_the_limits_are_those_of_the_rule(told: Callable[[], list[str]]) -> None:
-    limits = replace(LIMITS, idle_time=0.02)
+    limits = replace(LIMITS, idle_timeout=0.02)
     scene = Scene(shadow=[asyncio.Event()], limits=limits)
     await scene.ask(INFER, json_request())
     await scene.over()
-    why = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_time)"
+    why = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 

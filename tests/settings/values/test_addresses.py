@@ -6,8 +6,8 @@ from gateway.settings.values.addresses import (
     UnixAddress,
     has_host_name,
     parse_address,
+    parse_endpoint,
     parse_host,
-    parse_operation,
     parse_path,
 )
 
@@ -146,13 +146,13 @@ def test_what_is_no_host(written: object, message: str) -> None:
 
 @pytest.mark.parametrize(("written", "url"), ENDPOINTS)
 def test_an_endpoint_is_a_url_in_one_form(written: str, url: str) -> None:
-    assert parse_operation(written) == url
+    assert parse_endpoint(written) == url
 
 
 @pytest.mark.parametrize(("written", "message"), NOT_ENDPOINTS)
 def test_what_is_no_endpoint(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
-        parse_operation(written)
+        parse_endpoint(written)
     assert str(error.value) == message
 
 

@@ -4,9 +4,9 @@ from gateway.settings.values.wording import closest_name, did_you_mean, suggest
 
 KNOWN = (
     "triton",
-    "idle_time",
-    "choose_least_request",
-    "choose_round_robin",
+    "idle_timeout",
+    "least_request",
+    "round_robin",
     "FP32",
     "BYTES",
     "warning",
@@ -21,12 +21,12 @@ KNOWN = (
         (" triton ", "triton"),
         ("Triton Inference Server", "triton"),
         ("tritn", "triton"),
-        ("idle-time", "idle_time"),
-        ("idleTime", "idle_time"),
-        ("Idle Time", "idle_time"),
-        ("idel_time", "idle_time"),
-        ("round-robin", "choose_round_robin"),
-        ("LEAST_REQUEST", "choose_least_request"),
+        ("idle-timeout", "idle_timeout"),
+        ("idleTimeout", "idle_timeout"),
+        ("Idle Timeout", "idle_timeout"),
+        ("idel_timeout", "idle_timeout"),
+        ("round-robin", "round_robin"),
+        ("LEAST_CONN", "least_request"),
         ("float32", "FP32"),
         ("string", "BYTES"),
         ("warn", "warning"),
@@ -44,7 +44,7 @@ def test_what_is_like_no_known_name_has_none(name: object) -> None:
 
 def test_all_known_names_are_listed_only_where_none_is_near() -> None:
     assert suggest("tritn", KNOWN[:2]) == "; did you mean triton?"
-    assert suggest("vllm", KNOWN[:2]) == "; known: triton, idle_time"
+    assert suggest("vllm", KNOWN[:2]) == "; known: triton, idle_timeout"
 
 
 def test_a_known_name_in_quotes_is_meant_without_them() -> None:

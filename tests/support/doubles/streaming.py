@@ -211,8 +211,8 @@ LIMITS = Limits(
     header_bytes=10_000,
     json_depth=64,
     spool_bytes=10_000,
-    idle_time=30,
-    total_time=60,
+    idle_timeout=30,
+    request_timeout=60,
 )
 
 

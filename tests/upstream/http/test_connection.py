@@ -873,7 +873,7 @@ async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
 
     seen = asyncio.Event()
     async with no_leaks(), ScriptedServer(script) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5)
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert await response.read() == b"good"
         seen.set()
@@ -898,7 +898,7 @@ async def test_a_body_until_close_over_tcp() -> None:
 
     seen = asyncio.Event()
     async with no_leaks(), ScriptedServer(closes, resets) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_time=5)
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
         request = UpstreamRequest("GET", "/", CIMultiDict(), None)
         response = await endpoint.send(request)
         data = b""

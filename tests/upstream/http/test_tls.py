@@ -50,10 +50,12 @@ async def endpoint(
     url: str,
     context: ssl.SSLContext | None = None,
     server_name: str | None = None,
-    connect_time: float = 5,
+    connect_timeout: float = 5,
 ) -> AsyncIterator[HttpEndpoint]:
     async with no_leaks():
-        made = HttpEndpoint(parse_server_url(url, context or trusting(), server_name), connect_time)
+        made = HttpEndpoint(
+            parse_server_url(url, context or trusting(), server_name), connect_timeout
+        )
         yield made
         await made.close()
 
@@ -71,10 +73,10 @@ async def refusal(
     url: str,
     context: ssl.SSLContext | None = None,
     server_name: str | None = None,
-    connect_time: float = 5,
+    connect_timeout: float = 5,
 ) -> str:
     """Give why there is no connection."""
-    async with endpoint(url, context, server_name, connect_time) as made:
+    async with endpoint(url, context, server_name, connect_timeout) as made:
         with pytest.raises(GatewayError) as caught:
             await ask(made)
     assert caught.value.kind is ErrorKind.UNREACHABLE
@@ -185,7 +187,7 @@ async def test_a_server_without_tls() -> None:
 async def test_a_server_that_never_ends_the_handshake() -> None:
     async with ScriptedServer(never_respond) as server:
         url = server.url.replace("http:", "https:")
-        assert await refusal(url, connect_time=0.1) == "no connection in time"
+        assert await refusal(url, connect_timeout=0.1) == "no connection in time"
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
 
@@ -219,7 +221,7 @@ async def test_a_unix_socket_whose_queue_is_full(tmp_path: Path) -> None:
         listening.bind(path)
         listening.listen(0)
         first.connect(path)
-        assert await refusal(f"unix:{path}", connect_time=0.1) == "no connection in time"
+        assert await refusal(f"unix:{path}", connect_timeout=0.1) == "no connection in time"
         async with endpoint(f"unix:{path}") as made:
             asking = asyncio.create_task(ask(made))
             await asyncio.sleep(0.05)

@@ -28,7 +28,7 @@ REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
 
 
 def _connect(address: ServerAddress) -> HttpEndpoint:
-    return HttpEndpoint(address, connect_time=5)
+    return HttpEndpoint(address, connect_timeout=5)
 
 
 @asynccontextmanager
