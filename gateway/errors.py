@@ -80,6 +80,11 @@ def strip_tracebacks(error: _E) -> _E:
     return error
 
 
+def shorten(text: str, most: int) -> str:
+    """Cut a text that an error or a log line quotes to so many characters and three dots."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
 def escape_for_log(message: str) -> str:
     """Escape line breaks and control characters of a message, for a line of the log.
 

@@ -20,6 +20,8 @@ from httptools import (
 )
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.sizes import CACHED_HEADS
+
 MAX_HEAD = 64 * 1024
 """Bytes of a head at most."""
 
@@ -28,8 +30,6 @@ _MAX_FIELDS = 128
 
 MAX_CACHED_HEAD = 2048
 """Bytes of a head that is remembered: whoever sends the same again is given the same object."""
-_REMEMBERED = 512
-"""How many of those: most heads look like one before, and need no second look."""
 
 _LONGEST_LENGTH = 20
 """Digits of a Content-Length at most."""
@@ -179,7 +179,7 @@ def parse_request_head(head: bytes) -> RequestHead:
     return _request_head(head) if len(head) <= MAX_CACHED_HEAD else _request_head.__wrapped__(head)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _request_head(head: bytes) -> RequestHead:
     fields = _Fields()
     parser = HttpRequestParser(fields)
@@ -214,7 +214,7 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
     return _response_head.__wrapped__(head, method)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _response_head(head: bytes, method: str) -> ResponseHead:
     fields = _Fields()
     parser = HttpResponseParser(fields)

@@ -108,7 +108,8 @@ class ClientConnection(Connection):
         self._note_answer(answer.status, answer.size)
         if self.closed or self._body is None:
             return
-        # While draining too, a client that was not told may send its next request: see close_for_drain.
+        # While draining too, a client that was not told may send its next request: see
+        # close_for_drain.
         if not answer.finished or answer.last or self._broken:
             self.close()
             return

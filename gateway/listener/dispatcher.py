@@ -18,11 +18,9 @@ from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
-
-_REMEMBERED = 512
-"""Heads of requests, and what becomes of them."""
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -52,7 +50,7 @@ class RequestDispatcher(ConnectionHost):
         self.forwarding = forwarding
         self._exchange = exchange
         self._straight = straight
-        self._plan = lru_cache(maxsize=_REMEMBERED)(self._make_plan)
+        self._plan = lru_cache(maxsize=CACHED_HEADS)(self._make_plan)
         self._access_log = access_log
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}

@@ -15,13 +15,11 @@ from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_head_lines
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
+from gateway.sizes import CACHED_HEADS
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-
-_REMEMBERED = 512
-"""First lines of answers."""
 
 
 class HttpRequest(ClientRequest):
@@ -151,7 +149,7 @@ def encode_response(
     return b"".join((start, length, body))
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _start(
     status: int, reason: str, headers: HeaderLines, last: bool, second: int
 ) -> tuple[bytes, bool]:

@@ -18,7 +18,8 @@ HEADER_SIZE_PARAMETER = "json-header-size"
 class Cloud:
     """A cloud's content type for bodies with binary tensors, in lower case.
 
-    ``length_in_response_type`` tells whether its clients read the header length of an answer from its type
+    ``length_in_response_type`` tells whether its clients read the header length of an answer from
+    its type
     too; else they read it from the header of the protocol.
     """
 
@@ -97,6 +98,7 @@ def _size(value: str) -> int:
         value = _ESCAPED.sub(r"\1", value[1:-1])
     if not _SIZE.fullmatch(value):
         raise bad_request(
-            f"{HEADER_SIZE_PARAMETER} of the Content-Type must be a number of bytes, got {value[:60]!r}"
+            f"{HEADER_SIZE_PARAMETER} of the Content-Type must be a number of bytes, "
+            f"got {value[:60]!r}"
         )
     return int(value)

@@ -9,7 +9,9 @@ from typing import Any
 
 import orjson
 
+from gateway.errors import shorten
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.sizes import QUOTED_NAME
 
 _BINARY_FORM = "binary_tensor_data"
 
@@ -23,7 +25,6 @@ _BINARY_SINCE = {
 }
 
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +112,4 @@ def _is_text(value: object) -> bool:
 
 
 def _shown(text: str) -> str:
-    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    return ascii(shorten(text, QUOTED_NAME))

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import unquote
 
+from gateway.sizes import CACHED_HEADS
+
 
 class OperationKind(Enum):
     """What there is to ask for, in the protocol and its extensions."""
@@ -167,7 +169,7 @@ _METHODS = {
 }
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=CACHED_HEADS)
 def parse_operation(method: str, target: str) -> Operation:
     """Tell what a request line asks for; whatever is not known is OTHER.
 
@@ -177,7 +179,7 @@ def parse_operation(method: str, target: str) -> Operation:
     return _parse_path(method, target.partition("?")[0])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=CACHED_HEADS)
 def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
     """Tell what a request line asks for, in each of the ways in which servers read a path.
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_request
+from gateway.errors import bad_request, shorten
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.operations import Operation, model_path
 from gateway.protocol.request_features import RequestFeatures, read_features
 from gateway.protocol.request_header import DataSource, InputTensor, found
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.sizes import QUOTED_NAME
 
 MODELS_PATH = "/v1/models"
 """Where KServe lists its models."""
@@ -39,7 +40,6 @@ V1_RESPONSE = replace(
 """An answer of which a V1 client is told: it cannot ask for outputs in another form."""
 
 _DEFAULT_SIGNATURES = ("", "serving_default")
-_SHOWN = 60
 _LONGEST_REASON = 1000
 
 
@@ -218,4 +218,4 @@ def ready_model_names(document: Any) -> list[str]:
 
 def _shown(value: object) -> str:
     text = orjson.dumps(value).decode()
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return shorten(text, QUOTED_NAME)

@@ -112,7 +112,8 @@ async def proxy_call(
 ) -> None:
     """Make the exchange of a request that one server answers.
 
-    Raises GatewayError, and UpstreamResponseError with the answer to a question of the gateway's own.
+    Raises GatewayError, and UpstreamResponseError with the answer to a question of the gateway's
+    own.
     """
     await understand(request, asked, route.upstream, turns)
     with route.held.reserve() as holding:

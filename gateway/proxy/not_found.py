@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gateway.errors import shorten
 from gateway.protocol.operations import OPERATION_KINDS, parse_operation_variants
 from gateway.routing.matcher import Match
-
-_SHOWN = 100
-"""Characters of a request's path that are repeated."""
-_LISTED = 20
-"""Models that are listed."""
+from gateway.sizes import LISTED_NAMES, QUOTED_TEXT
 
 
 def unmatched(method: str, target: str, matches: Iterable[Match], with_key: bool) -> str:
@@ -19,7 +16,7 @@ def unmatched(method: str, target: str, matches: Iterable[Match], with_key: bool
     The words are the same where there is none for who shows a key.
     """
     path = target.partition("?")[0]
-    shown = path if len(path) <= _SHOWN else path[:_SHOWN] + "..."
+    shown = shorten(path, QUOTED_TEXT)
     key = " with this key" if with_key else ""
     several = len(parse_operation_variants(method, target)) > 1
     odd = "; its path can be read in more than one way" if several else ""
@@ -31,8 +28,8 @@ def _listed(matches: Iterable[Match]) -> str:
     served = list(dict.fromkeys(served))
     if not served:
         return ""
-    more = f" and {len(served) - _LISTED} more" if len(served) > _LISTED else ""
-    return f"; models that are served: {', '.join(served[:_LISTED])}{more}"
+    more = f" and {len(served) - LISTED_NAMES} more" if len(served) > LISTED_NAMES else ""
+    return f"; models that are served: {', '.join(served[:LISTED_NAMES])}{more}"
 
 
 def _served(match: Match) -> str:

@@ -53,7 +53,8 @@ async def forwarded_body(
     """Give the body to send: none where the client sent none, a small one as a whole.
 
     What is at hand as a whole can be sent again. A body that does not say its size is given as it
-    comes, or in ``limits_chunks``. Raises GatewayError (400), before the server has it, for JSON that
+    comes, or in ``limits_chunks``. Raises GatewayError (400), before the server has it, for JSON
+    that
     nests deeper than the cap, and 503 where too much is held.
     """
     if body.size == 0:

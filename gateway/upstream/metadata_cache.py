@@ -14,13 +14,9 @@ from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebac
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.transport import UpstreamEndpoint
-
-_LARGEST_DOCUMENT = 4 * 1024 * 1024
-
-_SHOWN = 200
-"""Characters of broken metadata that are quoted at most."""
 
 Key = tuple[str, str | None, bool]
 
@@ -129,7 +125,8 @@ async def fetch_metadata(
 ) -> ModelMetadata:
     """Ask a server what a model takes: its metadata, and whether it batches from its config.
 
-    Without ``batches`` the config is not asked for. Raises UpstreamResponseError where the server does
+    Without ``batches`` the config is not asked for. Raises UpstreamResponseError where the server
+    does
     not give it, and GatewayError (502) that says what of it makes no sense.
     """
     path = model_path(model, version)
@@ -149,7 +146,7 @@ async def fetch_metadata(
         shown = orjson.dumps(entries).decode()
         raise bad_response(
             f"{endpoint.url} gave metadata of model '{model}' whose inputs make no sense: "
-            f"{shown[:_SHOWN]}"
+            f"{shown[:QUOTED_TEXT]}"
         ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))
 
@@ -185,5 +182,5 @@ def _max_batch_size(config: bytes) -> int:
 
 
 async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
-    document = await send_control_request(endpoint, "GET", path, _LARGEST_DOCUMENT)
+    document = await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
     return document.status, document.content_type, document.body

@@ -113,7 +113,8 @@ class PendingRequest(ABC):
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
-    ``own_request_headers`` are the headers by which the gateway's own requests, which no client has made,
+    ``own_request_headers`` are the headers by which the gateway's own requests, which no client
+    has made,
     say who asks.
     """
 

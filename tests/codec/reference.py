@@ -409,7 +409,8 @@ def request_as_json(
 ) -> Fields:
     """Write a request in binary form for a server that takes JSON only.
 
-    BYTES are as `input_encodings` says by the index of the input, text where they have a content type,
+    BYTES are as `input_encodings` says by the index of the input, text where they have a content
+    type,
     and else `bytes_encoding`; outputs `as_base64` are asked for so. Raises RefusedError.
     """
     header.get("parameters", {}).pop("binary_data_output", None)

@@ -217,9 +217,9 @@ def test_a_binary_answer_says_what_it_holds(kind: str) -> None:
     check(lambda: JsonResponseConverter(size, JsonPolicies()), body)
     for form in V1Format:
         check(
-            lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),
+            lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),  # noqa: B023
             body,
-        )  # noqa: B023
+        )
 
 
 TEXT_ROWS = entry("t", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})

@@ -18,7 +18,8 @@ TENSORGATE = str(Path(sys.executable).with_name("tensorgate"))
 FAST_FILE_WATCH = (
     sys.executable,
     "-c",
-    "from gateway.system import files; files.POLL_INTERVAL = 0.1; from gateway.cli import main; main()",
+    "from gateway.system import files; files.POLL_INTERVAL = 0.1;"
+    " from gateway.cli import main; main()",
 )
 """The same command, but that it looks at its files ten times a second."""
 

@@ -54,7 +54,8 @@ def concurrency_limit_of(
 ) -> ConcurrencyLimit | None:
     """Make the gate of a place, for one of so many workers; None where there is no limit.
 
-    One from ``before`` goes on, as it lets in as many as it did until ``apply_concurrency`` is called.
+    One from ``before`` goes on, as it lets in as many as it did until ``apply_concurrency`` is
+    called.
     """
     numbers = _numbers(declared, workers)
     if numbers is None:

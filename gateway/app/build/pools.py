@@ -39,7 +39,8 @@ def build_pool(
     ``context`` is for TLS, ``connect_timeout`` in seconds; ``buffers`` counts what connections
     buffer.
     ``tell`` is told which endpoints are ejected, and which answer again; ``interpreter`` asks them
-    what they are, where the settings do not say. ``own_request_headers`` names the gateway where it asks.
+    what they are, where the settings do not say. ``own_request_headers`` names the gateway where
+    it asks.
     """
 
     def connect(address: ServerAddress) -> HttpEndpoint:

@@ -32,7 +32,8 @@ _ASK_AGAIN = 1.0
 class UpstreamSpec:
     """Tell all that an upstream is made of: what is made of equal recipes does the same.
 
-    Times are in seconds. ``own_request_headers`` is what the gateway's own requests have, to name it.
+    Times are in seconds. ``own_request_headers`` is what the gateway's own requests have, to name
+    it.
     ``certificates`` tells what the files of its TLS hold, of which
     ``context`` is made; there is none without TLS.
     """

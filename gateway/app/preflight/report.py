@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import groupby
 
+from gateway.sizes import QUOTED_TEXT
+
 EXIT_MISMATCH, EXIT_NOT_READY = 3, 4
 """Exit statuses: something is another than declared; a server is not ready, or cannot be asked."""
-
-_SHOWN = 200
-"""Characters that are repeated of what a server answered."""
 
 
 class Verdict(Enum):
@@ -68,7 +67,7 @@ class Report:
 
 def excerpt(body: bytes) -> str:
     """Give what is repeated of a server's answer, in one line."""
-    return " ".join(body[:_SHOWN].decode(errors="replace").split())
+    return " ".join(body[:QUOTED_TEXT].decode(errors="replace").split())
 
 
 def _text(finding: ProbeResult) -> str:

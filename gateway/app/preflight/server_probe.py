@@ -8,12 +8,12 @@ from gateway.app.preflight.report import Verdict, excerpt
 from gateway.errors import GatewayError
 from gateway.protocol.dialect_detection import DetectedDialect as Recognised
 from gateway.protocol.dialects import DIALECTS, Dialect
+from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.dialect import detect_dialect
 from gateway.upstream.transport import UpstreamEndpoint
 
 _READY = "/v2/health/ready"
-_LARGEST_ANSWER = 64 * 1024
 
 
 async def probe_server(
@@ -24,7 +24,7 @@ async def probe_server(
     verdict = Verdict.UNAVAILABLE
     try:
         async with asyncio.timeout(time):
-            answer = await send_control_request(endpoint, "GET", _READY, _LARGEST_ANSWER)
+            answer = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
             verdict = Verdict.NOT_READY
             is_ready = answer.status == 200
             said = f"{answer.status} {excerpt(answer.body)}".rstrip()

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from gateway.app.build.upstreams import UpstreamSpec
 from gateway.app.reload.resources import Resources
 from gateway.settings.schema import Settings
-
-_LISTED = 20
-"""Upstreams that are named."""
+from gateway.sizes import LISTED_NAMES
 
 _KEPT = ("workers",)
 """What is as it was at the start: the number of processes does not change while they run."""
@@ -51,6 +49,6 @@ def _upstreams(
 
 
 def _listed(marked: Collection[str]) -> str:
-    some = list(marked)[:_LISTED]
-    more = f" and {len(marked) - _LISTED} more" if len(marked) > _LISTED else ""
+    some = list(marked)[:LISTED_NAMES]
+    more = f" and {len(marked) - LISTED_NAMES} more" if len(marked) > LISTED_NAMES else ""
     return " ".join(some) + more

@@ -49,7 +49,9 @@ class Resources:
 
 
 def gather(settings: Settings, before: Resources | None = None) -> Resources:
-    """Load what settings name; it takes a while. Raises ListenError, UpstreamTlsError, ApiKeysError.
+    """Load what settings name; it takes a while.
+
+    Raises ListenError, UpstreamTlsError, ApiKeysError.
 
     TLS with clients that is declared as ``before`` is the one from before, and so are keys: they
     renew themselves. The identity always is the one from before.

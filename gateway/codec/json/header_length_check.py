@@ -10,9 +10,7 @@ from gateway.codec.json.structure_scan import mask_strings
 from gateway.codec.json.value_walk import scan_values
 from gateway.errors import bad_request, bad_response
 from gateway.protocol.json_errors import ExtractedArray, original_offset
-
-_WINDOW = 64 * 1024
-"""Bytes that are looked at at once."""
+from gateway.sizes import SCAN_WINDOW
 
 _KEY = b'"binary_data_size"'
 _SPACE = b" \t\r\n"
@@ -44,9 +42,9 @@ class HeaderLengthCheck:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Look at the next bytes of the answer; raises GatewayError (502)."""
-        for start in range(0, len(data), _WINDOW):
+        for start in range(0, len(data), SCAN_WINDOW):
             if self._is_json:
-                self._look_at(bytes(data[start : start + _WINDOW]))
+                self._look_at(bytes(data[start : start + SCAN_WINDOW]))
 
     def _look_at(self, window: bytes) -> None:
         if not self._begun:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gateway.errors import GatewayError, bad_request
-
-_WINDOW = 64 * 1024
-"""Bytes that are looked at at once."""
+from gateway.sizes import SCAN_WINDOW
 
 _QUOTE = ord('"')
 _OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
@@ -50,8 +48,8 @@ class NestingCheck:
 
     def feed(self, text: bytes | memoryview) -> None:
         """Look at the next part; raises GatewayError (400) where it nests too deep."""
-        for start in range(0, len(text), _WINDOW):
-            window = bytes(text[start : start + _WINDOW])
+        for start in range(0, len(text), SCAN_WINDOW):
+            window = bytes(text[start : start + SCAN_WINDOW])
             if not self._begun:
                 self._begin(window.lstrip(_BEFORE))
             if not self._nests:

@@ -15,13 +15,13 @@ from gateway.codec.json.value_walk import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import invalid_json_error, parse_json, quote_bytes
+from gateway.sizes import QUOTED_NAME
 
 _T = TypeVar("_T")
 
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\n\r,:"\[\]{}]++')
-_SHOWN = 40
 _LOOK = 2 * 1024
 """Bytes that are looked at first for the end of a value: most are short."""
 
@@ -157,7 +157,7 @@ class JsonTextReader:
 
     def refuse(self, why: str) -> Steps[NoReturn]:
         """Raise GatewayError (400) that shows what stands here."""
-        near = quote_bytes((yield from self.window(_SHOWN)))
+        near = quote_bytes((yield from self.window(QUOTED_NAME)))
         raise bad_request(
             f"the request is not valid JSON: {why} at byte {self.place}, near: {near}"
         )

@@ -41,7 +41,8 @@ _V2_TENSOR = re.compile(
 class PredictRequest:
     """A request as the server will get it, all outputs in binary form, and what the client wants.
 
-    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See JsonRequestConverter
+    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See
+    JsonRequestConverter
     for ``input_encodings``.
     """
 
@@ -140,7 +141,8 @@ class PredictRequestConverter:
         mark = yield from text.mark()
         if mark != b"{":
             raise bad_request(
-                f"the request must be a JSON object with instances or inputs, got {describe_json_kind(mark)}"
+                "the request must be a JSON object with instances or inputs, "
+                f"got {describe_json_kind(mark)}"
             )
         text.skip(1)
         mark = yield from text.mark()

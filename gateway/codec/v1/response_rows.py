@@ -17,9 +17,8 @@ from gateway.codec.v1.nested_writer import (
 )
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
+from gateway.sizes import ENCODE_CHUNK
 
-_PIECE = 32 * 1024
-"""Bytes that become text at a time."""
 _MOST_ROWS = 1024
 """Rows likewise."""
 
@@ -95,8 +94,8 @@ class NumberRowBuffer:
             return
         writer = self._writer(self._shape, number)
         end = (number + 1) * self.row_size
-        for start in range(number * self.row_size, end, _PIECE):
-            yield writer.feed(memoryview(self._data)[start : min(start + _PIECE, end)])
+        for start in range(number * self.row_size, end, ENCODE_CHUNK):
+            yield writer.feed(memoryview(self._data)[start : min(start + ENCODE_CHUNK, end)])
         yield writer.end()
 
     def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumberEncoder:
@@ -148,8 +147,8 @@ class BytesRowBuffer(BytesElementEncoder):
             return
         behind = number + 1
         end = self._starts[behind] if behind < len(self._starts) else len(self._text)
-        for start in range(self._starts[number], end, _PIECE):
-            yield bytes(self._text[start : min(start + _PIECE, end)])
+        for start in range(self._starts[number], end, ENCODE_CHUNK):
+            yield bytes(self._text[start : min(start + ENCODE_CHUNK, end)])
 
     def _lead(self) -> bytes:
         index = self.count % self._in_row
@@ -167,7 +166,7 @@ def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -
         (b"," if number else b"{") + orjson.dumps(name) + b":" for number, name in enumerate(names)
     ]
     largest = max(tensor.row_size for tensor in tensors)
-    step = min(_MOST_ROWS, _PIECE // max(1, largest))
+    step = min(_MOST_ROWS, ENCODE_CHUNK // max(1, largest))
     yield b"["
     for first in range(0, count, max(1, step)):
         if first:

@@ -19,6 +19,7 @@ from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_bytes
 from gateway.protocol.v1 import BASE64_KEY
+from gateway.sizes import LISTED_NAMES, QUOTED_NAME
 
 _OPENINGS = b"[ \t\n\r"
 _BASE64_OBJECT = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
@@ -30,10 +31,6 @@ _WINDOWS = (2 * 1024, 32 * 1024)
 """Bytes of elements that are looked at together: most arrays end in the first ones."""
 _MEMBERS = 16
 """Members of an object, likewise."""
-_SHOWN = 60
-"""Characters of a name that an error repeats."""
-_LISTED = 20
-"""Inputs that an error lists."""
 
 
 def read_members(
@@ -56,7 +53,7 @@ def read_members(
         name = yield from text.name()
         if name not in tensors:
             raise bad_request(
-                f"{where} names '{name[:_SHOWN]}', but the model takes {input_names(tensors)}"
+                f"{where} names '{name[:QUOTED_NAME]}', but the model takes {input_names(tensors)}"
             )
         if name in named:
             raise bad_request(f"{where} names '{name}' twice")
@@ -74,7 +71,9 @@ def read_members(
 
 def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
     """List the inputs that a model takes."""
-    return ", ".join(list(tensors)[:_LISTED]) + (", ..." if len(tensors) > _LISTED else "")
+    return ", ".join(list(tensors)[:LISTED_NAMES]) + (
+        ", ..." if len(tensors) > LISTED_NAMES else ""
+    )
 
 
 def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:

@@ -34,18 +34,16 @@ from gateway.protocol.request_header import (
     set_binary_size,
 )
 from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
 LARGEST = WINDOW
 """Bytes of a request that are converted at once."""
 
-_LARGEST_AROUND = 16 * 1024
-"""Bytes around the data that are remembered."""
 
 _FEW = 2 * 1024
 """Bytes of an array from which on simdjson and numpy take less time; C always does."""
 
 _MOST_ARRAYS = 256
-_REMEMBERED = 256
 _KEY = b'"data"'
 
 _SPACE = b" \t\r\n"
@@ -70,7 +68,7 @@ def fast_convert_request(
     Gives None where a closer look is needed.
     """
     around, arrays = _cut(text)
-    if len(around) > _LARGEST_AROUND or len(arrays) > _MOST_ARRAYS:
+    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MOST_ARRAYS:
         return None
     plan = _plan(around, len(arrays), depth_cap, tensor_cap)
     if plan is None:
@@ -148,7 +146,7 @@ class _Plan:
     features: RequestFeatures
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_DOCUMENTS)
 def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
     # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
     if b"\\" in around or around.count(_KEY) != arrays:

@@ -1,7 +1,8 @@
 """Upstream form → client form for a small answer at hand as a whole, in a few calls.
 
 Answers of a model look alike but for their numbers: what stands before the tensors is looked at
-once and remembered. What is not plain is left to JsonResponseConverter; for all else both give the same.
+once and remembered. What is not plain is left to JsonResponseConverter; for all else both give the
+same.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
-
-_REMEMBERED = 256
-_LARGEST_HEADER = 16 * 1024
+from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
 
 def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     """Write a binary answer as JSON; None where a closer look is needed."""
-    if header_size > _LARGEST_HEADER:
+    if header_size > MAX_CACHED_DOCUMENT:
         return None
     plan = _plan(body[:header_size])
     if plan is None or header_size + plan.size != len(body):
@@ -59,7 +58,7 @@ class _Plan:
     size: int
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_DOCUMENTS)
 def _plan(header: bytes) -> _Plan | None:
     try:
         fields = parse_response_header(header)

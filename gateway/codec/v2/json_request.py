@@ -19,7 +19,8 @@ class JsonRequestConverter(JsonMessageWriter):
     """Writes a request in binary form as JSON while it arrives.
 
     ``header_size`` is its JSON part's, in bytes. BYTES are written as they were in the client's
-    JSON, which ``input_encodings`` tells by the index of the input, and else by the policy; but as text
+    JSON, which ``input_encodings`` tells by the index of the input, and else by the policy; but as
+    text
     where the input says its content type, which tells the server what to make of them. Outputs that
     are wanted ``as_base64`` are asked for so.
     """

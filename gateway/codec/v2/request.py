@@ -35,6 +35,7 @@ from gateway.protocol.request_header import (
     set_binary_size,
 )
 from gateway.protocol.tensors import MAX_TENSORS
+from gateway.sizes import CACHED_DOCUMENTS
 
 Body = tuple[Sequence[bytes] | int, ...]
 
@@ -135,10 +136,8 @@ class InferRequestConverter(JsonMessageReader):
 MAX_CACHED_HEADER = 4 * 1024
 """Bytes of JSON at most that ``header_without_data`` takes."""
 
-_REMEMBERED = 256
 
-
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_DOCUMENTS)
 def header_without_data(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
 ) -> InferRequest | None:

@@ -10,7 +10,7 @@ from functools import partial
 import orjson
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.errors import ErrorKind, GatewayError, bad_response, shorten, strip_tracebacks
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, enter, leave
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -18,6 +18,7 @@ from gateway.proxy.body_io import response_chunks, write
 from gateway.proxy.headers import check_lengths, end_to_end
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.retry import UpstreamCall
+from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
@@ -26,9 +27,6 @@ LARGEST_REPLY = 4 * 1024 * 1024
 
 FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
 """The header of an answer that lacks what these endpoints would have said."""
-
-_SHOWN = 200
-"""Characters that an error repeats of a path, or of a server's own error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ def agreed(request: ClientRequest, asked: Sequence[SubResponse]) -> BufferedResp
     kind, again = ErrorKind.BAD_RESPONSE, None
     if not replies and len({error.kind for error in errors}) == 1:
         kind, again = errors[0].kind, errors[0].retry_after
-    what = f"{request.method} {shortened(request.target.partition('?')[0])}"
+    what = f"{request.method} {shorten(request.target.partition('?')[0], QUOTED_TEXT)}"
     well = f"went well at {', '.join(done)}, but failed" if done else "failed"
     whys = "; ".join(each.why for each in asked if not each.good)
     raise GatewayError(kind, f"{what} {well}: {whys}", again)
@@ -182,11 +180,6 @@ async def pass_on(
     await answer.start(reply.status, reply.reason, headers)
     await write(answer, reply.body, deadline)
     await answer.finish()
-
-
-def shortened(text: str) -> str:
-    """Give what an error repeats of a text."""
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 _Ask = Callable[[Deadline], Coroutine[None, None, SubResponse | None]]
@@ -308,5 +301,5 @@ def _error_text(body: bytes) -> str:
     except ValueError:
         fields = None
     said = fields.get("error") or fields.get("detail") if isinstance(fields, dict) else None
-    text = said if isinstance(said, str) else body[: 2 * _SHOWN].decode(errors="replace")
-    return shortened(" ".join(text.split()))
+    text = said if isinstance(said, str) else body[: 2 * QUOTED_TEXT].decode(errors="replace")
+    return shorten(" ".join(text.split()), QUOTED_TEXT)

@@ -23,10 +23,10 @@ from gateway.proxy.infer.convert_response import relay_document
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
 from gateway.proxy.passthrough import forward_answer
 from gateway.proxy.retry import UpstreamCall
+from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.transport import UpstreamRequest
 
 _EXTENSION = "binary_tensor_data"
-_LARGEST_DOCUMENT = 1024 * 1024
 
 
 async def server_metadata(
@@ -66,7 +66,7 @@ async def _of_one(
             return
         chunks = response_chunks(response, url, deadline)
         await relay_document(
-            response, chunks, answer, _with_extension, _LARGEST_DOCUMENT, route, deadline
+            response, chunks, answer, _with_extension, MAX_SERVER_DOCUMENT, route, deadline
         )
 
 

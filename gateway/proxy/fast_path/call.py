@@ -33,6 +33,7 @@ from gateway.proxy.interfaces import ClientResponse, FastPathClient, Route
 from gateway.proxy.passthrough import forward_answer
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
+from gateway.sizes import CACHED_HEADS
 from gateway.upstream.pool.lease import Lease, Outcome, outcome_of
 from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
 from gateway.upstream.transport import (
@@ -47,8 +48,6 @@ from gateway.upstream.transport import (
 COPIES = 2
 """How often a request's body is there while it is under way: as it is, and as it was sent."""
 
-_REMEMBERED = 512
-"""Heads of answers, and what becomes of them."""
 
 _ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
 
@@ -304,12 +303,12 @@ def header_lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLin
     return tuple(headers.items())
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _passed(head: UpstreamResponseHead) -> HeaderLines:
     return header_lines(end_to_end(head.headers))
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _as_json(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
     """Give the size of the JSON part, None if there are no tensors behind it, and the headers."""
     header_size = answer_header_size(head, cap)

@@ -13,6 +13,7 @@ from gateway.proxy.filters.content_codings import accepted_coding, encoded
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.router import RouteMatch
+from gateway.sizes import CACHED_HEADS
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -29,8 +30,6 @@ _FORMATS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 _AS_THEY_ARE = frozenset((204, 205, 206, 304))
 """Statuses of answers without a body, or with a part of one."""
-
-_REMEMBERED = 512
 
 
 def compressed(answer: ClientResponse, request: ClientRequest, found: RouteMatch) -> ClientResponse:
@@ -130,7 +129,7 @@ class CompressedAnswer(ClientResponse):
             await self._answer.write(data)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def varying(lines: HeaderLines) -> HeaderLines:
     """Give an answer's headers with a word on what it depends on."""
     headers = CIMultiDict(lines)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from multidict import MultiMapping
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.sizes import QUOTED_NAME
 
 CODINGS = ("gzip", "deflate")
 """The content codings that are known here; RFC 9110, section 8.4.1."""
 
-_SHOWN = 60
-"""Characters of a header that an error repeats."""
 _LOOKED_AT = 32
 """Elements of a client's list that count."""
 
@@ -37,7 +36,7 @@ def content_coding(headers: MultiMapping[str]) -> str | None:
     coding = _known_as(applied[0])
     if len(applied) == 1 and coding in CODINGS:
         return coding
-    said = ", ".join(headers.getall("Content-Encoding"))[:_SHOWN]
+    said = ", ".join(headers.getall("Content-Encoding"))[:QUOTED_NAME]
     raise GatewayError(
         ErrorKind.UNSUPPORTED_ENCODING,
         f"the request's Content-Encoding is {said!r}; one of {', '.join(CODINGS)} is taken, "

@@ -5,9 +5,7 @@ from __future__ import annotations
 from multidict import CIMultiDict
 
 from gateway.proxy.interfaces import ClientResponse
-
-_SHOWN = 200
-"""Bytes of a failed answer that the log repeats."""
+from gateway.sizes import QUOTED_TEXT
 
 
 class DiscardResponse(ClientResponse):
@@ -29,7 +27,7 @@ class DiscardResponse(ClientResponse):
 
     async def write(self, data: bytes | memoryview) -> None:
         """Drop a part of the body, but for what a failure begins with."""
-        self._said += data[: _SHOWN - len(self._said)]
+        self._said += data[: QUOTED_TEXT - len(self._said)]
 
     async def finish(self) -> None:
         """Do nothing."""
@@ -40,4 +38,4 @@ class DiscardResponse(ClientResponse):
 
 def answered(status: int, body: bytes) -> str:
     """Say what an answer was."""
-    return f"the answer was {status}: {body[:_SHOWN].decode(errors='replace')!r}"
+    return f"the answer was {status}: {body[:QUOTED_TEXT].decode(errors='replace')!r}"

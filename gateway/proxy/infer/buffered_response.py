@@ -12,10 +12,8 @@ from gateway.proxy.admission.memory_budget import work_off
 from gateway.proxy.body_io import write
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.interfaces import ClientResponse, Route
+from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import UpstreamResponse
-
-_PIECE = 32 * 1024
-"""Bytes of an answer that are converted before others get their turn: they may be tiny strings."""
 
 _Chunks = AsyncIterator[bytes | memoryview]
 
@@ -36,8 +34,8 @@ async def relay_in_binary(
     codec = BinaryResponseConverter(form, limits.header_bytes, limits.spool_bytes, route.policies)
     with route.held.reserve() as holding:
         async for chunk in chunks:
-            for start in range(0, len(chunk), _PIECE):
-                codec.feed(chunk[start : start + _PIECE])
+            for start in range(0, len(chunk), ENCODE_CHUNK):
+                codec.feed(chunk[start : start + ENCODE_CHUNK])
                 holding.resize(codec.held)
                 await route.scheduler.next()
                 await work_off(codec, holding, route.scheduler)
@@ -63,8 +61,8 @@ async def relay_mixed(
     )
     with route.held.reserve() as holding:
         async for chunk in chunks:
-            for start in range(0, len(chunk), _PIECE):
-                codec.feed(chunk[start : start + _PIECE])
+            for start in range(0, len(chunk), ENCODE_CHUNK):
+                codec.feed(chunk[start : start + ENCODE_CHUNK])
                 holding.resize(codec.held)
                 await route.scheduler.next()
                 await work_off(codec, holding, route.scheduler)

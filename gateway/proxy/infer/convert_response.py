@@ -30,10 +30,8 @@ from gateway.proxy.infer.asked_form import relay_in_form
 from gateway.proxy.infer.buffered_response import relay_mixed
 from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.proxy.passthrough import forward_answer
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
-
-_PIECE = 64 * 1024
-"""Bytes of an answer that become text at a time, some three times as many."""
 
 _EMPTY = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -211,8 +209,8 @@ async def _relay_as_json(
     waiting: deque[TextChunk | OffloadedText] = deque()
     with route.held.reserve() as holding:
         async for chunk in response_chunks(response, url, deadline):
-            for start in range(0, len(chunk), _PIECE):
-                waiting.extend(codec.parts(chunk[start : start + _PIECE], offloader))
+            for start in range(0, len(chunk), CONVERT_CHUNK):
+                waiting.extend(codec.parts(chunk[start : start + CONVERT_CHUNK], offloader))
                 holding.note(codec.held + sum(map(_size_of, waiting)))
                 if waiting and not answer.started:
                     await answer.start(200, response.reason, headers)
@@ -225,7 +223,7 @@ async def _relay_as_json(
 
 def _size_of(part: TextChunk | OffloadedText) -> int:
     """Give the bytes of a part of an answer, about; what is lent is in memory of its own."""
-    return _PIECE if isinstance(part, OffloadedText) else len(part)
+    return CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
 
 
 async def _write_parts(

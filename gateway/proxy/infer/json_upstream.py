@@ -13,13 +13,11 @@ from gateway.proxy.infer.buffered_response import relay_in_binary
 from gateway.proxy.infer.convert_response import naming_endpoint, with_wishes
 from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.proxy.passthrough import forward_answer
+from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import Body, UpstreamResponse
 
 _AT_ONCE = 16 * 1024
 """Bytes of a request in binary form that are written at once, mostly as four times as many."""
-
-_PIECE = 32 * 1024
-"""Bytes of a larger one that are written at a time."""
 
 
 def json_body(
@@ -71,8 +69,8 @@ async def _written(
 ) -> AsyncIterator[bytes]:
     async for chunk in body:
         data = memoryview(chunk)
-        for start in range(0, len(data), _PIECE):
-            yield codec.feed(data[start : start + _PIECE])
+        for start in range(0, len(data), ENCODE_CHUNK):
+            yield codec.feed(data[start : start + ENCODE_CHUNK])
             await turns.next()
     codec.finish()
 

@@ -13,9 +13,7 @@ from gateway.proxy.body_io import CHUNK_SIZE, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_response import stated_header_size
 from gateway.proxy.interfaces import ClientResponse, Route
-
-_PIECE = 32 * 1024
-"""Bytes of an answer that become text at a time, four times as many."""
+from gateway.sizes import ENCODE_CHUNK
 
 
 class PredictAnswer(ClientResponse):
@@ -71,8 +69,8 @@ class PredictAnswer(ClientResponse):
                 )
             del self._waiting[cap:]
             return
-        for start in range(0, len(data), _PIECE):
-            piece = data[start : start + _PIECE]
+        for start in range(0, len(data), ENCODE_CHUNK):
+            piece = data[start : start + ENCODE_CHUNK]
             text = self._codec.feed(piece)
             self._holding.resize(self._codec.held + len(self._waiting))
             await self._tell(text, len(piece))
@@ -119,7 +117,7 @@ class PredictAnswer(ClientResponse):
             self._waiting.clear()
             await write(self._answer, text, self._deadline)
         self._worked += work
-        if self._worked >= _PIECE:
+        if self._worked >= ENCODE_CHUNK:
             self._worked = 0
             await self._route.scheduler.next()
 

@@ -35,7 +35,8 @@ def _check_elements(features: RequestFeatures) -> None:
     for tensor in features.inputs:
         if 0 in tensor.shape:
             raise bad_request(
-                f"output '{features.classified_outputs[0]}': classification needs elements, and input "
+                f"output '{features.classified_outputs[0]}': "
+                "classification needs elements, and input "
                 f"'{tensor.name}' of shape {list(tensor.shape)} has none"
             )
 
@@ -48,7 +49,8 @@ async def _check_classified(
     if not outputs:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
-            f"classification of output '{features.classified_outputs[0]}': the server does not say what "
+            f"classification of output '{features.classified_outputs[0]}': "
+            "the server does not say what "
             f"outputs model '{asked.model}' has",
         )
     datatypes = {output.name: output.datatype for output in outputs}

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
+from gateway.errors import shorten
+from gateway.sizes import LISTED_NAMES, QUOTED_NAME
+
 KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
 
-_SHOWN = 60  # characters of a value that a message repeats
-_LISTED = 20  # names that a message lists
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COMPARED = 60  # characters of a name that are compared with known ones
@@ -68,7 +69,7 @@ def describe(value: object) -> str:
             return "a list"
         case _:
             text = repr(value)
-            return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+            return shorten(text, QUOTED_NAME)
 
 
 def spaces(count: int) -> str:
@@ -104,7 +105,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name: what was meant, or else all that is known."""
     every = list(known)
-    shown = ", ".join(every[:_LISTED]) + (", ..." if len(every) > _LISTED else "")
+    shown = ", ".join(every[:LISTED_NAMES]) + (", ..." if len(every) > LISTED_NAMES else "")
     return did_you_mean(name, every) or f"; known: {shown}"
 
 

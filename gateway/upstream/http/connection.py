@@ -212,7 +212,8 @@ class ServerConnection(Connection):
         self._interim += 1
         if self._interim > MAX_INTERIM_RESPONSES:
             raise bad_response(
-                f"{self._url} sent more than {MAX_INTERIM_RESPONSES} interim (1xx) responses to one request"
+                f"{self._url} sent more than {MAX_INTERIM_RESPONSES} interim (1xx) responses "
+                "to one request"
             )
 
     def _take_final(

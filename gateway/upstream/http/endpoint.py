@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
 from gateway.http1.head import ResponseHead, encode_head_lines
+from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http.address import ServerAddress
 from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
@@ -26,8 +27,6 @@ from gateway.upstream.transport import (
 _WRITE = 256 * 1024
 """Bytes of a body at hand that are written in one turn of the event loop."""
 
-_REMEMBERED = 512
-"""Starts of requests, as they are written."""
 
 # RFC 9110, section 8.6: a request of these has no Content-Length where it has no body.
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
@@ -55,7 +54,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._buffers = buffers
         self._idle = IdleConnections(keep_alive)
         self._senders: set[asyncio.Task[None]] = set()
-        self._written = lru_cache(maxsize=_REMEMBERED)(self._write_start)
+        self._written = lru_cache(maxsize=CACHED_HEADS)(self._write_start)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.protocol.dialect_detection import DetectedDialect, parse_server_metadata
 from gateway.protocol.dialects import Dialect, common_dialect
+from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
-_LARGEST_METADATA = 1024 * 1024
 
 _TIME = 5.0
 """Seconds within which the answer must be there."""
@@ -208,7 +208,7 @@ def _reason(found: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
 
 async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     """Ask a server what it is; raises GatewayError (502, 503) where it does not tell."""
-    answer = await send_control_request(endpoint, "GET", _SERVER_METADATA, _LARGEST_METADATA)
+    answer = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
     passing = answer.status >= 500 and answer.status != 501
     if passing or answer.status in _PASSING:
         url = endpoint.url + _SERVER_METADATA

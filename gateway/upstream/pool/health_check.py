@@ -10,11 +10,10 @@ from collections.abc import Callable
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.routing.health import HealthCheckPolicy, probed
 from gateway.routing.intervals import pauses
+from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.transport import UpstreamEndpoint
-
-_LARGEST_ANSWER = 64 * 1024
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -58,7 +57,7 @@ class HealthChecker(MemberTask):
         """
         try:
             async with asyncio.timeout(self._time):
-                answer = await send_control_request(endpoint, "GET", self._path, _LARGEST_ANSWER)
+                answer = await send_control_request(endpoint, "GET", self._path, MAX_PROBE_RESPONSE)
         except TimeoutError:
             return False, f"no answer to GET {self._path} within {self._time:g} s"
         except GatewayError as error:

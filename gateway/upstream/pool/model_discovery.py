@@ -14,13 +14,13 @@ from gateway.errors import GatewayError, bad_response
 from gateway.protocol.model_name import ModelName
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.routing.intervals import pauses
+from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, listed
 from gateway.upstream.transport import UpstreamEndpoint
 
 _INDEX = "/v2/repository/index"
-_LARGEST_LIST = 4 * 1024 * 1024
 
 _TIME = 5.0
 """Seconds within which the list must be there."""
@@ -113,7 +113,7 @@ async def _list(
     endpoint: UpstreamEndpoint, method: str, path: str, body: bytes | None = None
 ) -> bytes | None:
     """Ask for a list; None where it is not served. Raises GatewayError as ``ready_models``."""
-    answer = await send_control_request(endpoint, method, path, _LARGEST_LIST, body)
+    answer = await send_control_request(endpoint, method, path, MAX_MODEL_DOCUMENT, body)
     if answer.status in _NOT_SERVED:
         return None
     if answer.status != 200:

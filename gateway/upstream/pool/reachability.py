@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member
 
@@ -20,7 +21,6 @@ _TIME = 2.0
 
 _PATH = "/v2/health/ready"
 """What is asked for; any response will do."""
-_LARGEST_RESPONSE = 64 * 1024
 
 _UNCONNECTED = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 
@@ -109,7 +109,7 @@ async def _responds(member: Member) -> Member | None:
     """Give the member if its endpoint responds."""
     try:
         async with asyncio.timeout(_TIME):
-            await send_control_request(member.endpoint, "GET", _PATH, _LARGEST_RESPONSE)
+            await send_control_request(member.endpoint, "GET", _PATH, MAX_PROBE_RESPONSE)
     except TimeoutError:
         return None
     except GatewayError as error:
