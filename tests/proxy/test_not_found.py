@@ -51,8 +51,8 @@ def test_what_is_served_is_listed(matches: list[Match], served: str) -> None:
     ("target", "shown"),
     [
         ("/v2/models/m/infer?token=secret", "/v2/models/m/infer"),
-        ("/" + "x" * 99, "/" + "x" * 99),
-        ("/" + "x" * 100, "/" + "x" * 99 + "..."),
+        ("/" + "x" * 199, "/" + "x" * 199),
+        ("/" + "x" * 200, "/" + "x" * 199 + "..."),
         ("/v2/models/%6d", "/v2/models/%6d"),
         ("/v2/models/m%2Finfer", "/v2/models/m%2Finfer; its path can be read in more than one way"),
         ("/v2//x", "/v2//x"),
