@@ -7,20 +7,29 @@ parses it. An array that is not the ``data`` of a tensor is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any
 
+import numpy as np
 import orjson
 
 from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.json.misplaced_array import misplaced_array
+from gateway.codec.json.structure_scan import mask_strings
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-from gateway.protocol.json_errors import ExtractedArray, describe_json_kind, parse_json, quote_bytes
-from gateway.protocol.request_header import V1_REQUEST_HINT
+from gateway.protocol.json_errors import (
+    ExtractedArray,
+    describe_json_kind,
+    invalid_json_error,
+    original_offset,
+    parse_json,
+    quote_around,
+    quote_bytes,
+)
+from gateway.protocol.request_header import V1_REQUEST_HINT, check_entries, check_object
 from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
@@ -246,7 +255,7 @@ class DataExtractor:
     def _enter_array(self) -> ArrayStart:
         tensors = self._tensors_so_far()
         if tensors is None:
-            raise misplaced_array(self._message, bytes(self._header), self._key_at, self.cuts)
+            raise _misplaced_array(self._message, bytes(self._header), self._key_at, self.cuts)
         first = not self.arrays
         if not first:
             self._check_previous(tensors)
@@ -323,3 +332,40 @@ class DataExtractor:
             f"the JSON around the data is larger than {self._header_cap} bytes "
             "(limits.header_bytes)",
         )
+
+
+_OPENINGS, _CLOSINGS = b"[{", b"]}"
+
+
+def _misplaced_array(
+    message: ErrorVocabulary, header: bytes, key_at: int, cuts: Sequence[ExtractedArray]
+) -> GatewayError:
+    """Make the error of an array that is the value of the last key of a header, at ``key_at``.
+
+    ``cuts`` are the arrays before it. Names what is wrong before the key, if anything is.
+    """
+    try:
+        fields = parse_json(header + b"1" + _closings(header))
+    except orjson.JSONDecodeError as error:
+        return invalid_json_error(message, header, error, cuts)
+    try:
+        if message.tensors in check_object(fields, message):
+            check_entries(fields, message)
+    except GatewayError as error:
+        return error
+    return message.malformed(
+        f'there is an array "data" outside the tensors of {message.tensors}, '
+        f"at byte {original_offset(key_at, cuts)}, near: {quote_around(header, key_at, cuts)}"
+    )
+
+
+def _closings(text: bytes) -> bytes:
+    """Give the brackets that a text lacks which ends outside of any string."""
+    codes, inside = mask_strings(text)
+    is_open: list[int] = []
+    for code in codes[(inside == 0) & np.isin(codes, list(_OPENINGS + _CLOSINGS))].tolist():
+        if code in _OPENINGS:
+            is_open.append(code)
+        elif is_open:
+            is_open.pop()
+    return bytes(_CLOSINGS[_OPENINGS.index(code)] for code in reversed(is_open))

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import mask_strings
-from gateway.codec.json.value_walk import scan_values
+from gateway.codec.json.structure_scan import mask_strings, scan_values
 from gateway.errors import bad_request, bad_response
 from gateway.protocol.json_errors import ExtractedArray, original_offset
 from gateway.sizes import SCAN_WINDOW

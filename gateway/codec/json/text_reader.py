@@ -11,7 +11,7 @@ import orjson
 
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.json.parsed_size import parsed_size
-from gateway.codec.json.value_walk import scan_values
+from gateway.codec.json.structure_scan import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import invalid_json_error, parse_json, quote_bytes

@@ -13,8 +13,8 @@ from gateway.codec.json.array_scanner import (
     StringPart,
     find_string_cut,
 )
+from gateway.codec.json.structure_scan import scan_array_values
 from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
-from gateway.codec.json.value_walk import scan_array_values
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_bytes

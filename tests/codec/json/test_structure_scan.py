@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.structure_scan import scan_strings
+from gateway.codec.json.structure_scan import scan_strings, scan_values
 from tests.codec import strategies
 
 
@@ -80,3 +80,24 @@ def test_strings_hide_what_is_in_them(strings: list[str], depth: int) -> None:
     assert walk.deepest == depth
     assert text[: walk.cut].count(b'"') <= text.count(b'"') - 2
     assert json.loads(text[: walk.cut] + b'"x"]')[:-1] == strings[:-1] if walk.cut else True
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "deepest"),
+    [
+        (b"", [], 0),
+        (b"1, 2", [], 0),
+        (b"{}", [2], 1),
+        (b"{},{} , [[]]", [2, 5, 12], 2),
+        (b'{"a":"}"},{"\\"}', [9], 1),
+        (b'{"a\\\\":"\\\\\\"}"}, {', [15], 1),
+        (b'{"a":[{}]} ] {}', [10], 3),
+        (b'{"a":"', [], 1),
+        (b"]{}", [], 0),
+        (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
+    ],
+)
+def test_ends(text: bytes, ends: list[int], deepest: int) -> None:
+    found, depth = scan_values(text)
+    assert found.tolist() == ends
+    assert depth == deepest

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.shapes import ShapeFinder, structural_marks
+from gateway.codec.v1.nested_tensor import ShapeFinder, structural_marks
 from gateway.errors import GatewayError
 from tests.codec import strategies
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner, text_reader
 from gateway.codec.policies import BytesEncoding
-from gateway.codec.v1 import rows
+from gateway.codec.v1 import request as v1_request
 from gateway.codec.v1 import values as v1_values
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.errors import ErrorKind, GatewayError
@@ -37,7 +37,7 @@ def windows_of(size: int) -> Iterator[None]:
         stack.enter_context(strategies.windows_of(size))
         for module in (text_reader, v1_values):
             stack.enter_context(mock.patch.object(module, "WINDOW", size))
-        stack.enter_context(mock.patch.object(rows, "_TOGETHER", size))
+        stack.enter_context(mock.patch.object(v1_request, "_TOGETHER", size))
         yield
 
 
@@ -586,7 +586,7 @@ def test_work_is_done_in_shares() -> None:
     shares = 1
     while codec.work():
         shares += 1
-    assert shares >= len(body) / rows._TOGETHER
+    assert shares >= len(body) / v1_request._TOGETHER
     assert 0 < codec.held - 20_000 * (8 + 8) < 20_000
 
 
@@ -640,7 +640,7 @@ def test_few_instances_before_a_fault_are_read_one_by_one(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = mock.Mock(wraps=v1_values.read_members)
-    monkeypatch.setattr(rows, "read_members", read)
+    monkeypatch.setattr(v1_request, "read_members", read)
     for before in (1, 7, 8, 9, 1000, 3000):
         read.reset_mock()
         body = '{"instances":[' + '{"x":1},' * before + fault + "," + '{"x":1},' * 999
