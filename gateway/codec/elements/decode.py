@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Self
@@ -12,16 +11,14 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, PartialElement, pack_strings
 from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, parse_numbers, plain_numbers
-from gateway.codec.elements.fast_strings import pack_strings, plain_strings
+from gateway.codec.elements.fast_strings import plain_strings
 from gateway.codec.elements.rounding import Values, element_marks, has_ties, is_rounded, round_text
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-
-_LENGTH = struct.Struct("<I")
-_LONGEST_ELEMENT = 2**32 - 1
 
 _LONG_DIGITS = 19
 """Digits of an integer that may be beyond 64 bits."""
@@ -54,7 +51,7 @@ class TensorDecoder:
         self.datatype = datatype
         # No bound method: with a cycle, what is held would wait for the collector.
         self._convert = self._converter(datatype)
-        self._long: _LongString | None = None
+        self._long: PartialElement | None = None
         self._has_nonfinite = False
 
     def feed(self, item: ElementRun | StringPart) -> None:
@@ -200,7 +197,7 @@ class TensorDecoder:
         count = len(values)
         if self._long is not None:
             # The empty string that stands for it comes first.
-            self._end_long_string(self._long)
+            self.end_element()
             values = values[1:]
         return count, pack_strings(values)
 
@@ -216,18 +213,25 @@ class TensorDecoder:
             end, _ = find_string_cut(part.text[:60], full=True, last=True) or (60, False)
             run = ElementRun(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
             raise self._fault(run)
-        if self._long is None:
-            self._long = _LongString(len(self.chunks))
-            self._hold(bytes(_LENGTH.size))
-        self._long.length += len(text)
-        self._hold(text)
+        self.append_to_element(text)
 
-    def _end_long_string(self, long: _LongString) -> None:
-        if long.length > _LONGEST_ELEMENT:
+    def append_to_element(self, data: bytes) -> None:
+        """Take the next bytes of a BYTES element that arrives in pieces."""
+        if self._long is None:
+            self._long = PartialElement(self.chunks)
+            self.size += PREFIX_SIZE
+        self._long.append(data)
+        self.size += len(data)
+
+    def end_element(self) -> None:
+        """End the element that arrived in pieces; the caller counts it."""
+        assert self._long is not None
+        try:
+            self._long.end()
+        except ValueError:
             raise self._message.malformed(
                 f"{self._label}: element {self.count} is longer than 4 GiB"
-            )
-        self.chunks[long.chunk] = _LENGTH.pack(long.length)
+            ) from None
         self._long = None
 
 
@@ -290,14 +294,6 @@ def _with_words(values: Values, text: bytes) -> Values:
     signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
     values[np.searchsorted(marks, infinities)] = signs * np.inf
     return values
-
-
-class _LongString:
-    """A BYTES element that arrives in pieces: where its length goes, and its length so far."""
-
-    def __init__(self, chunk: int) -> None:
-        self.chunk = chunk
-        self.length = 0
 
 
 def finite_float(digits: str) -> float:

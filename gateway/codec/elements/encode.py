@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import codecs
-import struct
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -14,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
-
-_LENGTH = struct.Struct("<I")
 
 _encode = partial(binascii.b2a_base64, newline=False)
 
@@ -229,7 +227,7 @@ class _TextToJson:
             out.append(self._separator() + b",".join(self._texts(whole)))
             self.count += len(whole)
         self._partial = data[position:]
-        if self._open is None and len(self._partial) >= _LENGTH.size:
+        if self._open is None and len(self._partial) >= PREFIX_SIZE:
             out.append(self._begin(self._partial))
             self._partial = b""
         return b"".join(out)
@@ -257,7 +255,7 @@ class _TextToJson:
         return [orjson.dumps(texts)[1:-1]]
 
     def _begin(self, data: bytes) -> bytes:
-        (self._missing,) = _LENGTH.unpack_from(data)
+        self._missing = read_length(data)
         base64 = self._bytes_as is BytesEncoding.BASE64
         self._open = (
             Base64ElementWriter()
@@ -266,7 +264,7 @@ class _TextToJson:
         )
         opening = self._separator() + b'"'
         self.count += 1
-        return opening + self._continue(self._open, data[_LENGTH.size :])
+        return opening + self._continue(self._open, data[PREFIX_SIZE:])
 
     def _continue(self, element: ElementWriter, data: bytes) -> bytes:
         self._missing -= len(data)
@@ -274,33 +272,6 @@ class _TextToJson:
             return element.feed(data, last=False)
         self._open = None
         return element.feed(data, last=True) + b'"'
-
-
-def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Give the whole elements from ``position`` on, and where they end."""
-    elements: list[bytes] = []
-    take, length_at, width, size = elements.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
-    while (start := position + width) <= size:
-        end = start + length_at(data, position)[0]
-        if end > size:
-            break
-        take(data[start:end])
-        position = end
-    return elements, position
-
-
-def read_lengths(data: bytes, position: int) -> tuple[list[int], int]:
-    """Give the lengths of the whole elements from ``position`` on, and where they end."""
-    lengths: list[int] = []
-    take, length_at, width, size = lengths.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
-    while position + width <= size:
-        (length,) = length_at(data, position)
-        end = position + width + length
-        if end > size:
-            break
-        take(length)
-        position = end
-    return lengths, position
 
 
 def _not_utf8(label: str, index: int, message: ErrorVocabulary) -> GatewayError:

@@ -11,13 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.elements.base64_text import decoded
+from gateway.codec.elements.base64_elements import decode_base64
+from gateway.codec.elements.bytes_elements import pack_elements, pack_strings
 from gateway.codec.elements.decode import TensorDecoder
-from gateway.codec.elements.fast_strings import (
-    pack_elements,
-    pack_strings,
-    plain_elements,
-)
+from gateway.codec.elements.fast_strings import plain_elements
 from gateway.codec.elements.rounding import has_ties
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.structure_scan import count_objects_and_members, mask_strings
@@ -26,9 +23,6 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
 from gateway.protocol.v1 import BASE64_KEY
-
-_LENGTH = struct.Struct("<I")
-_LONGEST_ELEMENT = 2**32 - 1
 
 _MARKS = 4096
 """Brackets and commas that are looked at together."""
@@ -76,7 +70,6 @@ class NestedTensorBuilder:
         self._shape = ShapeFinder(self.label)
         self._marks = bytearray()
         self._rows = False
-        self._element: tuple[int, int] | None = None
         self._settled = 0
         self._settled_size = 0
         self._held = held
@@ -133,26 +126,14 @@ class NestedTensorBuilder:
             self._settle()
         self._count_held()
 
-    def open_element(self) -> None:
-        """Begin an element of BYTES that comes in pieces."""
-        self._element = (len(self.chunks), 0)
-        self._hold(bytes(_LENGTH.size))
+    def append_to_element(self, data: bytes) -> None:
+        """Take the next bytes of a BYTES element that arrives in pieces."""
+        self._values.append_to_element(data)
+        self._count_held()
 
-    def feed_element(self, piece: bytes) -> None:
-        """Take the next piece of the element that is open."""
-        assert self._element is not None
-        place, length = self._element
-        self._element = (place, length + len(piece))
-        self._hold(piece)
-
-    def close_element(self) -> None:
-        """End the element that is open."""
-        assert self._element is not None
-        place, length = self._element
-        if length > _LONGEST_ELEMENT:
-            raise bad_request(f"{self.label}: element {self.count} is longer than 4 GiB")
-        self.chunks[place] = _LENGTH.pack(length)
-        self._element = None
+    def end_element(self) -> None:
+        """End the element that arrived in pieces."""
+        self._values.end_element()
         self._values.count += 1
         self._settle()
 
@@ -163,11 +144,6 @@ class NestedTensorBuilder:
         if self.size - self._settled_size <= _SMALL:
             self.chunks[self._settled :] = [b"".join(self.chunks[self._settled :])]
         self._settled, self._settled_size = len(self.chunks), self.size
-
-    def _hold(self, data: bytes) -> None:
-        self.chunks.append(data)
-        self._values.size += len(data)
-        self._count_held()
 
     def convert_rows(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
         """Convert parsed rows without taking them; the error need not be worded well.
@@ -213,7 +189,7 @@ class NestedTensorBuilder:
         for row in rows:
             marks += b","
             self._flatten(row, elements, marks)
-        return ConvertedRows([b"".join(elements)], len(elements) // 2, bytes(marks[1:]))
+        return ConvertedRows([pack_elements(elements)], len(elements), bytes(marks[1:]))
 
     def _by_text(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
         text = _dumped(rows)
@@ -258,8 +234,7 @@ class NestedTensorBuilder:
                 self._flatten(item, elements, marks)
             marks += b"]" if value else b"[]"
             return
-        data = self._element_bytes(value)
-        elements += (_LENGTH.pack(len(data)), data)
+        elements.append(self._element_bytes(value))
 
     def _element_bytes(self, value: Any) -> bytes:
         if type(value) is str:
@@ -268,7 +243,7 @@ class NestedTensorBuilder:
             text = value[BASE64_KEY]
             if isinstance(text, str):
                 self.has_base64 = True
-                return decoded(text.encode())
+                return decode_base64(text.encode())
         raise self.not_text()
 
     def not_text(self) -> GatewayError:

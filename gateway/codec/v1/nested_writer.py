@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from binascii import b2a_base64
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.encode import (
     Base64ElementWriter,
     ElementWriter,
     NumberEncoder,
     TextChunk,
     Utf8ElementWriter,
-    split_elements,
 )
 from gateway.codec.policies import Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
@@ -32,7 +31,6 @@ DEEPEST = 32
 _MOST_EMPTY = 64 * 1024
 """Arrays of no elements that a tensor without elements may consist of."""
 
-_LENGTH = struct.Struct("<I")
 _OPENING, _CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
 
@@ -222,7 +220,7 @@ class BytesElementEncoder(ABC):
             yield self._next()
             yield b"".join((self._quotes[0], self._plain(element), self._quotes[1]))
         rest = data[position:]
-        if self._open is None and len(rest) >= _LENGTH.size:
+        if self._open is None and len(rest) >= PREFIX_SIZE:
             yield self._next()
             yield from self._begin(rest)
         else:
@@ -261,10 +259,10 @@ class BytesElementEncoder(ABC):
         return Utf8ElementWriter(self._label, self.count - 1, V1_RESPONSE)
 
     def _begin(self, data: bytes) -> Iterator[bytes]:
-        (self._missing,) = _LENGTH.unpack_from(data)
+        self._missing = read_length(data)
         self._open = self._last()
         yield self._quotes[0]
-        yield from self._go_on(self._open, data[_LENGTH.size :])
+        yield from self._go_on(self._open, data[PREFIX_SIZE:])
 
     def _go_on(self, element: ElementWriter, data: bytes) -> Iterator[bytes]:
         self._missing -= len(data)

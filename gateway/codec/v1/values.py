@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gateway.codec.elements.base64_text import Base64Decoder
+from gateway.codec.elements.base64_elements import Base64Decoder
 from gateway.codec.json.array_scanner import (
     WINDOW,
     ArrayScanner,
@@ -214,18 +214,17 @@ def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[No
     if (yield from text.mark()) != b"}":
         raise tensor.not_text()
     text.skip(1)
-    tensor.close_element()
+    tensor.end_element()
 
 
 def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     text.skip(1)
     decoder = Base64Decoder()
-    tensor.open_element()
     ended = False
     while not ended:
         piece, ended = yield from text.up_to(b'"')
         try:
-            tensor.feed_element(decoder.feed(piece, last=ended))
+            tensor.append_to_element(decoder.feed(piece, last=ended))
         except ValueError as error:
             raise bad_request(
                 f"{tensor.label}: element {tensor.count} is not base64 ({error})"

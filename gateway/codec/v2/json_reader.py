@@ -208,7 +208,7 @@ class JsonMessageReader(ABC):
             return False
         tensor = self._encoded[0].tensor
         before = tensor.size
-        if not self._encoded[0].decode_piece():
+        if not self._encoded[0].decode_chunk():
             self._encoded.popleft()
         self._converted_size += tensor.size - before
         return True

@@ -32,7 +32,7 @@ from tests.codec import strategies
         (b"[" * 300 + b"]" * 300, 0, 600, 0, 0, True),
     ],
 )
-def test_how_far_whole_elements_reach(
+def test_scan_finds_where_complete_elements_end(
     text: bytes, depth: int, position: int, cut: int, depth_at_cut: int, ended: bool
 ) -> None:
     walk = scan_strings(text, depth)
@@ -50,7 +50,7 @@ def test_how_far_whole_elements_reach(
         (b'["a", 5, [[[["b"', 0, 1),
     ],
 )
-def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
+def test_scan_tracks_the_depth(text: bytes, depth: int, deepest: int) -> None:
     assert scan_strings(text, depth).deepest == deepest
 
 
@@ -66,13 +66,13 @@ def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
         (b'["a", ""', 6),
     ],
 )
-def test_where_the_last_string_begins(text: bytes, start: int | None) -> None:
+def test_scan_finds_the_start_of_the_last_string(text: bytes, start: int | None) -> None:
     assert scan_strings(text, 0).last_string == start
 
 
 @strategies.LAW
 @given(st.lists(st.text(st.sampled_from('"\\[],a é\n')), min_size=1), st.integers(1, 9))
-def test_strings_hide_what_is_in_them(strings: list[str], depth: int) -> None:
+def test_brackets_and_commas_in_strings_are_ignored(strings: list[str], depth: int) -> None:
     text = json.dumps(strings).encode()
     walk = scan_strings(text, depth - 1)
     assert walk.position == len(text)
@@ -97,7 +97,7 @@ def test_strings_hide_what_is_in_them(strings: list[str], depth: int) -> None:
         (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
     ],
 )
-def test_ends(text: bytes, ends: list[int], deepest: int) -> None:
+def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], deepest: int) -> None:
     found, depth = scan_values(text)
     assert found.tolist() == ends
     assert depth == deepest
