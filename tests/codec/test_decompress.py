@@ -18,10 +18,10 @@ from gateway.codec.decompress import (
     FREE_OUTPUT_BYTES,
     MAX_MEMBERS_PER_STEP,
     MIN_MEMBER_BYTES,
-    PIECE,
     Decompressor,
 )
 from gateway.errors import ErrorKind, GatewayError
+from gateway.sizes import CONVERT_CHUNK
 
 MOST = 100
 TEXT = b'{"inputs": [{"data": [1, 2.5, -3]}]}'
@@ -43,22 +43,22 @@ def with_name(data: bytes) -> bytes:
     return packed[:3] + b"\x08" + packed[4:10] + b"tensor.json\0" + packed[10:]
 
 
-def pieces(coding: str, *chunks: bytes, most: int = MOST) -> Iterator[bytes]:
+def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes]:
     """Decode a body that comes in chunks."""
-    inflater = Decompressor(coding, most)
+    inflater = Decompressor(coding, max_ratio)
     for number, chunk in enumerate((*chunks, b"")):
         inflater.feed(chunk, last=number == len(chunks))
         while (piece := inflater.work()) is not None:
-            assert len(piece) <= PIECE
+            assert len(piece) <= CONVERT_CHUNK
             yield piece
     assert not inflater.held
     assert inflater.consumed == sum(map(len, chunks))
 
 
-def outcome(coding: str, *chunks: bytes, most: int = MOST) -> bytes | tuple[ErrorKind, str]:
+def outcome(coding: str, *chunks: bytes, max_ratio: int = MOST) -> bytes | tuple[ErrorKind, str]:
     """Give what comes of a body, or of its error."""
     try:
-        return b"".join(pieces(coding, *chunks, most=most))
+        return b"".join(pieces(coding, *chunks, max_ratio=max_ratio))
     except GatewayError as error:
         return error.kind, error.message
 
@@ -96,7 +96,15 @@ def test_valid_bodies_are_decompressed(coding: str, body: bytes, plain: bytes) -
 
 
 @pytest.mark.parametrize(
-    "size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1, FREE_OUTPUT_BYTES]
+    "size",
+    [
+        CONVERT_CHUNK - 1,
+        CONVERT_CHUNK,
+        CONVERT_CHUNK + 1,
+        3 * CONVERT_CHUNK,
+        3 * CONVERT_CHUNK + 1,
+        FREE_OUTPUT_BYTES,
+    ],
 )
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_large_bodies_are_decompressed_in_pieces(size: int, coding: str) -> None:
@@ -104,7 +112,7 @@ def test_large_bodies_are_decompressed_in_pieces(size: int, coding: str) -> None
     for plain in (bytes(size), NOISE * 11):
         found = list(pieces(coding, pack(plain)))
         assert b"".join(found) == plain
-        assert len(found) >= len(plain) / PIECE
+        assert len(found) >= len(plain) / CONVERT_CHUNK
 
 
 @given(st.data())
@@ -124,7 +132,7 @@ def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
     ends = zip([0, *cuts], [*cuts, len(body)], strict=True)
-    assert outcome(coding, *(body[start:end] for start, end in ends), most=2000) == plain
+    assert outcome(coding, *(body[start:end] for start, end in ends), max_ratio=2000) == plain
 
 
 # ------------------------------------------------------------------------------- what is refused
@@ -210,7 +218,7 @@ def _oracle(coding: str, body: bytes) -> bytes:
 def test_small_output_may_have_any_ratio() -> None:
     body = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     assert len(body) * 900 < FREE_OUTPUT_BYTES
-    assert outcome("gzip", body, most=1) == bytes(FREE_OUTPUT_BYTES)
+    assert outcome("gzip", body, max_ratio=1) == bytes(FREE_OUTPUT_BYTES)
 
 
 def test_ratio_beyond_the_cap_is_refused() -> None:
@@ -222,7 +230,7 @@ def test_ratio_beyond_the_cap_is_refused() -> None:
         "(limits.max_decompression_ratio)",
     )
     assert outcome("gzip", *byte_by_byte(body)) == found
-    assert outcome("gzip", body, most=1032) == bytes(FREE_OUTPUT_BYTES + 1)
+    assert outcome("gzip", body, max_ratio=1032) == bytes(FREE_OUTPUT_BYTES + 1)
 
 
 @pytest.mark.parametrize("zeros", [0, 2 * FREE_OUTPUT_BYTES])
@@ -250,14 +258,14 @@ def test_bomb_is_refused_early() -> None:
     with pytest.raises(GatewayError) as caught:
         sum(map(len, iter(inflater.work, None)))
     assert caught.value.kind is ErrorKind.TOO_LARGE
-    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + PIECE
+    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + CONVERT_CHUNK
 
 
 def test_bomb_never_buffers_more_than_a_piece() -> None:
     inflater = Decompressor("gzip", 10_000)
     inflater.feed(BOMB, last=True)
     while (piece := inflater.work()) is not None:
-        assert len(piece) <= PIECE
+        assert len(piece) <= CONVERT_CHUNK
         assert inflater.held <= len(BOMB) + STATE
     assert inflater.produced == 64 * FREE_OUTPUT_BYTES
 
@@ -354,7 +362,7 @@ MEMBERS = {
 def test_many_members_of_reasonable_size_are_accepted(parts: list[bytes]) -> None:
     made = {part: gzip.compress(part, mtime=0) for part in set(parts)}
     body = b"".join(made[part] for part in parts)
-    assert outcome("gzip", body, most=2000) == b"".join(parts)
+    assert outcome("gzip", body, max_ratio=2000) == b"".join(parts)
 
 
 # What decodes to nothing, and takes many bytes for it.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gateway.codec.elements.base64_elements import decode_texts, pad_texts
 from gateway.codec.elements.bytes_elements import Codes, Lengths, pack_texts, place_bytes
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.structure_scan import mask_strings
 
 _SHORT = 16
@@ -18,10 +18,10 @@ _SHORT = 16
 _MANY = 256
 """Strings, and arrays, from which on it does."""
 
-_BETWEEN = b'[], \t\n\r"'
-_OTHERS = bytes(code not in _BETWEEN for code in range(256))
-_NO_ELEMENTS = bytes(code not in _BETWEEN + b"{:}" for code in range(256))
-_MARKS = bytes(code in b"[,]" for code in range(256))
+_BETWEEN_STRINGS = b'[], \t\n\r"'
+_IS_OTHER = bytes(code not in _BETWEEN_STRINGS for code in range(256))
+_IS_OTHER_ELEMENT = bytes(code not in _BETWEEN_STRINGS + b"{:}" for code in range(256))
+_IS_MARK = bytes(code in b"[,]" for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DecodedElements:
     has_base64: bool
 
 
-def plain_strings(text: bytes) -> tuple[int, bytes] | None:
+def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
     """Convert a JSON array of strings, nested or flat; give how many there are, and their bytes.
 
     Gives None where that takes a closer look: at escapes, and what is no such array. Where there
@@ -43,7 +43,7 @@ def plain_strings(text: bytes) -> tuple[int, bytes] | None:
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
-    if (np.frombuffer(text.translate(_OTHERS), np.uint8) > inside).any():
+    if (np.frombuffer(text.translate(_IS_OTHER), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
@@ -51,20 +51,20 @@ def plain_strings(text: bytes) -> tuple[int, bytes] | None:
     return lengths.size, pack_texts(lengths, np.compress(inside > is_quote, codes))
 
 
-def plain_elements(text: bytes) -> DecodedElements | None:
-    """Convert a JSON array of strings and of V1's base64 objects, as ``plain_strings`` does.
+def fast_decode_elements(text: bytes) -> DecodedElements | None:
+    """Convert a JSON array of strings and of V1's base64 objects, as ``fast_decode_strings`` does.
 
     Takes objects without spaces in them alone.
     """
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
-    if (np.frombuffer(text.translate(_NO_ELEMENTS), np.uint8) > inside).any():
+    if (np.frombuffer(text.translate(_IS_OTHER_ELEMENT), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
     begins, ends = quotes[::2], quotes[1::2]
-    keys = _base64_keys(codes, inside, begins, ends)
+    keys = _find_base64_keys(codes, inside, begins, ends)
     if keys is None:
         return None
     is_text = inside > is_quote
@@ -76,11 +76,11 @@ def plain_elements(text: bytes) -> DecodedElements | None:
     lengths, is_base64 = np.delete(ends - begins - 1, keys), np.delete(is_base64, keys)
     texts = np.compress(is_text, codes)
     if keys.size:
-        decoded = _with_decoded(lengths, texts, is_base64)
+        decoded = _decode_selected(lengths, texts, is_base64)
         if decoded is None:
             return None
         lengths, texts = decoded
-    marks = np.compress(np.frombuffer(text.translate(_MARKS), np.uint8) > inside, codes).tobytes()
+    marks = np.compress(np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside, codes).tobytes()
     data = pack_texts(lengths, texts)
     return DecodedElements(lengths.size, data, marks, has_base64=keys.size > 0)
 
@@ -91,13 +91,15 @@ def _are_many_and_short(text: bytes) -> bool:
     if count < _MANY or len(text) > count * _SHORT or b"\\" in text:
         return False
     try:
-        parsed(text)  # so it is JSON, and strings are UTF-8
+        simd_parse(text)  # so it is JSON, and strings are UTF-8
     except PARSE_ERRORS:
         return False
     return True
 
 
-def _base64_keys(codes: Codes, inside: Codes, begins: Lengths, ends: Lengths) -> Lengths | None:
+def _find_base64_keys(
+    codes: Codes, inside: Codes, begins: Lengths, ends: Lengths
+) -> Lengths | None:
     """Give which strings are keys; None where an object is not one of base64."""
     marks = codes * (inside ^ 1)
     colons = np.flatnonzero(marks == ord(":"))
@@ -114,7 +116,7 @@ def _base64_keys(codes: Codes, inside: Codes, begins: Lengths, ends: Lengths) ->
     return keys if is_base64.all() else None
 
 
-def _with_decoded(
+def _decode_selected(
     lengths: Lengths, texts: Codes, is_base64: npt.NDArray[np.bool_]
 ) -> tuple[Lengths, Codes] | None:
     """Decode those texts that are base64; None where one is not."""

@@ -39,7 +39,7 @@ class StringScan:
     position: int
     cut: int
     depth_at_cut: int
-    deepest: int
+    max_depth: int
     last_string: int | None
     ended: bool
 

@@ -27,9 +27,9 @@ from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, is_base64_output
 from gateway.sizes import ENCODE_CHUNK
 
-_OF_OUTPUT = 250
+_OUTPUT_OVERHEAD = 250
 """Bytes of memory that the rows of an output take beside their own."""
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 """Rows that become text at a time."""
 
 
@@ -49,14 +49,18 @@ class PredictResponseConverter:
         self._spool_cap = spool_cap
         self._shapes: list[tuple[int, ...]] | None = None
         self._rows: list[RowBuffer] | None = None
-        self._rows_size = 0
+        self._buffered_rows_size = 0
         """Bytes that all rows hold: they are not summed up anew for each piece."""
         self._writer: NestedEncoder | None = None
 
     @property
     def held(self) -> int:
         """Give the bytes of memory that are held: all but what passes through."""
-        return self._reader.held + self._rows_size + _OF_OUTPUT * len(self._shapes or ())
+        return (
+            self._reader.held
+            + self._buffered_rows_size
+            + _OUTPUT_OVERHEAD * len(self._shapes or ())
+        )
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Give the text that the data brings.
@@ -66,10 +70,10 @@ class PredictResponseConverter:
         """
         parts: list[bytes] = []
         for piece in self._reader.feed(data):
-            parts += self._begin()
-            parts += self._take(piece)
+            parts += self._write_opening()
+            parts += self._write_piece(piece)
         if self._reader.fields is not None:
-            parts += self._begin()
+            parts += self._write_opening()
         return b"".join(parts)
 
     def finish(self) -> Iterator[bytes]:
@@ -88,23 +92,23 @@ class PredictResponseConverter:
         """Tell whether outputs are named, each as a whole."""
         return self._predicted.form is V1Format.COLUMNS and len(self._reader.tensors) > 1
 
-    def _begin(self) -> Iterator[bytes]:
+    def _write_opening(self) -> Iterator[bytes]:
         """Give what comes before the first output, once."""
         if self._shapes is not None:
             return
         outputs = self._reader.tensors
-        self._shapes = [self._shape(output) for output in outputs]
+        self._shapes = [self._client_shape(output) for output in outputs]
         if not outputs:
             raise bad_response("the server's answer has no outputs")
         _check_names(outputs)
         if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
-            self._rows = list(map(self._held_rows, outputs, self._shapes))
+            self._rows = list(map(self._make_row_buffer, outputs, self._shapes))
         yield b'{"' + self._predicted.form.response_key.encode() + b'":'
         if self._is_object:
             yield b"{"
 
-    def _shape(self, output: Tensor) -> tuple[int, ...]:
+    def _client_shape(self, output: Tensor) -> tuple[int, ...]:
         """Give the shape that the client sees."""
         label = f"output '{output.name}'"
         if output.binary_size is None:
@@ -121,13 +125,13 @@ class PredictResponseConverter:
             )
         return shape
 
-    def _take(self, piece: TensorPiece) -> Iterator[bytes]:
+    def _write_piece(self, piece: TensorPiece) -> Iterator[bytes]:
         if self._rows is not None:
             rows = self._rows[piece.index]
             before = rows.held
             rows.feed(piece.data)
-            self._rows_size += rows.held - before
-            if self._rows_size > self._spool_cap:
+            self._buffered_rows_size += rows.held - before
+            if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
                     f"an answer of rows of several outputs is held, and is larger than "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "
@@ -135,7 +139,7 @@ class PredictResponseConverter:
                 )
             return
         if self._writer is None:
-            self._writer = self._nested(piece.index)
+            self._writer = self._make_encoder(piece.index)
             if self._is_object:
                 name = orjson.dumps(self._reader.tensors[piece.index].name)
                 yield (b"," if piece.index else b"") + name + b":"
@@ -144,7 +148,7 @@ class PredictResponseConverter:
             yield self._writer.end()
             self._writer = None
 
-    def _nested(self, index: int) -> NestedEncoder:
+    def _make_encoder(self, index: int) -> NestedEncoder:
         output, shape = self._reader.tensors[index], (self._shapes or [])[index]
         label = f"output '{output.name}'"
         if not element_count(shape):
@@ -153,7 +157,7 @@ class PredictResponseConverter:
             return NestedBytesEncoder(label, shape, self._as_base64(output))
         return NestedNumberEncoder(label, output.datatype, shape, self._policies.nonfinite)
 
-    def _held_rows(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
+    def _make_row_buffer(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
         label = f"output '{output.name}'"
         if output.datatype.family is Family.TEXT:
             return BytesRowBuffer(label, shape, self._as_base64(output))
@@ -326,13 +330,13 @@ def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -
         (b"," if number else b"{") + orjson.dumps(name) + b":" for number, name in enumerate(names)
     ]
     largest = max(tensor.row_size for tensor in tensors)
-    step = min(_MOST_ROWS, ENCODE_CHUNK // max(1, largest))
+    step = min(_MAX_ROWS, ENCODE_CHUNK // max(1, largest))
     yield b"["
     for first in range(0, count, max(1, step)):
         if first:
             yield b","
         if step > 1:
-            yield _together(keys, tensors, first, min(first + step, count))
+            yield _join_rows(keys, tensors, first, min(first + step, count))
             continue
         for key, tensor in zip(keys, tensors, strict=True):
             yield key
@@ -341,7 +345,7 @@ def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -
     yield b"]"
 
 
-def _together(keys: Sequence[bytes], tensors: Sequence[RowBuffer], first: int, last: int) -> bytes:
+def _join_rows(keys: Sequence[bytes], tensors: Sequence[RowBuffer], first: int, last: int) -> bytes:
     columns = [tensor.texts(first, last) for tensor in tensors]
     rows = []
     for row in zip(*columns, strict=True):

@@ -424,7 +424,9 @@ def test_invalid_element_is_searched_in_a_small_part_of_the_run(
     datatype: str, good: str, bad: str
 ) -> None:
     text = "[" + f"{good}," * 20_000 + f"{bad}," + f"{good}," * 100 + good + "]"
-    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+    with mock.patch.object(
+        diagnose, "_describe_token_error", wraps=diagnose._describe_token_error
+    ) as look:
         message = refusal(datatype, text)
     assert message.startswith(f"input 'x': element 20000 ({bad}) ")
     assert look.call_count < 2000
@@ -441,7 +443,9 @@ def test_invalid_element_is_searched_in_a_small_part_of_the_run(
     ],
 )
 def test_invalid_structure_is_searched_in_a_small_part_of_the_run(text: str, near: int) -> None:
-    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+    with mock.patch.object(
+        diagnose, "_describe_token_error", wraps=diagnose._describe_token_error
+    ) as look:
         message = refusal("FP32", text)
     words, _, element = message.rpartition(" ")
     assert words == "input 'x': data is not a valid JSON array, near element"

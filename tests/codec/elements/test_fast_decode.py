@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.build import COMPILED
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, parse_numbers, plain_numbers
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
 from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest
 
@@ -17,7 +17,7 @@ FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOA
 
 
 def converted(text: bytes, datatype: str) -> bytes | None:
-    return plain_numbers(text, DATATYPES[datatype])
+    return fast_decode_numbers(text, DATATYPES[datatype])
 
 
 def limits(datatype: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.elements.fast_strings import plain_elements, plain_strings
+from gateway.codec.elements.fast_strings import fast_decode_elements, fast_decode_strings
 from tests.codec import strategies
 from tests.codec.reference import pack_bytes
 
@@ -40,7 +40,7 @@ def test_strings_equal_what_the_standard_library_parses(
         items = [[], [[items[:5], "x"]], *items, []]
     text = json.dumps(items, ensure_ascii=False, indent=indent).encode()
     expected = flat(items)
-    found = plain_strings(text)
+    found = fast_decode_strings(text)
     if found is None:
         assert len(text) > 16 * len(expected)
         return
@@ -67,18 +67,23 @@ PLAIN = ['"a"'] * MANY
     ],
 )
 def test_text_without_many_short_strings_is_left_to_the_slow_path(text: str) -> None:
-    assert plain_strings(text.encode()) is None
+    assert fast_decode_strings(text.encode()) is None
 
 
 @pytest.mark.parametrize("strings", [[], ["a"], ["a", "b" * 99]])
 def test_many_empty_arrays_among_few_strings_are_decoded(strings: list[str]) -> None:
     text = json.dumps([[[[[]]]] * MANY, strings]).encode()
-    assert plain_strings(text) == (len(strings), pack_bytes([each.encode() for each in strings]))
+    assert fast_decode_strings(text) == (
+        len(strings),
+        pack_bytes([each.encode() for each in strings]),
+    )
 
 
 @pytest.mark.parametrize("broken", [b"\xff", b"\xed\xa0\x80", b"\xc3"])
 def test_invalid_utf8_is_left_to_the_slow_path(broken: bytes) -> None:
-    assert plain_strings(b"[" + b",".join([*[b'"a"'] * MANY, b'"%b"' % broken]) + b"]") is None
+    assert (
+        fast_decode_strings(b"[" + b",".join([*[b'"a"'] * MANY, b'"%b"' % broken]) + b"]") is None
+    )
 
 
 ELEMENTS = ('"a"', '"{"', '"}"', '":"', '"[,]"', '""', '"é"', '"b64"')
@@ -105,7 +110,7 @@ def test_base64_objects_equal_what_the_standard_library_decodes(
     chosen = [rng.choice(list(known)) for _ in range(MANY + rng.randrange(99))]
     items = ["[" + ",".join(chosen[i : i + 3]) + "]" for i in range(0, len(chosen), 3)]
     text = ("[" + ",".join(items if rows else chosen) + "]").encode()
-    found = plain_elements(text)
+    found = fast_decode_elements(text)
     assert found is not None
     assert found.data == pack_bytes([known[each] for each in chosen])
     assert found.count == len(chosen)
@@ -130,4 +135,4 @@ def test_base64_objects_equal_what_the_standard_library_decodes(
 def test_unusual_base64_is_left_to_the_slow_path(element: str, last: bool) -> None:
     others = ['"a"', '{"b64":"QQ=="}'] * MANY
     items = [*others, element] if last else [element, *others]
-    assert plain_elements(("[" + ",".join(items) + "]").encode()) is None
+    assert fast_decode_elements(("[" + ",".join(items) + "]").encode()) is None

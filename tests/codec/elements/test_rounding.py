@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from gateway.codec.elements import rounding
 from gateway.codec.elements.fast_decode import parse_numbers
 from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.elements.rounding import SHORT, may_decide_ties, round_text
+from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties, round_text
 from gateway.codec.offload import ConversionJob
 from gateway.codec.v2.fast_request import fast_convert_request
 from gateway.codec.v2.request import InferRequestConverter
@@ -114,7 +114,7 @@ def test_any_number_near_a_tie_is_rounded_once(form: object, case: tuple[str, st
 )
 def test_only_ties_that_are_long_or_have_an_exponent_are_compared(datatype: str, text: str) -> None:
     array = f"[0.5, {text}]".encode()
-    is_short = len(text) <= SHORT and "e" not in text
+    is_short = len(text) <= MAX_EXACT_LENGTH and "e" not in text
     assert may_decide_ties(array) is not is_short
     compared = mock.Mock(wraps=Decimal)
     with mock.patch.object(rounding, "Decimal", compared):
@@ -125,9 +125,9 @@ def test_only_ties_that_are_long_or_have_an_exponent_are_compared(datatype: str,
 
 
 def test_short_numbers_are_no_longer_than_the_proof_allows() -> None:
-    most_decimals = SHORT - len("0.")
+    most_decimals = MAX_EXACT_LENGTH - len("0.")
     assert 5**most_decimals < 2**52 // 2**25
-    assert 10**SHORT < 2**52
+    assert 10**MAX_EXACT_LENGTH < 2**52
 
 
 def test_float_datatype_outside_of_numpy_is_rounded_once() -> None:

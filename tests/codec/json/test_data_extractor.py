@@ -235,8 +235,8 @@ def test_strings_are_copied_to_the_header_in_few_moves(
         moved.append(size)
         move(cutter, size)
 
-    move = DataExtractor._move
-    monkeypatch.setattr(DataExtractor, "_move", noting)
+    move = DataExtractor._move_to_header
+    monkeypatch.setattr(DataExtractor, "_move_to_header", noting)
     text = b'{"x":[' + unit * (128 * 1024 // len(unit))
     _, header = cut_out([text], 1 << 20)
     assert header == text

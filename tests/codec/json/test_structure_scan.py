@@ -41,7 +41,7 @@ def test_scan_finds_where_complete_elements_end(
 
 
 @pytest.mark.parametrize(
-    ("text", "depth", "deepest"),
+    ("text", "depth", "max_depth"),
     [
         (b'["a"]', 0, 1),
         (b'[["a"], [[]]]', 0, 3),
@@ -50,8 +50,8 @@ def test_scan_finds_where_complete_elements_end(
         (b'["a", 5, [[[["b"', 0, 1),
     ],
 )
-def test_scan_tracks_the_depth(text: bytes, depth: int, deepest: int) -> None:
-    assert scan_strings(text, depth).deepest == deepest
+def test_scan_tracks_the_depth(text: bytes, depth: int, max_depth: int) -> None:
+    assert scan_strings(text, depth).max_depth == max_depth
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_brackets_and_commas_in_strings_are_ignored(strings: list[str], depth: i
     walk = scan_strings(text, depth - 1)
     assert walk.position == len(text)
     assert walk.ended is (depth == 1)
-    assert walk.deepest == depth
+    assert walk.max_depth == depth
     assert text[: walk.cut].count(b'"') <= text.count(b'"') - 2
     assert json.loads(text[: walk.cut] + b'"x"]')[:-1] == strings[:-1] if walk.cut else True
 
 
 @pytest.mark.parametrize(
-    ("text", "ends", "deepest"),
+    ("text", "ends", "max_depth"),
     [
         (b"", [], 0),
         (b"1, 2", [], 0),
@@ -97,7 +97,7 @@ def test_brackets_and_commas_in_strings_are_ignored(strings: list[str], depth: i
         (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
     ],
 )
-def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], deepest: int) -> None:
+def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], max_depth: int) -> None:
     found, depth = scan_values(text)
     assert found.tolist() == ends
-    assert depth == deepest
+    assert depth == max_depth

@@ -37,7 +37,7 @@ def windows_of(size: int) -> Iterator[None]:
         stack.enter_context(strategies.windows_of(size))
         for module in (text_reader, v1_values):
             stack.enter_context(mock.patch.object(module, "WINDOW", size))
-        stack.enter_context(mock.patch.object(v1_request, "_TOGETHER", size))
+        stack.enter_context(mock.patch.object(v1_request, "_ROWS_WINDOW", size))
         yield
 
 
@@ -588,7 +588,7 @@ def test_conversion_pauses_between_time_slices() -> None:
     shares = 1
     while codec.work():
         shares += 1
-    assert shares >= len(body) / v1_request._TOGETHER
+    assert shares >= len(body) / v1_request._ROWS_WINDOW
     assert 0 < codec.held - 20_000 * (8 + 8) < 20_000
 
 

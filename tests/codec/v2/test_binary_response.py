@@ -315,7 +315,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
-                assert codec.data_held <= 2 * len(body)
+                assert codec.buffered_data_bytes <= 2 * len(body)
             codec.feed(b"", last=True)
             header, tensors = codec.finish()
         assert tensors == []

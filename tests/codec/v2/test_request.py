@@ -707,12 +707,12 @@ def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: i
     body = request_body(datatype, "[200000]", "[" + ",".join([element] * 200_000) + "]")
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(body)
-    assert codec.data_held > len(body) - 200
+    assert codec.buffered_data_bytes > len(body) - 200
     rounds = 0
     while codec.work():
         rounds += 1
     assert rounds >= len(body) // window
-    assert codec.data_held == 200_000 * (4 if datatype == "BYTES" else 1)
+    assert codec.buffered_data_bytes == 200_000 * (4 if datatype == "BYTES" else 1)
 
 
 def test_many_arrays_are_converted_in_steps() -> None:
@@ -720,11 +720,11 @@ def test_many_arrays_are_converted_in_steps() -> None:
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
-    rounds, before = 0, codec.data_held
+    rounds, before = 0, codec.buffered_data_bytes
     while codec.work():
         rounds += 1
-        assert abs(codec.data_held - before) <= 64 * len("[00]")
-        before = codec.data_held
+        assert abs(codec.buffered_data_bytes - before) <= 64 * len("[00]")
+        before = codec.buffered_data_bytes
     assert 2 * 2000 / 64 < rounds < 200
     tensors = codec.finish().tensors
     assert tensors == tuple([bytes([i % 100])] for i in range(2000))
@@ -841,16 +841,16 @@ def test_base64_is_decoded_in_steps() -> None:
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(keyed("ndspc", shape="[50001]", content=texts))
     codec.feed(b"", last=True)
-    rounds, held, most = 0, codec.data_held, codec.data_held
+    rounds, held, most = 0, codec.buffered_data_bytes, codec.buffered_data_bytes
     while codec.work():
         rounds += 1
-        assert codec.data_held <= held + 8
-        held = codec.data_held
+        assert codec.buffered_data_bytes <= held + 8
+        held = codec.buffered_data_bytes
     assert rounds > len(texts) / WINDOW
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
     assert b"".join(tensor) == pack_bytes(elements)
-    assert codec.data_held == sum(map(len, tensor)) < most * 0.9
+    assert codec.buffered_data_bytes == sum(map(len, tensor)) < most * 0.9
 
 
 def test_outputs_requested_as_base64_are_recognised() -> None:
