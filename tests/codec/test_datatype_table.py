@@ -41,8 +41,8 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     datatype: Datatype = request.param
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
-    fast_convert_request.__globals__["_plan"].cache_clear()
-    fast_convert_response.__globals__["_plan"].cache_clear()
+    fast_convert_request.__globals__["_make_plan"].cache_clear()
+    fast_convert_response.__globals__["_make_plan"].cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:

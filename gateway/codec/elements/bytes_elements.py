@@ -1,4 +1,4 @@
-"""The binary form of BYTES elements: each is a little-endian uint32 length and that many bytes."""
+"""Packs and splits BYTES elements: each is a little-endian uint32 length and that many bytes."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def read_length(data: bytes) -> int:
 
 
 def pack_elements(elements: list[bytes]) -> bytes:
-    """Give elements in binary form."""
+    """Return elements in binary form."""
     lengths = map(_PREFIX.pack, map(len, elements))
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def pack_strings(strings: list[str]) -> bytes:
-    """Give strings in binary form."""
+    """Return strings in binary form."""
     if len(strings) < _MANY:
         return pack_elements(list(map(str.encode, strings)))
     whole = "".join(strings)
@@ -72,10 +72,10 @@ def pack_strings(strings: list[str]) -> bytes:
 
 
 def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
-    """Give the lengths of the whole elements in binary form that data begin with, and their end.
+    """Return the lengths of the complete elements in binary form, and where they end.
 
-    Gives None unless all are shorter than 256 bytes and without a NUL: then zeros stand nowhere
-    but in lengths, four for an empty element, and three behind the first byte of others.
+    Returns None unless all are shorter than 256 bytes and contain no NUL. Then zeros occur in
+    lengths only: four for an empty element, and three behind the first byte of others.
     """
     codes = np.frombuffer(data, np.uint8)
     edges = np.flatnonzero(np.diff(codes == 0, prepend=False, append=False))
@@ -93,7 +93,7 @@ def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
 
 
 def mask_lengths(lengths: Lengths) -> npt.NDArray[np.bool_]:
-    """Tell which bytes of elements in binary form are those of their lengths."""
+    """Mask the length prefixes of elements in binary form."""
     found = np.zeros(int(lengths.sum()) + PREFIX_SIZE * lengths.size, np.bool_)
     found[_element_starts(lengths)] = True
     found[1:] |= found[:-1].copy()
@@ -102,7 +102,7 @@ def mask_lengths(lengths: Lengths) -> npt.NDArray[np.bool_]:
 
 
 def pack_texts(lengths: Lengths, texts: Codes) -> bytes:
-    """Give elements in binary form; ``texts`` are their bytes, one behind the other."""
+    """Return elements in binary form; ``texts`` holds their bytes, concatenated."""
     begins, has_length = _element_starts(lengths), mask_lengths(lengths)
     elements = np.zeros(has_length.size, np.uint8)
     elements[begins] = lengths
@@ -116,19 +116,19 @@ def pack_texts(lengths: Lengths, texts: Codes) -> bytes:
 
 
 def _element_starts(lengths: Lengths) -> Lengths:
-    # Each element begins behind those before it, and their lengths.
+    # Each element begins behind those before it, and their prefixes.
     begins: Lengths = np.cumsum(lengths) - lengths
     return begins + np.arange(0, PREFIX_SIZE * lengths.size, PREFIX_SIZE)
 
 
 def place_bytes(whole: Codes, mask: npt.NDArray[np.bool_], part: Codes) -> None:
-    """Put bytes where the mask tells: numpy's own indexing takes twice the time."""
+    """Copy bytes to where the mask is set; numpy's own indexing takes twice the time."""
     if part.size:
         np.place(whole, mask, part)
 
 
 def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Give the whole elements from ``position`` on, and where they end."""
+    """Return the complete elements from ``position`` on, and where they end."""
     elements: list[bytes] = []
     take, length_at, width, size = elements.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
     while (start := position + width) <= size:
@@ -141,7 +141,7 @@ def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
 
 
 def read_lengths(data: bytes, position: int) -> tuple[list[int], int]:
-    """Give the lengths of the whole elements from ``position`` on, and where they end."""
+    """Return the lengths of the complete elements from ``position`` on, and where they end."""
     lengths: list[int] = []
     take, length_at, width, size = lengths.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
     while position + width <= size:

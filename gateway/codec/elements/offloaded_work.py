@@ -1,4 +1,4 @@
-"""Does what the codecs lend out, wherever that is."""
+"""Runs the conversion jobs that codecs offload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.protocol.datatypes import Family
 
 
 def run_job(work: ConversionJob, data: bytes | memoryview) -> bytes | memoryview | None:
-    """Do the work; None where there is something to be said about the data."""
+    """Run a job; return None if the data is invalid."""
     if work.to_json:
         try:
             return NumberEncoder("", work.datatype, Nonfinite.ERROR).encode_all(data)
