@@ -45,19 +45,19 @@ class Offloader(ABC):
     """Runs conversion jobs elsewhere."""
 
     @abstractmethod
-    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
         """Submit a job; return None if converting here is faster.
 
         ``data`` is concatenated and copied.
         """
 
 
-class _NeverDone(OffloadFuture):
+class _FailedFuture(OffloadFuture):
     done = True
 
     async def wait(self) -> None:
         pass
 
 
-FAILED_FUTURE: OffloadFuture = _NeverDone()
+FAILED_FUTURE: OffloadFuture = _FailedFuture()
 """A future without a result: the caller converts the data itself."""

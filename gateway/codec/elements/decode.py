@@ -25,13 +25,12 @@ from gateway.codec.elements.rounding import (
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
 
 _LONG_DIGITS = 19
 """Integers with so many digits may exceed 64 bits."""
 _LONG_INTEGERS = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
 """Such an integer, with the byte before it."""
-_NUMPY_MIN_BYTES = 2 * 1024
-"""From this size of text on, numpy finds them faster than a regular expression."""
 _IS_DIGIT = bytes(code in b"0123456789" for code in range(256))
 _IS_BEFORE_NUMBER = np.zeros(256, np.bool_)
 _IS_BEFORE_NUMBER[list(b"[, \t\n\r")] = True
@@ -75,7 +74,9 @@ class TensorDecoder:
         self.chunks.append(b"")
         return len(self.chunks) - 1
 
-    def fill_chunk(self, place: int, run: ElementRun, data: bytes | memoryview | None) -> None:
+    def fill_chunk(
+        self, chunk_number: int, run: ElementRun, data: bytes | memoryview | None
+    ) -> None:
         """Fill the reserved chunk of a run; with None, the run is decoded here.
 
         All reserved chunks before it must be filled.
@@ -84,9 +85,9 @@ class TensorDecoder:
         assert width is not None
         if data is None:
             # Indices in an error count from here.
-            self.count = sum(map(len, self.chunks[:place])) // width
+            self.count = sum(map(len, self.chunks[:chunk_number])) // width
             _, data = self._decode_or_raise(run)
-        self.chunks[place] = bytes(data)  # no copy if it is bytes
+        self.chunks[chunk_number] = bytes(data)  # no copy if it is bytes
         self.size += len(data)
         self.count = self.size // width
 
@@ -176,28 +177,28 @@ class TensorDecoder:
         These are bare NaN, Infinity and null, and integers beyond 64 bits. Each such word is
         replaced by a zero between spaces, so that a word that touches other text stays an error.
         """
-        plain = text
+        numbers = text
         has_words = self._may_be_nonfinite(text)
         if has_words:
             self._expects_nonfinite = True  # probably in the next runs too
-            plain = plain.replace(b"NaN", b" 0 ")
+            numbers = numbers.replace(b"NaN", b" 0 ")
             if self._message.null_is_nan:
-                plain = plain.replace(b"null", b" 0 ")
-            if b"I" in plain:
-                plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
+                numbers = numbers.replace(b"null", b" 0 ")
+            if b"I" in numbers:
+                numbers = numbers.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
-            values = parse_numbers(plain, "d")
+            values = parse_numbers(numbers, "d")
         except PARSE_ERRORS:
             try:
-                values = parse_numbers(_add_exponents(plain), "d")
+                values = parse_numbers(_add_exponents(numbers), "d")
             except PARSE_ERRORS:
                 return None
         return _insert_nonfinite(values.copy(), text) if has_words else values
 
     def _decode_strings(self, run: ElementRun) -> tuple[int, bytes] | None:
-        plain = fast_decode_strings(run.balanced()) if self._partial_element is None else None
-        if plain is not None:
-            return plain
+        fast = fast_decode_strings(run.balanced()) if self._partial_element is None else None
+        if fast is not None:
+            return fast
         values = parse_strings(run)
         if values is None:
             return None
@@ -217,8 +218,10 @@ class TensorDecoder:
             ) from None
         if self.datatype.family is not Family.TEXT:
             # The error quotes this: split no escape and no character.
-            end, _ = find_string_cut(part.text[:60], full=True, last=True) or (60, False)
-            run = ElementRun(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
+            start = part.text[:QUOTED_NAME]
+            cut = find_string_cut(start, full=True, last=True)
+            end = len(start) if cut is None else cut[0]
+            run = ElementRun(b'["' + start[:end] + b'"]', 0, 0, first=True)
             raise self._error_in_run(run)
         self.append_to_element(text)
 
@@ -265,7 +268,7 @@ def _flatten(items: list[Any], flat: list[Any]) -> list[Any]:
 
 def _add_exponents(text: bytes) -> bytes:
     """Append an exponent to long integers: simdjson parses none beyond 64 bits without it."""
-    if len(text) < _NUMPY_MIN_BYTES:
+    if len(text) < NUMPY_MIN_TEXT:
         return _LONG_INTEGERS.sub(rb"\1e0", text)
     codes = np.frombuffer(text, np.uint8)
     is_digit = np.frombuffer(text.translate(_IS_DIGIT), np.bool_)
@@ -276,12 +279,12 @@ def _add_exponents(text: bytes) -> bytes:
     before = codes[begins - 1 - (codes[begins - 1] == ord("-"))]
     is_integer = _IS_BEFORE_NUMBER[before] & ~_IN_FRACTION[codes[np.minimum(ends, codes.size - 1)]]
     # Each insertion shifts those behind it.
-    places = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
-    longer = np.empty(codes.size + 2 * places.size, np.uint8)
+    offsets = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
+    longer = np.empty(codes.size + 2 * offsets.size, np.uint8)
     is_code = np.ones(longer.size, np.bool_)
-    for place, code in enumerate(b"e0"):
-        longer[places + place] = code
-        is_code[places + place] = False
+    for shift, code in enumerate(b"e0"):
+        longer[offsets + shift] = code
+        is_code[offsets + shift] = False
     np.place(longer, is_code, codes)
     return longer.tobytes()
 

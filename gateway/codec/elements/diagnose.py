@@ -12,9 +12,10 @@ import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.codec.json.structure_scan import mask_strings
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.sizes import QUOTED_NAME
 
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
 _SPACE = " \t\n\r"
@@ -44,14 +45,14 @@ def diagnose_run(
         depth += between.count("[") - between.count("]")
         if not token:
             continue
-        if brackets := _describe_bracket_error(token, depth):
+        if reason := _describe_bracket_error(token, depth):
             last = index - (depth <= 0 or token.startswith("}"))
-            return message.malformed(f"{label}: data {brackets}, behind element {max(0, last)}")
+            return message.malformed(f"{label}: data {reason}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
             return message.malformed(f"{label}: element {index} is an object, {needed}")
-        if fault := _describe_token_error(token, datatype, message.null_is_nan):
-            return message.malformed(f"{label}: element {index} ({_quote(token)}) {fault}")
+        if error := _describe_token_error(token, datatype, message.null_is_nan):
+            return message.malformed(f"{label}: element {index} ({_quote(token)}) {error}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # a comma is missing
         index += 1
@@ -154,5 +155,4 @@ def _escape_invalid_utf8(token: str) -> str:
 
 
 def _quote(token: str) -> str:
-    token = _escape_invalid_utf8(token)
-    return token if len(token) <= 40 else token[:37] + "..."
+    return shorten(_escape_invalid_utf8(token), QUOTED_NAME)

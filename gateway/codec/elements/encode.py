@@ -125,8 +125,8 @@ class NumberEncoder:
             return [*self._encode_values(values)]
         first = self.count
         self.count += values.size
-        lent = OffloadedText(future, lambda: self._encode_checked(values, first))
-        return [b",", lent] if first else [lent]
+        offloaded = OffloadedText(future, lambda: self._encode_checked(values, first))
+        return [b",", offloaded] if first else [offloaded]
 
     def encode_all(self, data: bytes | memoryview) -> memoryview:
         """Encode a complete tensor; raises GatewayError as ``feed`` does."""
@@ -136,9 +136,9 @@ class NumberEncoder:
         """Return the complete elements, and buffer the rest."""
         if self._partial:
             data = self._partial + data
-        whole = len(data) - len(data) % self._dtype.itemsize
-        self._partial = bytes(data[whole:])
-        return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
+        complete = len(data) - len(data) % self._dtype.itemsize
+        self._partial = bytes(data[complete:])
+        return np.frombuffer(data, self._dtype, complete // self._dtype.itemsize)
 
     def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         # Joining the text here would copy it.
@@ -166,12 +166,12 @@ class NumberEncoder:
         return self._dump(values)
 
     def _with_nonfinite(
-        self, values: npt.NDArray[Any], places: npt.NDArray[np.intp], first: int
+        self, values: npt.NDArray[Any], offsets: npt.NDArray[np.intp], first: int
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
                 self._message.policy_violation,
-                f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
+                f"{self._label}: element {first + int(offsets[0])} is {values[offsets[0]]}, "
                 f"which JSON does not have (policy nonfinite: error); "
                 f"{self._message.instead_of_number}set another policy",
             )
@@ -179,7 +179,7 @@ class NumberEncoder:
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _NONFINITE_TOKENS[self._nonfinite]
-        special = values[places]
+        special = values[offsets]
         is_nan = np.isnan(special)
         if is_nan.all():
             return memoryview(bytes(text).replace(b"null", tokens[0]))
@@ -221,10 +221,10 @@ class _BytesEncoder:
         if self._element is not None:
             position = min(self._missing, len(data))
             out.append(self._continue_element(self._element, data[:position]))
-        whole, position = split_elements(data, position)
-        if whole:
-            out.append(self._separator() + b",".join(self._encode_elements(whole)))
-            self.count += len(whole)
+        complete, position = split_elements(data, position)
+        if complete:
+            out.append(self._separator() + b",".join(self._encode_elements(complete)))
+            self.count += len(complete)
         self._partial = data[position:]
         if self._element is None and len(self._partial) >= PREFIX_SIZE:
             out.append(self._begin_element(self._partial))
@@ -316,6 +316,6 @@ class Base64ElementWriter:
     def feed(self, data: bytes, last: bool) -> bytes:
         """Encode the next bytes as far as they form groups of three."""
         data = self._partial + data
-        whole = len(data) if last else len(data) - len(data) % 3
-        self._partial = data[whole:]
-        return binascii.b2a_base64(data[:whole], newline=False)
+        complete = len(data) if last else len(data) - len(data) % 3
+        self._partial = data[complete:]
+        return binascii.b2a_base64(data[:complete], newline=False)

@@ -63,17 +63,17 @@ def fast_decode_elements(text: bytes) -> DecodedElements | None:
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
-    begins, ends = quotes[::2], quotes[1::2]
-    keys = _find_base64_keys(codes, inside, begins, ends)
+    starts, ends = quotes[::2], quotes[1::2]
+    keys = _find_base64_keys(codes, inside, starts, ends)
     if keys is None:
         return None
     is_text = inside > is_quote
-    for place in range(1, 4):
-        is_text[begins[keys] + place] = False
+    for byte in range(1, 4):
+        is_text[starts[keys] + byte] = False
     # The value of each key is the string behind it.
-    is_base64 = np.zeros(begins.size, np.bool_)
+    is_base64 = np.zeros(starts.size, np.bool_)
     is_base64[keys + 1] = True
-    lengths, is_base64 = np.delete(ends - begins - 1, keys), np.delete(is_base64, keys)
+    lengths, is_base64 = np.delete(ends - starts - 1, keys), np.delete(is_base64, keys)
     texts = np.compress(is_text, codes)
     if keys.size:
         decoded = _decode_selected(lengths, texts, is_base64)
@@ -98,7 +98,7 @@ def _are_many_and_short(text: bytes) -> bool:
 
 
 def _find_base64_keys(
-    codes: Codes, inside: Codes, begins: Lengths, ends: Lengths
+    codes: Codes, inside: Codes, starts: Lengths, ends: Lengths
 ) -> Lengths | None:
     """Return which strings are keys; None if any object is not a base64 object."""
     marks = codes * (inside ^ 1)
@@ -108,11 +108,11 @@ def _find_base64_keys(
     keys = np.searchsorted(ends, colons - 1)
     if keys.size and keys[-1] + 1 >= ends.size:
         return None  # no string follows the last colon
-    starts = begins[keys]
-    is_base64 = (ends[keys] == colons - 1) & (starts == colons - 5)
-    is_base64 &= begins[keys + 1] == colons + 1
-    for place, code in enumerate(b"b64", 1):
-        is_base64 &= codes[starts + place] == code
+    key_starts = starts[keys]
+    is_base64 = (ends[keys] == colons - 1) & (key_starts == colons - 5)
+    is_base64 &= starts[keys + 1] == colons + 1
+    for byte, code in enumerate(b"b64", 1):
+        is_base64 &= codes[key_starts + byte] == code
     return keys if is_base64.all() else None
 
 

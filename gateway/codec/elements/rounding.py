@@ -121,24 +121,26 @@ def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _resolve_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[np.intp]) -> Values:
+def _resolve_ties(
+    values: Values, text: bytes | memoryview, offsets: npt.NDArray[np.intp]
+) -> Values:
     """Move each tie to the side on which the number in the text is, if it differs."""
     text = bytes(text)
     codes = np.frombuffer(text, np.uint8)
     bounds = np.concatenate(([-1], find_separators(codes, values.size), [codes.size - 1]))
     # Including a few spaces and brackets around them.
-    starts, ends = bounds[places] + 1, bounds[places + 1] + 1
+    starts, ends = bounds[offsets] + 1, bounds[offsets + 1] + 1
     is_long = ends - starts > MAX_EXACT_LENGTH
     if b"e" in text or b"E" in text:
         exponents = np.flatnonzero((codes | 0x20) == ord("e"))
         is_long |= np.searchsorted(exponents, starts) != np.searchsorted(exponents, ends)
-    places, starts, ends = places[is_long], starts[is_long], ends[is_long]
-    numbers = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+    offsets, starts, ends = offsets[is_long], starts[is_long], ends[is_long]
+    texts = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
     # Each distinct number is compared once.
-    sides = dict(zip(numbers, values[places].tolist(), strict=True))
+    sides = dict(zip(texts, values[offsets].tolist(), strict=True))
     sides = {number: _nudge_tie(tie, number) for number, tie in sides.items()}
     moved = values.copy()
-    moved[places] = list(map(sides.__getitem__, numbers))
+    moved[offsets] = list(map(sides.__getitem__, texts))
     return moved
 
 

@@ -214,10 +214,10 @@ class ArrayScanner:
 
     def _short_array(self, buffer: bytes, start: int) -> _Step | None:
         """Return the run of an array of strings that ends within its first few KiB."""
-        most = _FIRST_WINDOWS[-1]
-        if self._looked_bytes == most or self._window <= most:
+        limit = _FIRST_WINDOWS[-1]
+        if self._looked_bytes == limit or self._window <= limit:
             return None
-        if buffer.find(b"]", start + self._searched, start + most) < 0:
+        if buffer.find(b"]", start + self._searched, start + limit) < 0:
             return None
         flat = _FLAT_STRINGS.match(buffer, start, start + _FIRST_WINDOWS[0])
         if flat is not None:
@@ -240,24 +240,24 @@ class ArrayScanner:
             return None
         window = buffer[start : min(start + stop + _QUOTED_SUFFIX, end)]
         close = window.rfind(b"]", 0, stop) + 1
-        ends = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
-        if ends and self._depth_at(close, window, closes=True) == 0:
+        is_end = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
+        if is_end and self._depth_at(close, window, may_close=True) == 0:
             return self._run(window, close, 0, close)
         if stopped:
             return self._invalid_run(window, stop, full or last)
         cut = window.rfind(b",")
-        depth = self._depth_at(cut if cut >= 0 else len(window), window, closes=close > 0)
+        depth = self._depth_at(cut if cut >= 0 else len(window), window, may_close=close > 0)
         if cut < 0:
             raise self._no_comma_error()
         return self._run(window, cut, depth, cut + 1)
 
-    def _depth_at(self, end: int, window: bytes, closes: bool) -> int:
+    def _depth_at(self, end: int, window: bytes, may_close: bool) -> int:
         """Return the depth at ``end`` in text of numbers; checks the nesting before it.
 
         ``closes`` tells that the text may contain closing brackets.
         """
         opened = _count(b"[", window, end)
-        closed = _count(b"]", window, end) if closes else 0
+        closed = _count(b"]", window, end) if may_close else 0
         if self._depth + opened > self._depth_cap:
             self._check_depth(self._depth + max_depth(window[:end]))
         return self._depth + opened - closed
@@ -358,8 +358,8 @@ def _count(mark: bytes, text: bytes, end: int) -> int:
 
 def max_depth(text: bytes) -> int:
     """Return the deepest nesting of brackets in a text of numbers."""
-    marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
-    return int(np.cumsum(_MIDDLE - marks, dtype=np.int32).max(initial=0))
+    brackets = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
+    return int(np.cumsum(_MIDDLE - brackets, dtype=np.int32).max(initial=0))
 
 
 def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:

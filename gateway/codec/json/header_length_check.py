@@ -47,18 +47,18 @@ class HeaderLengthCheck:
 
     def _scan(self, window: bytes) -> None:
         if not self._started:
-            start = window.lstrip(_SPACE)
-            self._started = bool(start)
-            if start and not start.startswith(b"{"):
+            body = window.lstrip(_SPACE)
+            self._started = bool(body)
+            if body and not body.startswith(b"{"):
                 self._is_json = False
                 return
-        behind = window
+        rest = window
         if not self._json_size:
             end = self._find_json_end(window)
-            seen, behind = self._key_carry + window[:end], window[end:]
-            self._has_size = self._has_size or _KEY in seen
-            self._key_carry = seen[1 - len(_KEY) :]
-        if behind.strip(_SPACE) and self._has_size:
+            key_text, rest = self._key_carry + window[:end], window[end:]
+            self._has_size = self._has_size or _KEY in key_text
+            self._key_carry = key_text[1 - len(_KEY) :]
+        if rest.strip(_SPACE) and self._has_size:
             raise bad_response(
                 "the server's answer has binary tensors behind its JSON of "
                 f"{self._json_size} bytes, but no Inference-Header-Content-Length"
@@ -69,10 +69,10 @@ class HeaderLengthCheck:
         """Return where the JSON ends in a window; the window's size if the end is to come."""
         text = self._carry + window
         codes, inside = mask_strings(text)
-        steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
-        places = np.flatnonzero(steps)
-        depths = self._depth + np.cumsum(steps[places], dtype=np.int64)
-        ends = places[depths <= 0]
+        depth_steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
+        offsets = np.flatnonzero(depth_steps)
+        depths = self._depth + np.cumsum(depth_steps[offsets], dtype=np.int64)
+        ends = offsets[depths <= 0]
         if ends.size:
             end = int(ends[0]) + 1 - len(self._carry)
             self._json_size = self._size + end

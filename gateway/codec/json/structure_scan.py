@@ -74,25 +74,25 @@ def scan_strings(text: bytes, depth: int) -> StringScan:
     text = _without_escapes(text)
     is_quote = np.frombuffer(text, np.uint8) == ord('"')
     kinds = np.frombuffer(text.translate(_KINDS), np.uint8) * (_inside(is_quote) ^ 1)
-    marks = np.flatnonzero(kinds != _SPACE)
-    kinds = kinds[marks]
+    offsets = np.flatnonzero(kinds != _SPACE)
+    kinds = kinds[offsets]
     depths = depth + np.cumsum(_STEPS[kinds], dtype=np.int32)
 
     ends = (kinds == _OTHER) | ((kinds == _CLOSING) & (depths == 0))
-    stop = int(ends.argmax()) if ends.any() else len(marks)
+    stop = int(ends.argmax()) if ends.any() else len(offsets)
     commas = np.flatnonzero(kinds[:stop] == _COMMA)
     last_comma = int(commas[-1]) if commas.size else None
     quotes = np.flatnonzero(is_quote)
     is_open = len(quotes) % 2 == 1
     last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
-    ended = stop < len(marks) and int(kinds[stop]) == _CLOSING
-    if stop < len(marks):
-        position = int(marks[stop]) + ended
+    ended = stop < len(offsets) and int(kinds[stop]) == _CLOSING
+    if stop < len(offsets):
+        position = int(offsets[stop]) + ended
     else:
         position = last_string if is_open and last_string is not None else len(text)
     return StringScan(
         position,
-        0 if last_comma is None else int(marks[last_comma]) + 1,
+        0 if last_comma is None else int(offsets[last_comma]) + 1,
         depth if last_comma is None else int(depths[last_comma]),
         int(depths[:stop].max(initial=depth)),
         last_string,
@@ -109,12 +109,12 @@ def scan_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     _, inside = mask_strings(text)
     # The original text will do: escapes stand within strings, which are masked.
     steps = np.frombuffer(text.translate(_NESTING_STEPS), np.int8) * (inside ^ 1).view(np.int8)
-    places = np.flatnonzero(steps != 0)
-    depths = np.cumsum(steps[places], dtype=np.int32)
-    beyond = np.flatnonzero(depths < 0)
-    if beyond.size:
-        places, depths = places[: beyond[0]], depths[: beyond[0]]
-    return places[depths == 0] + 1, int(depths.max(initial=0))
+    offsets = np.flatnonzero(steps != 0)
+    depths = np.cumsum(steps[offsets], dtype=np.int32)
+    unopened = np.flatnonzero(depths < 0)
+    if unopened.size:
+        offsets, depths = offsets[: unopened[0]], depths[: unopened[0]]
+    return offsets[depths == 0] + 1, int(depths.max(initial=0))
 
 
 def count_objects_and_members(text: bytes) -> tuple[int, int]:
@@ -136,10 +136,10 @@ def scan_array_values(text: bytes) -> tuple[int, bool, int]:
     depths = np.cumsum(
         np.frombuffer(text.translate(_NESTING_STEPS), np.int8) * outside, dtype=np.int32
     )
-    beyond = int((depths < 0).argmax()) if depths.size else 0
-    ends = bool(depths.size) and bool(depths[beyond] < 0)
+    unopened = int((depths < 0).argmax()) if depths.size else 0
+    ends = bool(depths.size) and bool(depths[unopened] < 0)
     if ends:
-        end = beyond
+        end = unopened
     else:
         commas = np.flatnonzero((codes == ord(",")) & (depths == 0) & outside.view(np.bool_))
         end = int(commas[-1]) if commas.size else 0

@@ -23,6 +23,7 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
 from gateway.protocol.v1 import BASE64_KEY
+from gateway.sizes import CHUNK_OVERHEAD, NUMPY_MIN_TEXT
 
 _MARKS_AT_ONCE = 4096
 """Brackets and commas processed together."""
@@ -33,8 +34,6 @@ _MERGED_BYTES = 256 * 1024
 
 _TENSOR_OVERHEAD = 2000
 """Bytes of memory of a tensor beside its data."""
-_CHUNK_OVERHEAD = 48
-"""Bytes of memory of a chunk beside its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class NestedTensorBuilder:
 
     def _count_memory(self, others: int = 0) -> None:
         """Update the memory count, and add other bytes."""
-        size = self.size + _CHUNK_OVERHEAD * len(self.chunks)
+        size = self.size + CHUNK_OVERHEAD * len(self.chunks)
         self._memory.size += size - self._counted_size + others
         self._counted_size = size
 
@@ -271,13 +270,10 @@ _Offsets = npt.NDArray[np.intp]
 _NON_MARKS = bytes(set(range(256)) - set(b"[],"))
 _IS_MARK = bytes(code in b"[]," for code in range(256))
 
-_NUMPY_MIN_BYTES = 2 * 1024
-"""From this size of text on, numpy is faster than Python."""
-
 
 def structural_marks(text: bytes) -> bytes:
     """Return the brackets and commas of a text outside of its strings, which are complete."""
-    if len(text) >= _NUMPY_MIN_BYTES and b'"' in text:
+    if len(text) >= NUMPY_MIN_TEXT and b'"' in text:
         codes, inside = mask_strings(text)
         is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside
         return np.compress(is_mark, codes).tobytes()

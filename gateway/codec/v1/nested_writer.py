@@ -71,12 +71,12 @@ class BracketWriter:
     def level_at(self, index: int) -> int:
         """Return the highest level, from 1, of which a row begins at an element; else the rank."""
         # Sizes at least double from one level to the next: mostly the first comparison decides.
-        found = self.rank
+        highest = self.rank
         for size, level in self._levels:
             if index % size:
                 break
-            found = level
-        return found
+            highest = level
+        return highest
 
     def lead(self, index: int, level: int) -> bytes:
         """Return the text before a row of a level, or before an element (level = rank)."""
@@ -161,9 +161,9 @@ class NestedNumberEncoder(NumberEncoder):
     def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         parts: list[TextChunk] = []
         brackets, first = self._brackets, self.count
-        while (left := first + values.size - self.count) > 0:
-            level = self._find_level(left)
-            size = self._choose_block(level, left)
+        while (remaining := first + values.size - self.count) > 0:
+            level = self._find_level(remaining)
+            size = self._choose_block(level, remaining)
             parts.append(brackets.lead(self.count, level))
             start = self.count - first
             parts.append(
@@ -172,19 +172,19 @@ class NestedNumberEncoder(NumberEncoder):
             self.count += size
         return parts
 
-    def _find_level(self, left: int) -> int:
+    def _find_level(self, remaining: int) -> int:
         """Return the highest level of which a complete row begins here; else the rank."""
         brackets = self._brackets
         for level in range(brackets.level_at(self.count), brackets.rank):
-            if brackets.sizes[level] <= left:
+            if brackets.sizes[level] <= remaining:
                 return level
         return brackets.rank
 
-    def _choose_block(self, level: int, left: int) -> int:
+    def _choose_block(self, level: int, remaining: int) -> int:
         """Choose the next elements: complete rows of a level, or a part of the last one."""
         brackets = self._brackets
-        around = brackets.sizes[level - 1] if level else 1
-        size = min(left, around - self.count % around)
+        row_size = brackets.sizes[level - 1] if level else 1
+        size = min(remaining, row_size - self.count % row_size)
         if level == brackets.rank:
             self._block = (-1,)
             return size
@@ -221,8 +221,8 @@ class BytesElementEncoder(ABC):
         if self._open is not None:
             position = min(self._missing, len(data))
             yield from self._continue_element(self._open, data[:position])
-        whole, position = split_elements(data, position)
-        for element in whole:
+        complete, position = split_elements(data, position)
+        for element in complete:
             yield self._begin_next()
             yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
         rest = data[position:]

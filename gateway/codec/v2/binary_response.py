@@ -60,8 +60,8 @@ class ResponseParts:
         is_text = [index in self.texts for index in range(len(entries))]
         parts = skeleton(self.fields, RESPONSE.tensors, is_text)
         header: Chunks = [parts[0]]
-        for index, behind in zip(sorted(self.texts), parts[1:], strict=True):
-            header += [*self.texts[index], behind]
+        for index, after in zip(sorted(self.texts), parts[1:], strict=True):
+            header += [*self.texts[index], after]
         return b"".join(header), tensors
 
 
@@ -110,12 +110,12 @@ class BinaryResponseConverter(JsonMessageReader):
 
     def _check_spool(self) -> None:
         if self.buffered_data_bytes > self._spool_cap:
-            becomes, instead = "binary", "ask for all outputs as JSON"
+            encoding, advice = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
-                becomes, instead = "base64", "ask for all outputs in binary form"
+                encoding, advice = "base64", "ask for all outputs in binary form"
             raise bad_response(
-                f"an answer that becomes {becomes} is held, and is larger than {self._spool_cap} "
-                f"bytes (limits.spool_bytes); {instead}"
+                f"an answer that becomes {encoding} is held, and is larger than {self._spool_cap} "
+                f"bytes (limits.spool_bytes); {advice}"
             )
 
     def finish(self) -> tuple[bytes, Chunks]:
@@ -132,8 +132,8 @@ class BinaryResponseConverter(JsonMessageReader):
                     f"output '{output.name}' of the server's answer has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
-            where = parts.tensors if self._form.wants_binary(output.name) else parts.texts
-            where[index] = []
+            target = parts.tensors if self._form.wants_binary(output.name) else parts.texts
+            target[index] = []
         return parts.joined()
 
     def take_parts(self) -> ResponseParts:
@@ -143,13 +143,13 @@ class BinaryResponseConverter(JsonMessageReader):
         tensors: dict[int, Chunks] = {}
         for array in self._arrays:
             index = array.index
-            if isinstance(array.elements, _VerbatimText | _Base64Text):
-                texts[index] = [array.elements.text]
-                if isinstance(array.elements, _Base64Text):
+            if isinstance(array.sink, _VerbatimText | _Base64Text):
+                texts[index] = [array.sink.text]
+                if isinstance(array.sink, _Base64Text):
                     mark_base64(header.fields["outputs"][index])
             else:
                 tensors[index] = [*self._checked_tensor(array, header.tensors[index]).chunks]
-            array.elements = None  # its data is in the parts now
+            array.sink = None  # its data is in the parts now
         return ResponseParts(header.fields, self._outputs, texts, tensors)
 
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
@@ -166,8 +166,8 @@ class BinaryResponseConverter(JsonMessageReader):
         if not self._policies.wants_base64(str(fields["name"])):
             return _VerbatimText(label)
         # The content type may follow the data; it is known once all fields are.
-        ended = isinstance(fields.get("data"), list)  # the placeholder: all fields are known
-        if not ended and not fields.keys() >= {"datatype", "parameters"}:
+        is_complete = isinstance(fields.get("data"), list)  # the placeholder: all fields are known
+        if not is_complete and not fields.keys() >= {"datatype", "parameters"}:
             return None
         return _Base64Text(label) if becomes_base64(fields) else _VerbatimText(label)
 
@@ -203,8 +203,8 @@ class _VerbatimText:
         text = item.text
         if self._string:
             # The first string is the placeholder of the long one.
-            before, _, behind = text.partition(b'""')
-            text = b"".join((before, b'"', *self._string, b'"', behind))
+            head, _, tail = text.partition(b'""')
+            text = b"".join((head, b'"', *self._string, b'"', tail))
             self._string = []
         self._chunks += [text] if item.first else [b",", text]
         self.size += len(text)
@@ -239,14 +239,14 @@ class _Base64Text:
     def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run or piece of a long string; raises GatewayError (502) if invalid."""
         strings = self._strings
-        before = strings.size
+        before_size = strings.size
         if isinstance(item, ElementRun) and not strings.size:
             values = None if item.lacks_element else parse_strings(item)
             if values is not None:
                 self._encode(values)
                 return
         strings.feed(item)
-        self.size += strings.size - before
+        self.size += strings.size - before_size
         if isinstance(item, StringPart):
             return  # its length is not known yet
         texts = list(map(self._writer.feed, strings.chunks))
@@ -274,5 +274,5 @@ def _as_binary_output(entry: Fields, size: int) -> Fields:
     parameters = dict(entry.get("parameters") or {})
     if "data" in entry and has_base64_content(entry) and entry["datatype"] == "BYTES":
         del parameters["content_type"]  # it described the JSON data
-    plain = {key: value for key, value in entry.items() if key != "data"}
-    return {**plain, "parameters": {**parameters, "binary_data_size": size}}
+    other_fields = {key: value for key, value in entry.items() if key != "data"}
+    return {**other_fields, "parameters": {**parameters, "binary_data_size": size}}

@@ -67,10 +67,10 @@ def fast_convert_request(
 
     Returns None if the streaming path is needed.
     """
-    around, arrays = _extract_arrays(text)
-    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
+    surroundings, arrays = _extract_arrays(text)
+    if len(surroundings) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
         return None
-    plan = _make_plan(around, len(arrays), depth_cap, tensor_cap)
+    plan = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap)
     if plan is None:
         return None
     parts = [plan.header]
@@ -84,7 +84,7 @@ def fast_convert_request(
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
     """Return the request with placeholders, and the arrays that they replace."""
-    around: list[bytes] = []
+    surroundings: list[bytes] = []
     arrays: list[bytes] = []
     position = 0
     while len(arrays) <= _MAX_ARRAYS and (at := text.find(_KEY, position)) >= 0:
@@ -93,11 +93,11 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
-        around += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
+        surroundings += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
         arrays.append(text[opening:close])
         position = close
-    around.append(text[position:])
-    return b"".join(around), arrays
+    surroundings.append(text[position:])
+    return b"".join(surroundings), arrays
 
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
@@ -108,7 +108,7 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_parse_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = run_job(tensor.work, array)
+    data = run_job(tensor.job, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")
     return bytes(data)
@@ -133,7 +133,7 @@ class _Tensor:
     """How an input is converted: by struct below ``struct_max_bytes``, else by the job."""
 
     layout: struct.Struct
-    work: ConversionJob
+    job: ConversionJob
     struct_max_bytes: int
     needs_rounding: bool
 
@@ -149,12 +149,12 @@ class _Plan:
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
-def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
+def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
     # Escapes could hide a second key of the same name. Arrays contain no quotes, so no keys.
-    if b"\\" in around or around.count(_KEY) != arrays:
+    if b"\\" in surroundings or surroundings.count(_KEY) != arrays:
         return None
     try:
-        fields = parse_request_header(around, depth_cap)
+        fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
         answer = read_output_encoding(fields, tensor_cap)
     except GatewayError:
@@ -165,7 +165,7 @@ def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _
     entries = [entry for entry in fields["inputs"] if "data" in entry]
     if [entry["data"] for entry in entries] != [placeholder(number) for number in range(arrays)]:
         return None
-    if around.count(b'"datatype"') != len(inputs):
+    if surroundings.count(b'"datatype"') != len(inputs):
         return None
     tensors = []
     for entry, declared in zip(fields["inputs"], inputs, strict=True):
@@ -173,10 +173,10 @@ def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _
             layout = _struct_layout(declared)
             if layout is None:
                 return None
-            work = ConversionJob(to_json=False, datatype=declared.datatype)
+            job = ConversionJob(to_json=False, datatype=declared.datatype)
             struct_max_bytes = 0 if has_c_decoder(declared.datatype) else _STRUCT_MAX_BYTES
             tensors.append(
-                _Tensor(layout, work, struct_max_bytes, needs_rounding(declared.datatype))
+                _Tensor(layout, job, struct_max_bytes, needs_rounding(declared.datatype))
             )
             set_binary_size(entry, layout.size)
         elif declared.source is DataSource.BINARY:

@@ -20,6 +20,7 @@ from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.json_errors import ExtractedArray
 from gateway.protocol.request_header import Fields, found, has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.sizes import CHUNK_OVERHEAD
 
 _MAX_RUNS_PER_STEP = 64
 """The most runs extracted or converted in one step: every ten bytes may be one."""
@@ -31,8 +32,6 @@ _ARRAY_OVERHEAD = 500
 """A DataArray and its sink."""
 _TENSOR_OVERHEAD = 250
 """The checked description of a tensor, beside the parsed header."""
-_CHUNK_OVERHEAD = 48
-"""A chunk of converted bytes in a list."""
 _QUEUED_RUN_OVERHEAD = 200
 """A queued run, beside its text."""
 _OFFLOADED_RUN_OVERHEAD = 500
@@ -62,7 +61,7 @@ class _OffloadedRun:
     """A run that is converted elsewhere, and the chunk reserved for it."""
 
     tensor: TensorDecoder
-    place: int
+    chunk_number: int
     run: ElementRun
     future: OffloadFuture
 
@@ -87,7 +86,7 @@ class JsonMessageReader(ABC):
     ) -> None:
         self._message = message
         self._extractor = DataExtractor(header_cap, depth_cap, message, tensor_cap)
-        self._lender = offloader
+        self._offloader = offloader
         self._offloaded: deque[_OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
         self._queue: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
@@ -173,8 +172,8 @@ class JsonMessageReader(ABC):
         name = fields.get("name")
         if isinstance(name, str):
             array.label = self._message.label(name)
-        if array.elements is None:
-            array.elements = self._make_sink(array.label, fields)
+        if array.sink is None:
+            array.sink = self._make_sink(array.label, fields)
 
     def work(self) -> bool:
         """Do one step: convert runs, extract text or decode base64; return whether there was work.
@@ -195,12 +194,12 @@ class JsonMessageReader(ABC):
             if size >= _STEP_BYTES or not self._queue:
                 break
             array, item = self._queue[0]
-            if array.elements is None:
+            if array.sink is None:
                 break
             self._queue.popleft()
             self._queued_bytes -= len(item)
             size += len(item)
-            self._convert(array.elements, item)
+            self._convert(array.sink, item)
         return size > 0
 
     def _decode_base64(self) -> bool:
@@ -224,7 +223,7 @@ class JsonMessageReader(ABC):
         """Return the memory in bytes: data, text and objects."""
         return (
             self._converted_size
-            + _CHUNK_OVERHEAD * self._converted_count
+            + CHUNK_OVERHEAD * self._converted_count
             + self._queued_bytes
             + _QUEUED_RUN_OVERHEAD * len(self._queue)
             + self._offloaded_bytes
@@ -239,32 +238,32 @@ class JsonMessageReader(ABC):
         """Return the first offloaded job that must be done before ``finish``."""
         return self._offloaded[0].future if self._offloaded else None
 
-    def _convert(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
+    def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here or elsewhere; its error waits for the items before it."""
-        if isinstance(elements, TensorDecoder) and isinstance(item, ElementRun):
-            work = ConversionJob(to_json=False, datatype=elements.datatype)
-            if work.can_be_offloaded:
-                self._convert_or_offload(elements, item, work)
+        if isinstance(sink, TensorDecoder) and isinstance(item, ElementRun):
+            job = ConversionJob(to_json=False, datatype=sink.datatype)
+            if job.can_be_offloaded:
+                self._convert_or_offload(sink, item, job)
                 return
         try:
-            self._feed(elements, item)
+            self._feed(sink, item)
         except GatewayError as error:
             if not self._offloaded:
                 raise
             self._failure = strip_tracebacks(error)
             self._queue.clear()
 
-    def _feed(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
+    def _feed(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""
-        before = elements.size
-        elements.feed(item)
-        self._converted_size += elements.size - before
+        before = sink.size
+        sink.feed(item)
+        self._converted_size += sink.size - before
         self._converted_count += 1
 
     def _convert_or_offload(
-        self, tensor: TensorDecoder, run: ElementRun, work: ConversionJob
+        self, tensor: TensorDecoder, run: ElementRun, job: ConversionJob
     ) -> None:
-        future = self._offload(work, run)
+        future = self._offload(job, run)
         if future is None:
             try:
                 self._feed(tensor, run)
@@ -277,19 +276,21 @@ class JsonMessageReader(ABC):
             self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
             self._offloaded_bytes += len(run)
 
-    def _offload(self, work: ConversionJob, run: ElementRun) -> OffloadFuture | None:
-        if self._lender is None or run.lacks_element:
+    def _offload(self, job: ConversionJob, run: ElementRun) -> OffloadFuture | None:
+        if self._offloader is None or run.lacks_element:
             return None
-        return self._lender.submit(work, *run.pieces)
+        return self._offloader.submit(job, *run.pieces)
 
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""
         while self._offloaded and self._offloaded[0].future.done:
-            lent = self._offloaded.popleft()
-            self._offloaded_bytes -= len(lent.run)
-            before = lent.tensor.size
-            lent.tensor.fill_chunk(lent.place, lent.run, lent.future.result)
-            self._converted_size += lent.tensor.size - before
+            offloaded = self._offloaded.popleft()
+            self._offloaded_bytes -= len(offloaded.run)
+            before = offloaded.tensor.size
+            offloaded.tensor.fill_chunk(
+                offloaded.chunk_number, offloaded.run, offloaded.future.result
+            )
+            self._converted_size += offloaded.tensor.size - before
             self._converted_count += 1
 
     def _finish_header(self) -> ParsedHeader:
@@ -311,7 +312,7 @@ class JsonMessageReader(ABC):
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._update_array(array, entry)
-            tensor = array.elements
+            tensor = array.sink
             if not isinstance(tensor, TensorDecoder) or not has_base64_content(entry):
                 continue
             if tensor.datatype is declared.datatype and tensor.datatype.family is Family.TEXT:
@@ -341,7 +342,7 @@ class JsonMessageReader(ABC):
 
     def _checked_tensor(self, array: DataArray, declared: Tensor) -> TensorDecoder:
         """Return a converted tensor; it must agree with the header."""
-        tensor = array.elements
+        tensor = array.sink
         assert isinstance(tensor, TensorDecoder)
         label = self._message.label(declared.name)
         if tensor.datatype is not declared.datatype:
@@ -361,4 +362,4 @@ class DataArray:
     def __init__(self, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.elements: ElementSink | None = None
+        self.sink: ElementSink | None = None

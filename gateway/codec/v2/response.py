@@ -27,6 +27,7 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
 from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
+from gateway.sizes import CHUNK_OVERHEAD
 
 
 def response_reader(header_size: int) -> TensorReader:
@@ -57,10 +58,6 @@ class JsonResponseConverter(JsonMessageWriter):
                 mark_base64(entry)
                 entry["data"] = _encode_strings(entry.pop("data"))
         return fields
-
-
-_CHUNK_OVERHEAD = 48
-"""Bytes of memory of a chunk beside its content."""
 
 
 class MixedResponseConverter:
@@ -96,7 +93,7 @@ class MixedResponseConverter:
     def held(self) -> int:
         """Return the bytes of memory in use."""
         return (
-            self._json.held + len(self._tensor_bytes) + self._size + _CHUNK_OVERHEAD * self._chunks
+            self._json.held + len(self._tensor_bytes) + self._size + CHUNK_OVERHEAD * self._chunks
         )
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -172,8 +169,8 @@ class MixedResponseConverter:
             check_element_count(output, converter, RESPONSE)
         return text
 
-    def _append(self, where: Chunks, data: bytes | memoryview) -> None:
-        where.append(data)
+    def _append(self, chunks: Chunks, data: bytes | memoryview) -> None:
+        chunks.append(data)
         self._size += len(data)
         self._chunks += 1
         if self._json.buffered_data_bytes + self._size > self._spool_cap:
