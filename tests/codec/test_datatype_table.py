@@ -1,4 +1,4 @@
-"""A datatype is one row of one table: a new one is converted, or refused, in every form."""
+"""Each datatype is one row of one table: every codec converts or refuses a new one."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_any_float_is_decoded(datatype: str, value: float) -> None:
     check_rounding(datatype, repr(value))
 
 
-# One below and above the places where rounding by way of another datatype goes wrong.
+# One below and one above where rounding by way of another datatype goes wrong.
 @pytest.mark.parametrize("datatype", FORMATS)
 @pytest.mark.parametrize("significand", [0x80, 0x81, 0xFE, 0xFF])
 @pytest.mark.parametrize("hair", [0, 2.0**-25, -(2.0**-25), 2.0**-30, -(2.0**-30), 2.0**-44])
@@ -367,13 +367,13 @@ def test_long_string_is_refused_for_numbers(datatype: str) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------- the work
+# ---------------------------------------------------------------------------- cost
 
 MANY = 2000
 
 
 def calls(datatype: str, text: str) -> int:
-    """Count the calls that converting takes, those of functions in C and generators too."""
+    """Count the calls of a conversion, those of C functions and generators included."""
     count = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -381,7 +381,7 @@ def calls(datatype: str, text: str) -> int:
         count += event in ("call", "c_call")
 
     data = text.encode()
-    convert(datatype, data)  # so that nothing is imported meanwhile
+    convert(datatype, data)  # imports what it needs
     before = sys.getprofile()
     sys.setprofile(note)
     try:

@@ -114,7 +114,7 @@ def test_floats_beyond_their_limits_are_named(datatype: str) -> None:
         assert "near element" in fault(datatype, "[1.7976931348623157e308,]")
         assert "does not fit FP64" in fault(datatype, "[1.7976931348623159e308]")
         return
-    # Beyond the largest number by half of its last bit.
+    # The largest number plus half of its last bit.
     largest = Fraction(LARGEST[datatype])
     digits = {"FP16": 11, "BF16": 8, "FP32": 24}[datatype]
     limit = int(largest + largest / (2**digits - 1) / 2)

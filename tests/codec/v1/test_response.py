@@ -200,7 +200,7 @@ def test_error_tells_v1_clients_how_to_get_refused_values(
 
 @pytest.mark.parametrize("rows", [3, 3000])
 def test_element_index_counts_from_the_first_row(rows: int) -> None:
-    """Be they written one by one, or many together."""
+    """Whether rows are written one by one or many together."""
     values = np.zeros((rows, 60_000 // rows), "<f4")
     values[-1, -1] = math.nan
     wrong = output("y", "FP32", list(values.shape), values.tobytes())
