@@ -143,7 +143,7 @@ class Decompressor:
             raise bad_request(
                 "the request's gzip body has too many tiny members: "
                 f"{self._stream_count} in {size} "
-                f"bytes, compressed and decoded; at most {FREE_MEMBERS} are taken, and one more "
+                f"bytes, compressed and decompressed; at most {FREE_MEMBERS} are taken, and one more "
                 f"for each {MIN_MEMBER_BYTES} bytes"
             )
 

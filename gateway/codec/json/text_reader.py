@@ -266,7 +266,7 @@ class JsonTextReader:
             if end > self._value_cap:
                 raise GatewayError(
                     ErrorKind.TOO_LARGE,
-                    f"what the request says beside its tensors is larger than {self._value_cap} "
+                    f"the request is, without its tensors, larger than {self._value_cap} "
                     "bytes (limits.header_bytes)",
                 )
             if ends.size:

@@ -128,7 +128,7 @@ def check_rank(label: str, shape: tuple[int, ...]) -> None:
 
 def _not_nested_error(what: str) -> GatewayError:
     """Make the error for a valid response that the V1 protocol cannot express."""
-    return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; ask for it the V2 way")
+    return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; request it with the V2 protocol")
 
 
 class NestedNumberEncoder(NumberEncoder):

@@ -113,14 +113,14 @@ class PredictResponseConverter:
         label = f"output '{output.name}'"
         if output.binary_size is None:
             raise bad_response(
-                f"{label} of the server's answer is not in binary form, as was asked"
+                f"{label} of the server's answer is not in binary form, as requested"
             )
         shape = (1, *output.shape) if self._predicted.single else output.shape
         check_rank(label, shape)
         if not shape and self._predicted.form is V1Format.ROWS:
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
-                f"{label} has shape [], of which there are no rows; "
+                f"{label} has shape [], which has no rows; "
                 "send the request with inputs instead of instances",
             )
         return shape
@@ -133,7 +133,7 @@ class PredictResponseConverter:
             self._buffered_rows_size += rows.held - before
             if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
-                    f"an answer of rows of several outputs is held, and is larger than "
+                    f"a response of rows of several outputs must be buffered, and exceeds "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "
                     "send the request with inputs instead of instances"
                 )
@@ -172,7 +172,7 @@ def _check_names(outputs: Sequence[Tensor]) -> None:
     seen = set[str]()
     for output in outputs:
         if output.name in seen:
-            raise bad_response(f"the server's answer has two outputs of the name '{output.name}'")
+            raise bad_response(f"the server's answer has two outputs named '{output.name}'")
         seen.add(output.name)
 
 
@@ -182,7 +182,7 @@ def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
                 f"output '{outputs[0].name}' has {shapes[0][0]} rows and output '{output.name}' "
-                f"{shape[0]}, which make up no common rows; "
+                f"{shape[0]}, which have no rows in common; "
                 "send the request with inputs instead of instances",
             )
 

@@ -114,7 +114,7 @@ class BinaryResponseConverter(JsonMessageReader):
             if self._form.all_json:
                 encoding, advice = "base64", "ask for all outputs in binary form"
             raise bad_response(
-                f"an answer that becomes {encoding} is held, and is larger than {self._spool_cap} "
+                f"a response that becomes {encoding} must be buffered, and exceeds {self._spool_cap} "
                 f"bytes (limits.spool_bytes); {advice}"
             )
 

@@ -175,7 +175,7 @@ class MixedResponseConverter:
         self._chunks += 1
         if self._json.buffered_data_bytes + self._size > self._spool_cap:
             raise bad_response(
-                f"an answer of JSON and binary outputs is held, and is larger than "
+                f"a response of JSON and binary outputs must be buffered, and exceeds "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
             )
 

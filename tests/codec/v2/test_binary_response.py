@@ -432,7 +432,7 @@ def test_response_beyond_the_spool_cap_is_refused() -> None:
     found = brought(strategies.cut(body, 1), spool_cap=999)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
-        "an answer that becomes binary is held, and is larger than 999 bytes "
+        "a response that becomes binary must be buffered, and exceeds 999 bytes "
         "(limits.spool_bytes); ask for all outputs as JSON",
     )
     assert isinstance(brought([body], spool_cap=3000), Brought)

@@ -471,7 +471,7 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
         failed = as_mixed(pieces, size, form, spool_cap=held - 1)
         assert failed == Failed(
             ErrorKind.BAD_RESPONSE,
-            f"an answer of JSON and binary outputs is held, and is larger than {held - 1} bytes "
+            f"a response of JSON and binary outputs must be buffered, and exceeds {held - 1} bytes "
             "(limits.spool_bytes); ask for all outputs in one form",
         )
 
