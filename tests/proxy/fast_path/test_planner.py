@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
