@@ -7,12 +7,12 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Route, Upstream
 from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest
@@ -120,7 +120,7 @@ async def test_a_policy_may_allow_more(turn: ServerStep) -> None:
     upstream, endpoints = _servers(EventLog(), turn, OK)
     assert await _ask(upstream, policy=MORE) == "http://1"
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
-    assert [member.health.failures for member in upstream.pool.members] == [1, 0]
+    assert [member.ejection.failures for member in upstream.pool.members] == [1, 0]
     assert upstream.pool.outstanding == [0] * 2
 
 
@@ -204,11 +204,11 @@ async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) 
 async def test_there_are_no_more_retries_than_the_budget_has() -> None:
     upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
-        assert upstream.retry_budget.retry(0, 0)
+        assert upstream.retry_budget.try_spend(0, 0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
-    assert not upstream.retry_budget.retry(upstream.pool.leases_total, 0)
+    assert not upstream.retry_budget.try_spend(upstream.pool.leases_total, 0)
 
 
 async def test_one_alone_is_asked_once() -> None:
@@ -216,7 +216,7 @@ async def test_one_alone_is_asked_once() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
-    assert [upstream.retry_budget.retry(0, 0) for _ in range(20)] == [True] * 20
+    assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
 
 
 async def test_those_that_were_tried_before_are_not_tried_again() -> None:
@@ -244,7 +244,7 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
             async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_RESPONSE)
-    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.members[0].ejection.ejections == 1
 
 
 @pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
@@ -255,14 +255,16 @@ async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) ->
         with Deadline(5, 5) as deadline:
             async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)) as attempt:
                 assert attempt.response.status == status
-    assert upstream.pool.members[0].health.ejections == ejections
+    assert upstream.pool.members[0].ejection.ejections == ejections
 
 
 async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
     """The server there would answer that there is no such model."""
     error = _fault(ErrorKind.UNREACHABLE, "nobody there")
     endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
-    upstream = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60))).upstream
+    upstream = make_route(
+        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    ).upstream
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
         member.models = ready(*models)
     with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
@@ -281,11 +283,11 @@ async def test_one_that_does_not_answer_in_time_has_failed(begun: bool) -> None:
                 await asyncio.Event().wait()
 
     for _ in range(5):
-        assert upstream.pool.members[0].health.ejections == 0
+        assert upstream.pool.members[0].ejection.ejections == 0
         endpoints[0]._turns = [OK if begun else asyncio.Event()]
         with pytest.raises(GatewayError, match="waiting for http://0: nothing moved"):
             await ask()
-    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.members[0].ejection.ejections == 1
     assert upstream.pool.outstanding == [0, 0]
 
 
@@ -299,7 +301,7 @@ async def test_one_whose_clients_leave_has_not_failed() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert upstream.pool.members[0].health.failures == 0
+    assert upstream.pool.members[0].ejection.failures == 0
 
 
 async def test_anything_can_be_asked_of_an_endpoint() -> None:

@@ -597,7 +597,7 @@ async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
                 reply = await client.ask(GET)
                 assert (reply.status, reply.head.get("Retry-After")) == (503, "1")
                 assert reply.error.startswith("the gateway has no means to connect to http://")
-        assert [member.health for member in gateway.pool.members] == [NOT_EJECTED, NOT_EJECTED]
+        assert [member.ejection for member in gateway.pool.members] == [NOT_EJECTED, NOT_EJECTED]
         assert (await client.ask(GET)).body == b"fine"
         # One server has a connection at hand now, which takes what cannot go to the other.
         with no_descriptors():

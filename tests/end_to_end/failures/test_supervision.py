@@ -65,13 +65,13 @@ async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> Non
         well.is_well = False
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert set(await _names(gateway)) == set(await _names(gateway, POST)) == {"b"}
-        assert pool.is_usable
+        assert pool.any_healthy
         other.is_well = False
-        await until(lambda: not pool.is_usable)
+        await until(lambda: not pool.any_healthy)
         # All are: an exchange may still succeed.
         assert set(await _names(gateway)) == {"a", "b"}
         well.is_well = True
-        await until(lambda: pool.is_usable)
+        await until(lambda: pool.any_healthy)
         assert set(await _names(gateway)) == {"a"}
 
 
@@ -160,7 +160,7 @@ async def test_an_answer_goes_on_when_its_address_has_vanished(names: NameServic
 async def test_a_name_that_is_not_known_yet(
     names: NameService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
+    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
     names.ready.clear()
     async with ScriptedServer(_named("a")) as server:
         name = f"http://triton:{server.port}"
@@ -180,7 +180,7 @@ async def test_new_addresses_are_probed_too(names: NameService) -> None:
         ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
         running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
     ):
-        await until(lambda: gateway.pool.is_usable)
+        await until(lambda: gateway.pool.any_healthy)
         names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
         await until(lambda: [each.healthy for each in gateway.pool.snapshot()] == [True, False])
         assert await _names(gateway) == ["a"] * 6

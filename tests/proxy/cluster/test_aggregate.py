@@ -125,7 +125,9 @@ async def test_another_endpoint_answers_for_one_that_cannot_be_reached() -> None
 
 
 def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
-    return make_route(*endpoints, name=name, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    return make_route(
+        *endpoints, name=name, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    )
 
 
 async def test_the_index_has_the_models_of_all_endpoints_that_differ() -> None:

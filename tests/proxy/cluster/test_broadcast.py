@@ -19,7 +19,7 @@ from gateway.proxy.dispatch import handle_request
 from gateway.proxy.interfaces import Route
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.cluster import (
@@ -127,13 +127,13 @@ async def test_those_that_are_left_out_get_it_and_that_is_no_trial() -> None:
         loan = pool.lease_all()[1]
         loan.acquire()
         loan.release(Outcome.FAILED)
-    left_out = pool.members[1].health
+    left_out = pool.members[1].ejection
     assert left_out.ejections == 1
     endpoints[0]._turns.append(OK)
     assert (await send_request(single_route(route), "POST", LOAD)).status == 502
-    assert pool.members[1].health == replace(left_out, failures=6)
+    assert pool.members[1].ejection == replace(left_out, failures=6)
     assert (await send_request(single_route(route), "POST", LOAD)).status == 200
-    assert pool.members[1].health.ejections == 0
+    assert pool.members[1].ejection.ejections == 0
 
 
 async def test_all_are_asked_at_once_and_each_counts() -> None:
@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_takes_all_of_it_along() -> None:
     assert asyncio.all_tasks() == before
     assert route.upstream.pool.outstanding == [0, 0, 0]
     assert log.count_of("server is let go") == 2
-    assert all(member.health.failures == 0 for member in route.upstream.pool.members)
+    assert all(member.ejection.failures == 0 for member in route.upstream.pool.members)
 
 
 # ----------------------------------------------------------------------------- what is answered
@@ -293,7 +293,7 @@ async def test_where_all_hang_it_is_a_timeout() -> None:
 async def test_one_that_hangs_counts_as_failed() -> None:
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
     await send_request(single_route(route), "POST", LOAD)
-    assert [member.health.failures for member in route.upstream.pool.members] == [0, 1]
+    assert [member.ejection.failures for member in route.upstream.pool.members] == [0, 1]
 
 
 async def test_the_order_is_that_of_the_settings() -> None:
@@ -491,7 +491,7 @@ def _has(*models: str) -> ServerStep:
 
 def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
     """Lead to endpoints that were known to have these models, a letter each; ? where it is not."""
-    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, known, strict=True):
         member.models = None if model == "?" else ready(*model)
     return route

@@ -168,7 +168,7 @@ async def test_a_check_is_no_exchange() -> None:
         assert isinstance(endpoint, ScriptedEndpoint)
     assert len(await unusable(upstream)) == 2
     assert upstream.pool.outstanding == [0, 0]
-    assert all(member.health.failures == 0 for member in upstream.pool.members)
+    assert all(member.ejection.failures == 0 for member in upstream.pool.members)
 
 
 # --------------------------------------------------------------------- one check at a time
@@ -294,7 +294,7 @@ def _prober() -> PoolSupervisor:
 async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     go_on = asyncio.Event()
     (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
-    route = make_route(endpoint, keeper=_prober())
+    route = make_route(endpoint, supervisor=_prober())
     pool = route.upstream.pool
     await pool.start()
     asking = asyncio.create_task(send_request(single_route(route), "GET", READY))
@@ -310,7 +310,7 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
 
 
 async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
-    route = make_route(*servers(a=OK, b=OK), keeper=_prober())
+    route = make_route(*servers(a=OK, b=OK), supervisor=_prober())
     pool, routes = route.upstream.pool, single_route(route)
     await pool.start()
     assert (await send_request(routes, "GET", READY)).status == 200
@@ -331,7 +331,7 @@ async def test_the_first_probe_is_not_waited_for_for_long(
 ) -> None:
     monkeypatch.setattr(health, "PROBE_TIME", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
-    route = make_route(*endpoints, keeper=_prober())
+    route = make_route(*endpoints, supervisor=_prober())
     await route.upstream.pool.start()
     answer = await send_request(single_route(route), "GET", READY)
     assert answer.status == 503

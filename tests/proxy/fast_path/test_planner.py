@@ -554,7 +554,7 @@ async def test_a_model_is_asked_for_where_it_is(
     method: str, target: str, body: bytes, models: Sequence[str]
 ) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
-    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     straight = FastPath(single_route(route))
@@ -600,7 +600,7 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
                 asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
         bad.asked.clear()
         good.asked.clear()
-    assert [each.health.ejections for each in route.upstream.pool.members] == [ejections, 0]
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [ejections, 0]
     straight.close()
 
 
@@ -621,7 +621,7 @@ async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls:
             await client.begin_task(ScriptedClientResponse(EventLog()))
         bad.asked.clear()
         good.asked.clear()
-    assert [each.health.ejections for each in route.upstream.pool.members] == [1, 0]
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [1, 0]
     straight.close()
 
 
@@ -858,7 +858,7 @@ async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: 
     assert straight.begin(plan, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
     asked.receiver.on_error(error)
-    assert route.upstream.pool.members[0].health.failures == failures
+    assert route.upstream.pool.members[0].ejection.failures == failures
     straight.close()
 
 
