@@ -124,7 +124,7 @@ def schema() -> None:
 )
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
+    from gateway.demo.show.client import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -234,8 +234,7 @@ def _say_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.show.curl import curl_commands
-    from gateway.demo.show.show import run_show
+    from gateway.demo.show.show import curl_commands, run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)

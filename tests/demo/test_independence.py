@@ -9,7 +9,9 @@ import pytest
 DEMO = Path(__file__).parents[2] / "gateway" / "demo"
 
 
-@pytest.mark.parametrize("path", sorted(DEMO.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(DEMO.rglob("*.py")), ids=lambda path: str(path.relative_to(DEMO))
+)
 def test_imports_nothing_of_the_rest_of_the_gateway(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "aiohttp"}
     imported: set[str] = set()

@@ -4,14 +4,12 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from gateway.demo.server import descriptions, documents
-from gateway.demo.server.descriptions import Counter
+from gateway.demo.server import documents
 from gateway.demo.server.errors import RequestError
-from gateway.demo.server.generation import generate, generate_stream
-from gateway.demo.server.inference import infer
-from gateway.demo.server.models import MODELS, VERSION, Model
+from gateway.demo.server.inference import full_shape, generate, generate_stream, infer
+from gateway.demo.server.models import MODELS, VERSION, Model, TensorSpec
 from gateway.demo.server.trace import TraceSettings
 from gateway.demo.server.wire import (
     Answer,
@@ -20,6 +18,20 @@ from gateway.demo.server.wire import (
     json_answer,
     parse_request,
 )
+
+SERVER: Final = {
+    "name": "tensorgate-demo",
+    "version": "1.0",
+    "extensions": [
+        "classification",
+        "model_repository",
+        "model_configuration",
+        "binary_tensor_data",
+        "parameters",
+        "statistics",
+        "trace",
+    ],
+}
 
 _EMPTY: Final = Answer(content_type="text/plain")
 
@@ -69,7 +81,7 @@ class Api:
         raise RequestError(f"Request for unknown model: {problem}", 404)
 
     def _server_metadata(self, _call: Call) -> Answer:
-        return json_answer(descriptions.SERVER)
+        return json_answer(SERVER)
 
     def _health(self, _call: Call) -> Answer:
         return _EMPTY
@@ -82,16 +94,16 @@ class Api:
         return _EMPTY
 
     def _metadata(self, _call: Call, model: str, version: str) -> Answer:
-        return json_answer(descriptions.metadata(self._model(model, version)))
+        return json_answer(metadata(self._model(model, version)))
 
     def _config(self, _call: Call, model: str, version: str) -> Answer:
-        return json_answer(descriptions.config(self._model(model, version)))
+        return json_answer(config(self._model(model, version)))
 
     def _statistics(self, _call: Call, model: str = "", version: str = "") -> Answer:
         if model and (model not in self._loaded or version not in ("", VERSION)):
             raise RequestError(f"requested model '{model}' is not available")
         names = [model] if model else sorted(self._loaded)
-        stats = [descriptions.statistics(name, self._counters[name]) for name in names]
+        stats = [statistics(name, self._counters[name]) for name in names]
         return json_answer({"model_stats": stats})
 
     def _index(self, call: Call) -> Answer:
@@ -189,3 +201,72 @@ _ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
         (("POST",), _REPOSITORY + r"/models/(?P<model>[^/]+)/unload", Api._unload),
     )
 ]
+
+
+@dataclass(slots=True)
+class Counter:
+    """Count the calls to a model; times in nanoseconds, `last` in milliseconds since 1970."""
+
+    succeeded: int = 0
+    succeeded_ns: int = 0
+    failed: int = 0
+    failed_ns: int = 0
+    last: int = 0
+
+
+def metadata(model: Model) -> dict[str, Any]:
+    """Describe a model; where it batches, each shape has a leading -1."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": "python",
+        "inputs": [_tensor_metadata(model, spec) for spec in model.inputs],
+        "outputs": [_tensor_metadata(model, spec) for spec in model.outputs],
+    }
+
+
+def config(model: Model) -> dict[str, Any]:
+    """Describe a model in the words of Triton's model configuration, without the batch."""
+    return {
+        "name": model.name,
+        "platform": "",
+        "backend": "python",
+        "max_batch_size": model.max_batch_size,
+        "input": [_tensor_config(spec) for spec in model.inputs],
+        "output": [_tensor_config(spec) for spec in model.outputs],
+    }
+
+
+def statistics(name: str, counter: Counter) -> dict[str, Any]:
+    """Describe what a model has done; the demo has no queue and no cache to tell of."""
+    success = {"count": counter.succeeded, "ns": counter.succeeded_ns}
+    none = {"count": 0, "ns": 0}
+    return {
+        "name": name,
+        "version": VERSION,
+        "last_inference": counter.last,
+        "inference_count": counter.succeeded,
+        "execution_count": counter.succeeded,
+        "inference_stats": {
+            "success": success,
+            "fail": {"count": counter.failed, "ns": counter.failed_ns},
+            "queue": none,
+            "compute_input": none,
+            "compute_infer": success,
+            "compute_output": none,
+            "cache_hit": none,
+            "cache_miss": none,
+        },
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+
+
+def _tensor_metadata(model: Model, spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": full_shape(model, spec)}
+
+
+def _tensor_config(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": spec.shape}

@@ -3,19 +3,20 @@
 import asyncio
 import contextlib
 import time
+import zlib
 from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
 
 from gateway.demo.server.api import Api, Call
-from gateway.demo.server.compression import decompress, too_large
 from gateway.demo.server.errors import RequestError
 from gateway.demo.server.recorder import Exchange, Recorder
 from gateway.demo.server.wire import Answer, error_answer
 
 MAX_BODY: Final = 256 * 1024 * 1024  # bytes
 EVENT_DELAY: Final = 0.15  # seconds between two server-sent events
+_DETECT: Final = 32 + zlib.MAX_WBITS  # zlib's sign for: gzip or deflate, see for yourself
 _STOP_TIMEOUT: Final = 1.0  # seconds that calls under way are given when the server stops
 
 
@@ -126,3 +127,29 @@ class DemoServer:
 
 def _response(answer: Answer) -> web.Response:
     return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+
+
+def decompress(encoding: str, body: bytes, limit: int) -> bytes:
+    """Undo a `Content-Encoding`; the result is at most `limit` bytes.
+
+    Raises RequestError: 501 for other encodings, 413 over the limit, 400 for a broken body.
+    """
+    if encoding.lower() in ("", "identity"):
+        return body
+    if encoding.lower() not in ("gzip", "deflate"):
+        raise RequestError("Unsupported compression type", 501)
+    inflater = zlib.decompressobj(_DETECT)
+    try:
+        plain = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise RequestError(f"failed to decompress the body: {error}") from None
+    if len(plain) > limit:
+        raise too_large(limit)
+    if not inflater.eof:
+        raise RequestError("failed to decompress the body: it ends too early")
+    return plain
+
+
+def too_large(limit: int) -> RequestError:
+    """Return the error for a body of more than `limit` bytes."""
+    return RequestError(f"the body is larger than {limit} bytes", 413)

@@ -1,8 +1,11 @@
 """What the show prints: titles, labelled rows and bars on a page of at most 100 columns."""
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+from gateway.demo.server.recorder import Message
 
 WIDTH: Final = 100
 
@@ -10,6 +13,7 @@ _LABEL: Final = 16
 _TEXT: Final = WIDTH - 2 - _LABEL
 _LINES: Final = 2  # of a row's text; what is longer is cut
 _BAR: Final = 40
+_SHOWN_ELEMENTS: Final = 3
 _RESET: Final = "\x1b[0m"
 _STYLES: Final = {
     "plain": "",
@@ -75,3 +79,42 @@ def milliseconds(seconds: float) -> str:
     """Return a time in milliseconds, with two digits after the point where it is below one."""
     value = seconds * 1000
     return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms"
+
+
+def describe(message: Message) -> str:
+    """Tell the form and sizes of a body."""
+    if message.form == "empty":
+        return "no body"
+    text = f"{message.form}, {message.size:,} bytes"
+    if not message.header_length:
+        return text
+    tensors = message.size - message.header_length
+    return f"{text}: a header of {message.header_length:,} and tensors of {tensors:,}"
+
+
+def digest(json_text: str) -> list[str]:
+    """Return a line for each tensor of a request or response, or else the JSON text itself."""
+    try:
+        document = json.loads(json_text)
+    except ValueError:  # empty, or cut off
+        return [json_text] if json_text else []
+    try:
+        return [_tensor(entry) for entry in document.get("inputs") or document["outputs"]]
+    except (KeyError, TypeError, AttributeError):  # about no tensors
+        return [json.dumps(document)]
+
+
+def _tensor(entry: dict[str, Any]) -> str:
+    shape = ",".join(map(str, entry["shape"]))
+    if "data" in entry:
+        content = f"data {_elements(entry['data'])}"
+    else:
+        content = f"binary_data_size {entry['parameters']['binary_data_size']:,}"
+    return f"{entry['name']}  {entry['datatype']} [{shape}]  {content}"
+
+
+def _elements(data: list[Any]) -> str:
+    shown = [f"{e:.6g}" if isinstance(e, float) else str(e) for e in data[:_SHOWN_ELEMENTS]]
+    if len(data) > len(shown):
+        shown.append(f"… {len(data):,} in all")
+    return f"[{', '.join(shown)}]"

@@ -8,17 +8,39 @@ import numpy as np
 from gateway.demo.server import documents
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import Array
-from gateway.demo.show.client import Caller, Reply, ShowError, client_session
-from gateway.demo.show.curl import curl_commands
-from gateway.demo.show.digest import describe, digest
-from gateway.demo.show.page import Page, milliseconds
-
-__all__ = ["ShowError", "curl_commands", "run_show"]
+from gateway.demo.show.client import Caller, Reply, client_session
+from gateway.demo.show.page import Page, describe, digest, milliseconds
 
 ROUNDS: Final = 5  # timed calls of each kind where two ways are compared
 
 _IMAGE_SHAPE: Final = (1, 3, 224, 224)
 _TRACE: Final = "/v2/models/add/trace"
+
+_LINES: Final = """\
+# JSON in, JSON out
+curl -sw '\\n' URL/v2/models/add/infer -d '{"inputs": [
+  {"name": "INPUT0", "datatype": "FP32", "shape": [3], "data": [1, 2, 3]},
+  {"name": "INPUT1", "datatype": "FP32", "shape": [3], "data": [10, 20, 30]}]}'
+
+# FP16 in JSON, which no server takes by itself
+curl -sw '\\n' URL/v2/models/half/infer -d '{"inputs": [
+  {"name": "INPUT0", "datatype": "FP16", "shape": [3], "data": [1, 2.5, -3]}]}'
+
+# raw binary: the body is the tensor
+printf 'hello' | curl -sw '\\n' URL/v2/models/upper/infer --data-binary @- \\
+  -H 'Content-Type: application/octet-stream' -H 'Inference-Header-Content-Length: 0' --output -
+
+# trace settings, as the specification spells the path
+curl -sw '\\n' URL/v2/models/add/trace
+curl -sw '\\n' URL/v2/models/add/trace -d '{"trace_rate": "100"}'
+
+# what the server and a model are
+curl -sw '\\n' URL/v2
+curl -sw '\\n' URL/v2/models/image
+
+# an answer that comes word by word
+curl -sN URL/v2/models/upper/generate_stream -d '{"INPUT0": "word by word"}'
+"""
 
 
 async def run_show(gateway_url: str, server: DemoServer, out: TextIO, color: bool) -> None:
@@ -36,6 +58,11 @@ async def run_show(gateway_url: str, server: DemoServer, out: TextIO, color: boo
         await show.half_precision()
         await show.raw_binary()
         await show.trace()
+
+
+def curl_commands(gateway_url: str) -> str:
+    """Return curl commands for a POSIX shell, at most 100 columns wide for a usual URL."""
+    return _LINES.replace("URL", gateway_url.rstrip("/"))
 
 
 class _Show:

@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from gateway.demo.show.digest import digest
-from gateway.demo.show.page import WIDTH, Page, milliseconds
+from gateway.demo.show.page import WIDTH, Page, digest, milliseconds
 
 
 def page_text(*, color: bool) -> str:

@@ -5,8 +5,9 @@ import pytest
 from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
+from gateway.demo.show.client import ShowError
 from gateway.demo.show.page import WIDTH
-from gateway.demo.show.show import ShowError, curl_commands, run_show
+from gateway.demo.show.show import curl_commands, run_show
 from tests.demo.show.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
 
