@@ -152,12 +152,12 @@ class ClientConnection(Connection):
         if self._call is not None:
             return
         if self._is_left_unread():
-            self._reset_now()
+            self._abort_with_reset()
         if self._closing:
             return
         quiet = self.loop.time() - self._quiet_since
         patience = self._owner.patience
-        if not self._reader.begun:
+        if not self._reader.started:
             if quiet >= patience.keep_alive:
                 self.close()
         elif quiet >= patience.request_header_timeout:
@@ -228,7 +228,7 @@ class ClientConnection(Connection):
 
     def _wait_for_head(self) -> None:
         """Note a part of a head; empty lines before one are none, and give a client no time."""
-        if self._reader.begun and not self._head_size:
+        if self._reader.started and not self._head_size:
             self._quiet_since = self.loop.time()
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
@@ -317,6 +317,6 @@ class ClientConnection(Connection):
         """Answer what is no request, and close."""
         self.transport.write(encode_error(status, message))
         self._broken = True
-        self._reader.forget()
+        self._reader.reset()
         self._count_head(0)
         self.close()

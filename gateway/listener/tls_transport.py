@@ -226,12 +226,12 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Pass on what can be decrypted."""
         while self._reading and not self._deaf and self._connection is not None:
             try:
-                size = self._decrypt(READ_BUFFER.space())
+                size = self._decrypt(READ_BUFFER.prepare())
             except ssl.SSLError as error:
                 self._give_up(_reason(error))
                 return
             if size:
-                self._connection.data_received(READ_BUFFER.filled(size))
+                self._connection.data_received(READ_BUFFER.commit(size))
             elif self._ended:
                 self.close()  # as on a plain connection whose client sends nothing more
             else:
