@@ -11,8 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_response
-from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Continuation
+from gateway.listener.connection import ClientConnection, Continuation
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
@@ -745,7 +744,7 @@ async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
     monkeypatch.setattr(step, fails)
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         assert (await client.ask(POST)).body == b"/v2/x hello"
-    assert "POST /v2/x failed on the straight way" in caplog.text
+    assert "POST /v2/x failed on the fast path" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
