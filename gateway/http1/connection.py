@@ -65,7 +65,7 @@ class ReadFlow:
             self._watch_hangup()
 
     def close(self) -> None:
-        """Drop all pausers: the connection is closed, and a stream among them would be a cycle."""
+        """Drop all pausers: nothing more is read, and streams among them would form cycles."""
         self._closed = True
         self._pausers.clear()
         self._unwatch_hangup()
