@@ -15,7 +15,7 @@ from gateway.listener.connection import (
     Continuation,
     IdleTimeouts,
 )
-from gateway.listener.messages import HttpRequest, HttpResponse, origin_form
+from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
@@ -91,7 +91,7 @@ class RequestDispatcher(ConnectionHost):
         if self._fast_path is None or head.length is None:
             return None
         try:
-            target = origin_form(head.target)
+            target = to_origin_form(head.target)
         except GatewayError:
             return None  # the streaming path responds with the error
         return self._fast_path.plan(head.method, target, head.headers, head.length)
@@ -140,7 +140,7 @@ class RequestDispatcher(ConnectionHost):
     ) -> None:
         try:
             if rest is None:
-                request.target = origin_form(request.target)
+                request.target = to_origin_form(request.target)
                 await self._handler(request, response)
             else:
                 await rest(response)

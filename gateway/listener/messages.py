@@ -56,7 +56,7 @@ def expects_continue(head: RequestHead) -> bool:
     return head.headers.get("Expect", "").lower() == "100-continue"
 
 
-def origin_form(target: str) -> str:
+def to_origin_form(target: str) -> str:
     """Return the path and query of a request target: RFC 9112, section 3.2.
 
     Raises GatewayError (400) for a target without a path.

@@ -7,7 +7,7 @@ import socket
 import stat
 
 
-def tcp_sockets(host: str, port: int) -> list[socket.socket]:
+def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
     """Listen on each address of a host; with port 0 the system chooses the port.
 
     Raises OSError if one of them is not available.
@@ -31,7 +31,7 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def unix_socket(path: str) -> socket.socket:
+def open_unix_socket(path: str) -> socket.socket:
     """Listen on a Unix socket; it replaces the stale socket of a process that has ended.
 
     Raises OSError if the path is another kind of file, or a socket in use.

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
-from gateway.listener.sockets import tcp_sockets
+from gateway.listener.sockets import open_tcp_sockets
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -51,7 +51,7 @@ async def running_listener(
     """Run a listener with this handler; at the end it drains, and no resource may leak."""
     async with no_leaks():
         listener = HttpListener(handle, access_log, tls=_Scheme.tls)
-        (sock,) = tcp_sockets(HOST, 0)
+        (sock,) = open_tcp_sockets(HOST, 0)
         scheme = "http" if _Scheme.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
         await listener.listen(sock)

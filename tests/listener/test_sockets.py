@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from tests.support.addresses import HOST, free_port
 
 
 def test_tcp_socket_listens_on_an_address() -> None:
-    (sock,) = tcp_sockets("127.0.0.1", 0)
+    (sock,) = open_tcp_sockets("127.0.0.1", 0)
     with sock:
         host, port = sock.getsockname()
         assert host == "127.0.0.1"
@@ -18,7 +18,7 @@ def test_tcp_socket_listens_on_an_address() -> None:
 
 def test_tcp_socket_listens_on_a_given_port() -> None:
     port = free_port()
-    (sock,) = tcp_sockets(HOST, port)
+    (sock,) = open_tcp_sockets(HOST, port)
     with sock:
         assert sock.getsockname()[1] == port
 
@@ -26,7 +26,7 @@ def test_tcp_socket_listens_on_a_given_port() -> None:
 def test_all_addresses_of_a_host_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", 0)) for n in (1, 2, 1)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    sockets = tcp_sockets("somewhere", 0)
+    sockets = open_tcp_sockets("somewhere", 0)
     names = [sock.getsockname() for sock in sockets]
     for sock in sockets:
         sock.close()
@@ -36,7 +36,7 @@ def test_all_addresses_of_a_host_get_the_same_port(monkeypatch: pytest.MonkeyPat
 
 def test_tcp_socket_listens_on_ipv6() -> None:
     try:
-        (sock,) = tcp_sockets("::1", 0)
+        (sock,) = open_tcp_sockets("::1", 0)
     except OSError:
         pytest.skip("no IPv6 here")
     with sock:
@@ -49,7 +49,7 @@ def test_port_in_use_raises() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            tcp_sockets("127.0.0.1", taken.getsockname()[1])
+            open_tcp_sockets("127.0.0.1", taken.getsockname()[1])
 
 
 def test_sockets_are_closed_if_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,27 +66,27 @@ def test_sockets_are_closed_if_one_cannot_be_opened(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket, "socket", _Socket)
     with pytest.raises(OSError, match="assign"):
-        tcp_sockets("somewhere", 0)
+        open_tcp_sockets("somewhere", 0)
     assert [sock.fileno() for sock in made] == [-1, -1]
 
 
 def test_unknown_host_raises() -> None:
     with pytest.raises(OSError, match=r".") as caught:
-        tcp_sockets("no-such-host.invalid", 0)
+        open_tcp_sockets("no-such-host.invalid", 0)
     assert caught.value.strerror
 
 
 def test_unix_socket_is_served(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    with unix_socket(path) as sock:
+    with open_unix_socket(path) as sock:
         assert sock.getsockname() == path
 
 
 def test_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    unix_socket(path).close()
+    open_unix_socket(path).close()
     assert os.path.exists(path)
-    with unix_socket(path) as sock:
+    with open_unix_socket(path) as sock:
         sock.listen()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
@@ -94,10 +94,10 @@ def test_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
 
 def test_unix_socket_in_use_is_not_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    with unix_socket(path) as sock:
+    with open_unix_socket(path) as sock:
         sock.listen()
         with pytest.raises(OSError, match=f"{path} is in use by another process"):
-            unix_socket(path)
+            open_unix_socket(path)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
 
@@ -110,10 +110,10 @@ def test_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path, kind: str) ->
     else:
         path.mkdir()
     with pytest.raises(OSError, match="exists and is not a socket"):
-        unix_socket(str(path))
+        open_unix_socket(str(path))
     assert path.exists()
 
 
 def test_unix_socket_in_a_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        unix_socket(str(tmp_path / "none" / "s"))
+        open_unix_socket(str(tmp_path / "none" / "s"))

@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import bad_response
 from gateway.listener.connection import ClientConnection, Continuation
 from gateway.listener.server import HttpListener
-from gateway.listener.sockets import tcp_sockets
+from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import call as straight_module
@@ -95,7 +95,7 @@ async def _listening(
 
         straight = FastPath(single_route(route))
         listener = HttpListener(on_request, access_log, None, straight)
-        (sock,) = tcp_sockets("127.0.0.1", 0)
+        (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
         await listener.listen(sock)
         try:
