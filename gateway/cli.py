@@ -123,7 +123,7 @@ def schema() -> None:
     help="The gateway's port.",
 )
 def demo(once: bool, port: int) -> None:
-    """Run a demo server behind the gateway, and show what goes over the wire.
+    """Run a demo server behind the gateway, and show example calls.
 
     After the show both keep running until Ctrl-C.
     """

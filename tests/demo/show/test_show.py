@@ -7,7 +7,7 @@ from aiohttp import web
 from gateway.demo.server.server import DemoServer
 from gateway.demo.show.client import ShowError
 from gateway.demo.show.page import WIDTH
-from gateway.demo.show.show import curl_commands, run_show
+from gateway.demo.show.show import curl_commands, next_steps, run_show
 from tests.demo.show.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
 
@@ -76,3 +76,10 @@ def test_curl_commands_fit_the_page_and_name_the_gateway() -> None:
     commands = [line for line in lines if "curl" in line]
     assert commands
     assert all(" http://127.0.0.1:18080/v2" in command for command in commands)
+
+
+def test_next_steps_name_both_addresses_and_the_commands() -> None:
+    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000")
+    assert "The gateway listens on http://127.0.0.1:18080\n" in text
+    assert "The demo server listens on http://127.0.0.1:18000\n" in text
+    assert text.endswith(curl_commands("http://127.0.0.1:18080"))
