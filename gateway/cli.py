@@ -114,7 +114,7 @@ def schema() -> None:
 
 
 @main.command()
-@click.option("--once", is_flag=True, help="Leave after the show.")
+@click.option("--once", is_flag=True, help="Exit after the show.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -123,8 +123,11 @@ def schema() -> None:
     help="The gateway's port.",
 )
 def demo(once: bool, port: int) -> None:
-    """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
+    """Run a demo server behind the gateway, and show example calls.
+
+    After the show both keep running until Ctrl-C.
+    """
+    from gateway.demo.show.client import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -236,8 +239,7 @@ def _say_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.show.curl import curl_commands
-    from gateway.demo.show.show import run_show
+    from gateway.demo.show.show import next_steps, run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
@@ -246,7 +248,7 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(curl_commands(url))
+        click.echo(next_steps(url, server.url))
         click.echo("Ctrl-C ends the demo.")
         await stop.wait()
 

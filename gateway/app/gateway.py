@@ -22,7 +22,7 @@ from gateway.app.reload.diff import changes, keep_startup_settings
 from gateway.app.reload.resources import Resources, gather, warn
 from gateway.app.reload.revision import Revision
 from gateway.app.runtime import RetiredRuntimes, Runtime
-from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.offload.process import OffloadProcess
@@ -156,7 +156,7 @@ class Gateway:
     def take(self, connection: socket.socket, is_operator: bool = False) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         listener = self._admin if is_operator else self._listener
-        listener.take(connection)
+        listener.adopt(connection)
 
     def begin_draining(self) -> None:
         """Say from now on that it drains, and so is not ready; leaving the context drains."""
@@ -208,7 +208,7 @@ class Gateway:
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
-        self._listener.use(
+        self._listener.reconfigure(
             runtime.straight,
             _access_log(material.settings),
             material.tls,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Continuation
+from gateway.listener.connection import ClientConnection, Continuation
 from gateway.upstream.http.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import RunningGateway, running_gateway, until

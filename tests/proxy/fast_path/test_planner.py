@@ -819,7 +819,7 @@ async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
 async def test_a_failure_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FAILURE_LOG, "_until", float("-inf"))  # no other test has logged it
+    monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
     scene = _Scene()
     scene.infer()
     scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
