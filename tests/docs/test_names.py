@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,20 @@ def test_the_page_on_metrics_has_every_metric_and_no_other() -> None:
     made |= {f"tensorgate_{each}" for each in re.findall(r'_gauge\(\s*"(\w+)"', source)}
     told = set(_METRIC.findall(prose(ROOT / "docs" / "guide" / "observability.md")))
     assert {each.removesuffix("_total") for each in told} == made
+
+
+def test_every_dependency_is_named_with_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = {
+        each.lower()
+        for requirement in [*project["dependencies"], *(each for extra in extras for each in extra)]
+        for each in re.findall(r"^[\w-]+", requirement)
+    }
+    rows = re.findall(r"^\| ([\w, -]+) \| [^|]+ \| [^|]+ \|$", _libraries(), re.MULTILINE)
+    assert wanted <= {each.strip().lower() for row in rows for each in row.split(",")}
+
+
+def _libraries() -> str:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    return text.partition("## Libraries")[2]
