@@ -12,12 +12,13 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # What is compiled stands before this checkout, in which `-m` would look first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # Of the tests, those of what is compiled, and those that see all of the gateway from outside.
-TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/helper tests/codec/test_small_*.py \
-  tests/codec/test_floats.py tests/codec/test_rounding.py tests/codec/test_plain_numbers.py tests/codec/test_elements_from_json.py \
-  tests/codec/test_infer_request.py tests/exchange/test_*.py tests/exchange/end_to_end/test_straight.py \
-  tests/exchange/end_to_end/test_left_behind.py tests/exchange/end_to_end/test_leaving_clients.py \
+TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/offload tests/codec/v2/test_fast_*.py \
+  tests/codec/elements/test_floats.py tests/codec/elements/test_rounding.py \
+  tests/codec/elements/test_fast_decode.py tests/codec/elements/test_decode.py \
+  tests/codec/v2/test_request.py tests/proxy tests/end_to_end/connections/test_fast_path.py \
+  tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \
   tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/test_malicious_server.py \
-  tests/integration/test_every_model.py tests/integration/test_every_client.py
+  tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-compiled fuzz soak lint format schema docs bench triton clean

@@ -18,8 +18,10 @@ class BuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; raises what the compiler has to say."""
         self._folder = TemporaryDirectory(prefix="tensorgate-build-")
-        built = _compiled("gateway.codec._floats", Path(self.root), Path(self._folder.name))
-        build_data["force_include"][str(built)] = f"gateway/codec/{built.name}"
+        built = _compiled(
+            "gateway.codec.elements._floats", Path(self.root), Path(self._folder.name)
+        )
+        build_data["force_include"][str(built)] = f"gateway/codec/elements/{built.name}"
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 

@@ -9,47 +9,47 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from benchmarks import (
-    envoy,
+from benchmarks import report
+from benchmarks.harness.client import BenchmarkError, NotInstalledError
+from benchmarks.harness.environment import Lab
+from benchmarks.harness.machine_speed import Steadiness
+from benchmarks.measurements import (
+    cost_per_number,
     event_loop,
     fairness,
-    flat,
-    hostile,
-    idle,
+    hostile_traffic,
+    idle_connections,
+    json_speed,
     kserve,
+    large_bodies,
     latency,
-    memory,
-    rate,
-    report,
-    speed,
+    other_proxies,
+    request_rate,
     workers,
 )
-from benchmarks.client import BenchmarkError, NotInstalledError
-from benchmarks.lab import Lab
-from benchmarks.steadiness import Steadiness
 from tests.integration.environment import MissingServerError
-from tests.integration.real_server import ServerError
+from tests.integration.support.real_server import ServerError
 
 MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
-    "image": speed.image,
-    "million": speed.million,
-    "nested": speed.nested,
-    "nan": speed.nonfinite,
-    "fp16": speed.half,
-    "small": speed.small,
+    "image": json_speed.image,
+    "million": json_speed.million,
+    "nested": json_speed.nested,
+    "nan": json_speed.nonfinite,
+    "fp16": json_speed.half,
+    "small": json_speed.small,
     "kserve": kserve.image,
-    "pass-through": memory.pass_through,
-    "text": memory.text,
-    "answer": memory.answer,
+    "pass-through": large_bodies.pass_through,
+    "text": large_bodies.text,
+    "answer": large_bodies.answer,
     "event-loop": event_loop.holds,
-    "rate": rate.rate,
-    "envoy": envoy.small,
-    "binary": envoy.large,
+    "rate": request_rate.rate,
+    "envoy": other_proxies.small,
+    "binary": other_proxies.large,
     "latency": latency.added,
     "fairness": fairness.waiting,
-    "flat": flat.cost,
-    "idle": idle.connections,
-    "hostile": hostile.memory,
+    "flat": cost_per_number.cost,
+    "idle": idle_connections.connections,
+    "hostile": hostile_traffic.memory,
     "workers": workers.scaling,
 }
 

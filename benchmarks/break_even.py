@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 
-from benchmarks.client import HOST, BenchmarkError
-from benchmarks.lab import Lab, in_rounds, medians, start_helper
-from benchmarks.processes import gateway_before
-from benchmarks.ratio import Ratio
+from benchmarks.harness.client import HOST, BenchmarkError
+from benchmarks.harness.environment import Lab, in_rounds, medians, start_helper
+from benchmarks.harness.processes import running_gateway
+from benchmarks.harness.ratio import Ratio
+from benchmarks.harness.requests import Request, json_of_doubles, normal
+from benchmarks.measurements.json_speed import IMAGE_COUNT
 from benchmarks.report import machine, milliseconds
-from benchmarks.speed import IMAGE_COUNT
-from benchmarks.wire import Request, json_of_doubles, normal
 from tests.integration.kserve.server import KServe
 
 MODEL = "identity_fp32"
@@ -75,7 +75,7 @@ def main() -> None:
     with Lab(parser.parse_args().quick) as lab:
         rounds = lab.rounds(_ROUNDS)
         lines = [*rows("Triton", lab.triton_port, lab.gateway.port, rounds)]
-        with KServe() as kserve, gateway_before(kserve.http_port, dialect="kserve") as gateway:
+        with KServe() as kserve, running_gateway(kserve.http_port, dialect="kserve") as gateway:
             start_helper(gateway)
             lines += rows("KServe", kserve.http_port, gateway.port, rounds)
         print(machine(lab.triton_version), "", sep="\n")

@@ -19,31 +19,31 @@ import click
 import uvloop
 
 from gateway import __version__
-from gateway.app.follow import Follower, Leader
+from gateway.app.build.api_keys import ApiKeysError
+from gateway.app.build.listen import ListenError
+from gateway.app.build.processes import worker_count
+from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.journal import say_listening
-from gateway.app.keys import KeysError
-from gateway.app.listen import ListenError
-from gateway.app.material import gather, warn
-from gateway.app.own_address import own_addresses
-from gateway.app.probe import probe as probe_servers
-from gateway.app.processes import worker_count
-from gateway.app.reload import Reloader
-from gateway.app.revision import Revision
-from gateway.app.source import Source
-from gateway.app.spare_memory import SpareMemory
-from gateway.app.tls import UpstreamTlsError
+from gateway.app.malloc_trim import MallocTrim
+from gateway.app.preflight.probe import probe as probe_servers
+from gateway.app.preflight.self_reference import self_references
+from gateway.app.reload.journal import log_addresses
+from gateway.app.reload.resources import gather, warn
+from gateway.app.reload.revision import Revision
+from gateway.app.reload.source import SettingsSource
+from gateway.app.reloader import Reloader
+from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.build import COMPILED
-from gateway.descriptors import allow_all_descriptors
-from gateway.memory import keep_what_is_freed, settle
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.load import load_with_places
+from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
-from gateway.workers.parent import NoWorkerError, Parent
-from gateway.workers.post import Post
+from gateway.system.descriptors import raise_descriptor_limit
+from gateway.system.memory import tune_garbage_collector, tune_malloc
+from gateway.workers.ipc import WorkerChannel
+from gateway.workers.supervisor import NoWorkerError, Supervisor
 
 _T = TypeVar("_T")
 
@@ -65,12 +65,12 @@ def main() -> None:
 def serve(config: Path) -> None:
     """Serve until SIGTERM or Ctrl-C, then let what is running finish."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody to hear it
-    source = Source(config, os.environ)
+    source = SettingsSource(config, os.environ)
     settings = _load(source.read)
     workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
-    keep_what_is_freed()
-    allow_all_descriptors()
+    tune_malloc()
+    raise_descriptor_limit()
     with _plain_errors():
         if workers == 1:
             _run(_serve(settings, source))
@@ -93,13 +93,13 @@ def check(config: Path, probe: bool) -> None:
     used. With --probe, it is 3 where a server or a model is not as declared, else 4 where a server
     is not ready or cannot be asked. It is 0 where all is well.
     """
-    loaded = _load(partial(load_with_places, config, os.environ, with_files=True))
+    loaded = _load(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _plain_errors():
         material = gather(settings)
         warn(settings)
-    for warning in own_addresses(settings):
-        click.echo(warning.describe(config, loaded.places), err=True)
+    for warning in self_references(settings):
+        click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
         report = _run(probe_servers(material))
@@ -124,7 +124,7 @@ def schema() -> None:
 )
 def demo(once: bool, port: int) -> None:
     """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show import ShowError  # brings aiohttp, which nobody else waits for
+    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -136,7 +136,7 @@ def _load(read: Callable[[], _T]) -> _T:
         return read()
     except SettingsError as error:
         click.echo(str(error), err=True)
-        sys.exit(1 if error.is_of_named_files else 2)
+        sys.exit(1 if error.is_about_files else 2)
 
 
 def _start_logging(level: str, many: bool = False) -> None:
@@ -154,7 +154,7 @@ def _set_level(settings: Settings) -> None:
 @contextmanager
 def _plain_errors(*more: type[Exception]) -> Iterator[None]:
     expected: tuple[type[Exception], ...] = (
-        *(ListenError, UpstreamTlsError, KeysError, NoWorkerError),
+        *(ListenError, UpstreamTlsError, ApiKeysError, NoWorkerError),
         *more,
     )
     try:
@@ -169,61 +169,61 @@ def _run(main: Coroutine[None, None, _T]) -> _T:
         return runner.run(main)
 
 
-async def _serve(settings: Settings, source: Source) -> None:
+async def _serve(settings: Settings, source: SettingsSource) -> None:
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
     revision = Revision(time.time(), str(source.file))
     async with Gateway(settings, revision=revision) as gateway:
-        async with Reloader(gateway, source, _set_level) as reloader, SpareMemory():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.wish)
-            say_listening(gateway.addresses)
-            settle()
+        async with Reloader(gateway, source, _set_level) as reloader, MallocTrim():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request_reload)
+            log_addresses(gateway.addresses)
+            tune_garbage_collector()
             await stop.wait()
         _say_stopping(gateway.settings)
     _say_stopped(gateway.dropped)
 
 
-def _serve_with(workers: int, settings: Settings, source: Source) -> None:
+def _serve_with(workers: int, settings: Settings, source: SettingsSource) -> None:
     """Serve with several processes, which this one starts and watches."""
-    leader = Leader(settings, source, _set_level)
-    settle()
-    parent = Parent(
+    leader = SupervisorReloader(settings, source, _set_level)
+    tune_garbage_collector()
+    parent = Supervisor(
         leader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.has_closed, post.first, post.drained), post)),
-        settings.limits.drain_time,
-        _Events(leader),
+        lambda post: _run(_work(leader.gateway(post.count_closed, post.first, post.drained), post)),
+        settings.limits.drain_timeout,
+        _LogEvents(leader),
         leader,
     )
     _say_stopped(parent.run())
 
 
-async def _work(gateway: Gateway, post: Post) -> None:
+async def _work(gateway: Gateway, post: WorkerChannel) -> None:
     """Serve the connections that the parent accepts."""
     _on_stop_signal(post.leave)
-    async with gateway, Follower(gateway, _set_level) as follower, SpareMemory():
-        settle()
-        post.is_up()
-        await post.deliver(gateway.take, follower.take, gateway.begin_draining)
-    post.has_dropped(gateway.dropped)
+    async with gateway, WorkerReloader(gateway, _set_level) as follower, MallocTrim():
+        tune_garbage_collector()
+        post.send_ready()
+        await post.receive(gateway.take, follower.take, gateway.begin_draining)
+    post.send_dropped(gateway.dropped)
 
 
-class _Events:
+class _LogEvents:
     """Logs what a single process would."""
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: SupervisorReloader) -> None:
         self._leader = leader
 
     def begun(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
-        say_listening(self._leader.addresses)
+        log_addresses(self._leader.addresses)
 
     def stopping(self) -> None:
         _say_stopping(self._leader.settings)
 
 
 def _say_stopping(settings: Settings) -> None:
-    _log.info("stopping: at most %g s for what is running", settings.limits.drain_time)
+    _log.info("stopping: at most %g s for what is running", settings.limits.drain_timeout)
 
 
 def _say_stopped(dropped: int) -> None:
@@ -233,9 +233,9 @@ def _say_stopped(dropped: int) -> None:
 
 
 async def _demo(once: bool, port: int) -> None:
-    from gateway.demo.curl import curl_lines
-    from gateway.demo.server import DemoServer
-    from gateway.demo.show import run_show
+    from gateway.demo.server.server import DemoServer
+    from gateway.demo.show.curl import curl_commands
+    from gateway.demo.show.show import run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
@@ -244,7 +244,7 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(curl_lines(url))
+        click.echo(curl_commands(url))
         click.echo("Ctrl-C ends the demo.")
         await stop.wait()
 
@@ -254,7 +254,7 @@ def _demo_settings(server_url: str, port: int) -> Settings:
         {
             "listen": f"127.0.0.1:{port}",
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
-            "limits": {"drain_time": 1},
+            "limits": {"drain_timeout": 1},
             "log": {"access": False},
         }
     )
@@ -294,21 +294,21 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.share * 100:g}% copied to upstream {route.mirror.upstream}")
-    if route.compress:
-        lines.append(f"answers compressed with {' or '.join(route.compress)}")
-    if route.deny:
-        lines.append(f"but not {', '.join(route.deny)}")
+        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+    if route.compression:
+        lines.append(f"answers compressed with {' or '.join(route.compression)}")
+    if route.deny_operations:
+        lines.append(f"but not {', '.join(route.deny_operations)}")
     return "; ".join(lines)
 
 
 def _care(upstream: Upstream) -> str:
     """Tell what is done to know how the endpoints are, if anything is."""
-    done = [] if upstream.resolve is None else [f"looked up every {upstream.resolve:g} s"]
-    if upstream.health is not None:
-        done.append(f"probed every {upstream.health.every:g} s")
-    if upstream.discover is not None:
-        done.append(f"asked for their {upstream.discover}")
+    done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
+    if upstream.health_check is not None:
+        done.append(f"probed every {upstream.health_check.interval:g} s")
+    if upstream.model_discovery is not None:
+        done.append(f"asked for their {upstream.model_discovery}")
     return f" ({', '.join(done)})" if done else ""
 
 
@@ -324,5 +324,5 @@ def _taken(match: Match) -> str:
     parts = [f"model {match.model}"] if match.model else []
     parts += [f"version {match.version}"] if match.version else []
     parts += [f"{name}: {value}" for name, value in match.headers.items()]
-    parts += [" or ".join(match.kinds)] if match.kinds else []
+    parts += [" or ".join(match.operations)] if match.operations else []
     return ", ".join(parts) or "every request"

@@ -10,44 +10,44 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ErrorTraits:
     """How a kind of error is answered."""
 
     status: int
     grpc_code: int
     retryable: bool = False
     """The server cannot have seen a whole request, so that another endpoint may be tried."""
-    of_server: bool = False
+    upstream_failed: bool = False
     """It is the server that failed."""
-    unanswered: bool = False
+    no_response: bool = False
     """The server closed without a byte of an answer: what was asked may have been done."""
 
 
 class ErrorKind(Enum):
     """What went wrong, in the terms of both protocols (gRPC codes as in google.rpc.Code)."""
 
-    BAD_REQUEST = Answer(400, 3)
-    UNAUTHENTICATED = Answer(401, 16)
-    FORBIDDEN = Answer(403, 7)
-    NOT_FOUND = Answer(404, 5)
-    NOT_ALLOWED = Answer(405, 12)
-    NOT_ACCEPTABLE = Answer(406, 9)
-    CLIENT_TIMEOUT = Answer(408, 4)
-    TOO_LARGE = Answer(413, 8)
-    UNSUPPORTED_ENCODING = Answer(415, 12)
-    INTERNAL = Answer(500, 13)
-    UNSUPPORTED = Answer(501, 12)
-    BAD_ANSWER = Answer(502, 14, of_server=True)
-    UNANSWERED = Answer(502, 14, of_server=True, unanswered=True)
-    OVERLOADED = Answer(503, 8)
-    EXHAUSTED = Answer(503, 8, retryable=True)
-    NOT_READY = Answer(503, 14)
-    UNREACHABLE = Answer(503, 14, retryable=True, of_server=True)
-    SERVER_TIMEOUT = Answer(504, 4, of_server=True)
-    LOOP = Answer(508, 9)
+    BAD_REQUEST = ErrorTraits(400, 3)
+    UNAUTHENTICATED = ErrorTraits(401, 16)
+    FORBIDDEN = ErrorTraits(403, 7)
+    NOT_FOUND = ErrorTraits(404, 5)
+    NOT_ALLOWED = ErrorTraits(405, 12)
+    NOT_ACCEPTABLE = ErrorTraits(406, 9)
+    CLIENT_TIMEOUT = ErrorTraits(408, 4)
+    TOO_LARGE = ErrorTraits(413, 8)
+    UNSUPPORTED_ENCODING = ErrorTraits(415, 12)
+    INTERNAL = ErrorTraits(500, 13)
+    UNSUPPORTED = ErrorTraits(501, 12)
+    BAD_RESPONSE = ErrorTraits(502, 14, upstream_failed=True)
+    NO_RESPONSE = ErrorTraits(502, 14, upstream_failed=True, no_response=True)
+    OVERLOADED = ErrorTraits(503, 8)
+    EXHAUSTED = ErrorTraits(503, 8, retryable=True)
+    NOT_READY = ErrorTraits(503, 14)
+    UNREACHABLE = ErrorTraits(503, 14, retryable=True, upstream_failed=True)
+    SERVER_TIMEOUT = ErrorTraits(504, 4, upstream_failed=True)
+    LOOP = ErrorTraits(508, 9)
 
 
-TRY_AGAIN = 1
+RETRY_AFTER = 1
 """Seconds after which a client may try again that met with a lack of the gateway's own."""
 
 
@@ -64,7 +64,7 @@ class GatewayError(Exception):
         self.retry_after = retry_after
 
 
-def without_frames(error: _E) -> _E:
+def strip_tracebacks(error: _E) -> _E:
     """Detach an exception, and those behind it, from the frames that it passed through.
 
     For whoever catches an exception and does not raise it on, or stores it. A traceback holds all
@@ -80,7 +80,12 @@ def without_frames(error: _E) -> _E:
     return error
 
 
-def one_line(message: str) -> str:
+def shorten(text: str, most: int) -> str:
+    """Cut a text that an error or a log line quotes to so many characters and three dots."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def escape_for_log(message: str) -> str:
     """Escape line breaks and control characters of a message, for a line of the log.
 
     Messages quote servers, and what a server says must not pass for a line of its own.
@@ -95,6 +100,6 @@ def bad_request(message: str) -> GatewayError:
     return GatewayError(ErrorKind.BAD_REQUEST, message)
 
 
-def bad_answer(message: str) -> GatewayError:
+def bad_response(message: str) -> GatewayError:
     """Make the error of a server's answer that breaks the protocol or was cut short."""
-    return GatewayError(ErrorKind.BAD_ANSWER, message)
+    return GatewayError(ErrorKind.BAD_RESPONSE, message)

@@ -11,12 +11,24 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from tests.servers.addresses import HOST, free_address
-from tests.servers.certificates import ca_file, certificate_files, server_certificate
-from tests.servers.command import PATIENCE, SCRIPT, run, serving, settings_in, started
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import connect
+from tests.support.addresses import HOST, free_address
+from tests.support.certificates import ca_file, certificate_files, server_certificate
+from tests.support.gateway_process import (
+    TENSORGATE,
+    TIMEOUT,
+    gateway_process,
+    run,
+    running_process,
+    write_settings,
+)
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 MODULE = (sys.executable, "-m", "gateway")
 
@@ -28,10 +40,10 @@ def file(tmp_path: Path) -> Path:
 
 
 async def test_version() -> None:
-    assert await run(SCRIPT, "--version") == (0, f"tensorgate, version {__version__}\n", "")
+    assert await run(TENSORGATE, "--version") == (0, f"tensorgate, version {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [(SCRIPT,), MODULE], ids=["script", "module"])
+@pytest.mark.parametrize("command", [(TENSORGATE,), MODULE], ids=["script", "module"])
 @pytest.mark.parametrize("option", ["--help", "-h"])
 async def test_help(command: tuple[str, ...], option: str) -> None:
     status, out, err = await run(*command, option)
@@ -41,7 +53,7 @@ async def test_help(command: tuple[str, ...], option: str) -> None:
 
 
 async def test_the_module_serves_too(file: Path) -> None:
-    config = settings_in(file, "http://127.0.0.1:1")
+    config = write_settings(file, "http://127.0.0.1:1")
     status, out, _ = await run(*MODULE, "check", config)
     assert (status, out.count("http://127.0.0.1:1")) == (0, 1)
 
@@ -51,15 +63,15 @@ async def test_the_module_serves_too(file: Path) -> None:
     [("serve",), ("check",), ("unknown",), ("serve", "--config"), ("demo", "--port", "x")],
 )
 async def test_wrong_use(arguments: tuple[str, ...]) -> None:
-    status, out, err = await run(SCRIPT, *arguments)
+    status, out, err = await run(TENSORGATE, *arguments)
     assert (status, out) == (2, "")
     assert re.search(r"^(Usage|Error): ", err, re.MULTILINE)
     assert "Traceback" not in err
 
 
 async def test_check_tells_what_would_be_served(file: Path) -> None:
-    config = settings_in(file, "http://127.0.0.1:8000", "'[::1]:8080'")
-    assert await run(SCRIPT, "check", config) == (
+    config = write_settings(file, "http://127.0.0.1:8000", "'[::1]:8080'")
+    assert await run(TENSORGATE, "check", config) == (
         0,
         "listen on [::1]:8080\nevery request → upstream demo (triton): http://127.0.0.1:8000\n",
         "",
@@ -73,15 +85,15 @@ upstreams:
   blue: {endpoints: [http://a:1, http://b:2]}
   green: {endpoints: [http://c:3]}
 routes:
-  - match: {model: alias, version: 2, headers: {x-a: b*}, kinds: [infer, health]}
+  - match: {model: alias, version: 2, headers: {x-a: b*}, operations: [infer, health]}
     upstream: green
     rewrite: {model: m, version: 7}
   - match: {model: m}
     upstream: [{name: blue, weight: 9}, {name: green, weight: 1}]
     rewrite: {model: n}
-    mirror: {upstream: blue, share: 7%}
-    compress: [deflate, gzip]
-    deny: [trace, other]
+    mirror: {upstream: blue, percent: 7%}
+    compression: [deflate, gzip]
+    deny_operations: [trace, other]
   - upstream: green
 """
     )
@@ -89,7 +101,7 @@ routes:
 
 
 async def test_check_tells_which_requests_go_where(file: Path) -> None:
-    status, out, _ = await run(SCRIPT, "check", _several_routes(file))
+    status, out, _ = await run(TENSORGATE, "check", _several_routes(file))
     assert status == 0
     assert out.splitlines()[1:] == [
         "model alias, version 2, x-a: b*, infer or health → upstream green (auto): http://c:3"
@@ -105,10 +117,10 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
 @pytest.mark.parametrize(
     ("care", "told"),
     [
-        ("health: {}", "probed every 5 s"),
-        ("resolve: 500ms", "looked up every 0.5 s"),
+        ("health_check: {}", "probed every 5 s"),
+        ("dns_refresh: 500ms", "looked up every 0.5 s"),
         (
-            "discover: models, health: {every: 1m}, resolve: 10s",
+            "model_discovery: models, health_check: {interval: 1m}, dns_refresh: 10s",
             "looked up every 10 s, probed every 60 s, asked for their models",
         ),
     ],
@@ -116,7 +128,7 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
 async def test_check_tells_how_endpoints_are_looked_after(file: Path, care: str, told: str) -> None:
     upstreams = f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}"
     await asyncio.to_thread(file.write_text, upstreams)
-    _, out, _ = await run(SCRIPT, "check", str(file))
+    _, out, _ = await run(TENSORGATE, "check", str(file))
     assert out.splitlines()[1] == (
         f"every request → upstream u (auto): http://triton:8000 ({told})"
     )
@@ -135,18 +147,20 @@ models:
 
 async def _probed(config: str) -> tuple[int, list[str]]:
     """Ask servers; give the status, and what is printed beyond what would be served."""
-    _, summary, _ = await run(SCRIPT, "check", config)
-    status, out, err = await run(SCRIPT, "check", "--probe", config)
+    _, summary, _ = await run(TENSORGATE, "check", config)
+    status, out, err = await run(TENSORGATE, "check", "--probe", config)
     assert err == ""
     assert out.startswith(summary)
     return status, out.removeprefix(summary).splitlines()
 
 
 async def test_check_asks_the_servers_what_they_are(file: Path) -> None:
-    async with FaultyServer(always(answer(b'{"name":"kserve","version":"0.15.0"}'))) as server:
+    async with ScriptedServer(
+        always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
+    ) as server:
         url, itself = server.url, "it names itself 'kserve', version '0.15.0'"
-        config = settings_in(file, url)
-        assert (await run(SCRIPT, "check", config))[0] == 0
+        config = write_settings(file, url)
+        assert (await run(TENSORGATE, "check", config))[0] == 0
         assert not server.requests
         said = f"  {url}: ready; dialect kserve, but triton is declared: {itself}"
         assert await _probed(config) == (3, ["upstream demo:", said])
@@ -160,7 +174,7 @@ async def test_check_asks_the_servers_what_they_are(file: Path) -> None:
 
 async def test_check_compares_declared_models_with_the_servers(file: Path) -> None:
     metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
-    async with FaultyServer(always(answer(metadata))) as server:
+    async with ScriptedServer(always_respond(http_response(metadata))) as server:
         url = server.url
         status, lines = await _probed(_declaring(file, url, "INT8"))
         assert (status, lines[2:]) == (0, ["model m:", f"  {url} (upstream u): as declared"])
@@ -172,15 +186,15 @@ async def test_check_compares_declared_models_with_the_servers(file: Path) -> No
 
 
 async def test_check_fills_the_environment_in(file: Path) -> None:
-    config = settings_in(file, "'http://${TEST_HOST}:1'")
-    status, out, _ = await run(SCRIPT, "check", config, TEST_HOST="triton")
+    config = write_settings(file, "'http://${TEST_HOST}:1'")
+    status, out, _ = await run(TENSORGATE, "check", config, TEST_HOST="triton")
     assert (status, "http://triton:1" in out) == (0, True)
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple[str, ...]) -> None:
-    config = settings_in(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
-    status, out, err = await run(SCRIPT, *command, config)
+    config = write_settings(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
+    status, out, err = await run(TENSORGATE, *command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
     assert lines[0].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
@@ -191,7 +205,7 @@ async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_settings_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) -> None:
     path = tmp_path / "none.yaml"
-    status, _, err = await run(SCRIPT, *command, str(path))
+    status, _, err = await run(TENSORGATE, *command, str(path))
     assert (status, err) == (2, f"{path}: cannot be read: No such file or directory\n")
 
 
@@ -208,14 +222,14 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
 
     grace = "limits: {drain_grace: 100ms}\n"
     async with (
-        FaultyServer(script) as server,
-        serving(settings_in(file, server.url, more=grace)) as (process, url),
+        ScriptedServer(script) as server,
+        gateway_process(write_settings(file, server.url, more=grace)) as (process, url),
     ):
         async with connect(url) as busy, connect(url) as idle:
             await busy.send(request("GET", "/v2/x"))
             assert (await busy.head()).status == 200
             process.signal(number)
-            await process.until_it_says("stopping")
+            await process.wait_for_output("stopping")
             assert await idle.rest() == b""
             with pytest.raises(ConnectionRefusedError):
                 async with connect(url):
@@ -232,19 +246,19 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
 
 async def test_it_may_have_as_many_files_open_as_the_system_allows(file: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    config = settings_in(file, f"http://{free_address()}")
+    config = write_settings(file, f"http://{free_address()}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
-        async with serving(config) as (process, _):
+        async with gateway_process(config) as (process, _):
             assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
-    async with FaultyServer(hang) as server:
-        config = settings_in(file, server.url, more="limits: {drain_time: 50ms}\n")
-        async with serving(config) as (process, url), connect(url) as client:
+    async with ScriptedServer(never_respond) as server:
+        config = write_settings(file, server.url, more="limits: {drain_timeout: 50ms}\n")
+        async with gateway_process(config) as (process, url), connect(url) as client:
             await client.send(request("GET", "/v2/x"))
             connection = await server.connection()
             process.signal(signal.SIGTERM)
@@ -257,10 +271,10 @@ async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
 
 
 async def test_a_second_server_at_the_same_address(file: Path) -> None:
-    async with serving(settings_in(file, "http://127.0.0.1:1")) as (process, url):
+    async with gateway_process(write_settings(file, "http://127.0.0.1:1")) as (process, url):
         address = url.removeprefix("http://")
-        config = settings_in(file, "http://127.0.0.1:1", address)
-        assert await run(SCRIPT, "serve", "--config", config) == (
+        config = write_settings(file, "http://127.0.0.1:1", address)
+        assert await run(TENSORGATE, "serve", "--config", config) == (
             1,
             "",
             f"tensorgate: cannot listen on {address}: Address already in use\n",
@@ -270,8 +284,8 @@ async def test_a_second_server_at_the_same_address(file: Path) -> None:
 
 async def test_the_same_address_twice(file: Path) -> None:
     address = free_address()
-    config = settings_in(file, "http://127.0.0.1:1", f"[{address}, {address}]")
-    assert await run(SCRIPT, "serve", "--config", config) == (
+    config = write_settings(file, "http://127.0.0.1:1", f"[{address}, {address}]")
+    assert await run(TENSORGATE, "serve", "--config", config) == (
         1,
         "",
         f"tensorgate: cannot listen on {address}: Address already in use by {address} of the"
@@ -281,11 +295,11 @@ async def test_the_same_address_twice(file: Path) -> None:
 
 async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
-    async with FaultyServer() as server:
-        config = settings_in(file, server.url, f"unix:{path}")
+    async with ScriptedServer() as server:
+        config = write_settings(file, server.url, f"unix:{path}")
         for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
             # The second one finds the socket that the first one left behind.
-            async with serving(config) as (process, url):
+            async with gateway_process(config) as (process, url):
                 assert url == f"unix:{path}"
                 async with connect(url) as client:
                     assert (await client.call("GET", "/v2/x")).status == 200
@@ -295,9 +309,9 @@ async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None
 
 async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
-    config = settings_in(file, "http://127.0.0.1:1", f"unix:{path}")
-    async with serving(config):
-        assert await run(SCRIPT, "serve", "--config", config) == (
+    config = write_settings(file, "http://127.0.0.1:1", f"unix:{path}")
+    async with gateway_process(config):
+        assert await run(TENSORGATE, "serve", "--config", config) == (
             1,
             "",
             f"tensorgate: cannot listen on unix:{path}: {path} is in use by another process\n",
@@ -305,9 +319,9 @@ async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
 
 
 async def test_what_is_logged_can_be_chosen(file: Path) -> None:
-    async with FaultyServer() as server:
-        config = settings_in(file, server.url, more="log: {access: false}\n")
-        async with serving(config) as (process, url):
+    async with ScriptedServer() as server:
+        config = write_settings(file, server.url, more="log: {access: false}\n")
+        async with gateway_process(config) as (process, url):
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
             process.signal(signal.SIGTERM)
@@ -317,7 +331,7 @@ async def test_what_is_logged_can_be_chosen(file: Path) -> None:
 
 
 async def test_the_demo_shows_five_calls() -> None:
-    status, out, err = await run(SCRIPT, "demo", "--once", "--port", "0")
+    status, out, err = await run(TENSORGATE, "demo", "--once", "--port", "0")
     assert (status, err) == (0, "")
     assert re.findall(r"^([1-9])  \S", out, re.MULTILINE) == list("12345")
     assert "Ctrl-C" not in out
@@ -326,9 +340,9 @@ async def test_the_demo_shows_five_calls() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_the_demo_stays_until_it_is_ended(number: int) -> None:
-    async with started(SCRIPT, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
+    async with running_process(TENSORGATE, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
         assert process.process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             out = await process.process.stdout.readuntil(b"Ctrl-C ends the demo.\n")
         assert b"curl" in out
         found = re.search(rb"gateway +(http://\S+)", out)
@@ -345,26 +359,29 @@ async def test_the_demo_says_that_its_port_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, out, err = await run(SCRIPT, "demo", "--once", "--port", str(port))
+        status, out, err = await run(TENSORGATE, "demo", "--once", "--port", str(port))
     assert (status, out) == (1, "")
     assert err == f"tensorgate: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 @pytest.mark.parametrize("port", ["65536", "-1"])
 async def test_the_demo_says_that_there_is_no_such_port(port: str) -> None:
-    status, out, err = await run(SCRIPT, "demo", "--once", "--port", port)
+    status, out, err = await run(TENSORGATE, "demo", "--once", "--port", port)
     assert (status, out) == (2, "")
     assert "--port" in err
     assert "Traceback" not in err
 
 
 async def test_a_gateway_that_answers_errors_is_not_a_failing_one(file: Path) -> None:
-    async with FaultyServer() as server, serving(settings_in(file, server.url)) as (process, url):
+    async with (
+        ScriptedServer() as server,
+        gateway_process(write_settings(file, server.url)) as (process, url),
+    ):
         async with connect(url) as client:
-            client.send_now(b"what?\r\n\r\n")
-            assert (await client.reply()).status == 400
+            client.send_nowait(b"what?\r\n\r\n")
+            assert (await client.read_response()).status == 400
         async with connect(url) as client:
-            assert (await client.ask(answer())).status == 400
+            assert (await client.ask(http_response())).status == 400
         process.signal(signal.SIGTERM)
         status, _, err = await process.end()
     assert status == 0
@@ -381,9 +398,9 @@ def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
 
 async def test_tls(file: Path, tmp_path: Path) -> None:
     more, key = _tls(tmp_path)
-    async with FaultyServer() as server:
-        config = settings_in(file, server.url, more=more)
-        async with serving(config) as (process, url):
+    async with ScriptedServer() as server:
+        config = write_settings(file, server.url, more=more)
+        async with gateway_process(config) as (process, url):
             assert url.startswith(f"https://{HOST}:")
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
@@ -401,8 +418,8 @@ async def test_files_of_tls_that_cannot_be_used(
 ) -> None:
     more, key = _tls(tmp_path)
     key.write_text("no key")
-    config = settings_in(file, "http://127.0.0.1:1", more=f"{more}workers: {workers}\n")
-    assert await run(SCRIPT, *command, config) == (
+    config = write_settings(file, "http://127.0.0.1:1", more=f"{more}workers: {workers}\n")
+    assert await run(TENSORGATE, *command, config) == (
         1,
         "",
         f"tensorgate: tls.key: {key} holds no private key in PEM form\n",
@@ -412,7 +429,9 @@ async def test_files_of_tls_that_cannot_be_used(
 async def test_check_tells_of_tls(file: Path, tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     more, key = _tls(tmp_path, f", client_ca: {ca}")
-    _, out, err = await run(SCRIPT, "check", settings_in(file, "http://127.0.0.1:1", more=more))
+    _, out, err = await run(
+        TENSORGATE, "check", write_settings(file, "http://127.0.0.1:1", more=more)
+    )
     assert err == ""
     assert (
         f"TLS on TCP addresses, with the certificate in {key.with_name('certificate.pem')}"
@@ -431,7 +450,7 @@ async def test_a_file_for_tls_to_servers_that_is_not_there(
         f"workers: {workers}\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
     )
     why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
-    assert await run(SCRIPT, *command, str(file)) == (1, "", f"{file}:3: {why}\n")
+    assert await run(TENSORGATE, *command, str(file)) == (1, "", f"{file}:3: {why}\n")
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
@@ -444,7 +463,7 @@ async def test_missing_files_are_told_with_all_other_errors(
         "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
     )
     gone = "cannot be read: No such file or directory"
-    assert await run(SCRIPT, *command, str(file)) == (
+    assert await run(TENSORGATE, *command, str(file)) == (
         2,
         "",
         f"{file}:1: tls.certificate: /none.crt {gone}\n"
@@ -464,7 +483,7 @@ async def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(file: Path)
         "      - http://localhost:8080\n"
         "listen: [127.0.0.1:9, 0.0.0.0:8080]\n",
     )
-    status, _, err = await run(SCRIPT, "check", str(file))
+    status, _, err = await run(TENSORGATE, "check", str(file))
     assert (status, err) == (
         0,
         f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
@@ -478,7 +497,7 @@ async def test_servers_whose_certificates_are_not_checked_are_warned_of_once(fil
         file.write_text,
         f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
     )
-    async with serving(str(file)) as (process, _):
+    async with gateway_process(str(file)) as (process, _):
         process.signal(signal.SIGTERM)
         _, _, err = await process.end()
     assert err.count("upstreams.triton.tls.verify: certificates are not checked") == 1

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.command import SCRIPT, WATCHFUL, Process, run, serving
-from tests.servers.faulty_server import FaultyServer
-from tests.servers.http_text import request
-from tests.servers.raw_client import RawClient, connect
+from tests.support.gateway_process import FAST_FILE_WATCH, TENSORGATE, Process, gateway_process, run
+from tests.support.http_messages import request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer
 
 CONFIG = """
 listen: 127.0.0.1:0
 workers: {workers}
 upstreams: {{demo: {{endpoints: ["{url}"], dialect: triton}}}}
-keys:
+api_keys:
   people: {{file: {file}}}
   robots: {{environment: TEST_ROBOT_KEYS, header: X-Api-Key}}
 routes:
-  - {{match: {{kinds: [health]}}, upstream: demo}}
+  - {{match: {{operations: [health]}}, upstream: demo}}
   - {{upstream: demo, auth: [people, robots]}}
 """
 COMMANDS = pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def _write(file: Path, text: str | None) -> None:
 
 
 def _serving(config: str) -> AbstractAsyncContextManager[tuple[Process, str]]:
-    return serving(config, WATCHFUL, TEST_ROBOT_KEYS="robot-key,another-key")
+    return gateway_process(config, FAST_FILE_WATCH, TEST_ROBOT_KEYS="robot-key,another-key")
 
 
 async def _status(client: RawClient, **headers: str) -> int:
@@ -63,7 +63,7 @@ async def _status(client: RawClient, **headers: str) -> int:
 
 
 async def test_check_tells_who_needs_a_key(file: Path) -> None:
-    status, out, err = await run(SCRIPT, "check", _config(file), TEST_ROBOT_KEYS="robot-key")
+    status, out, err = await run(TENSORGATE, "check", _config(file), TEST_ROBOT_KEYS="robot-key")
     assert (status, err) == (0, "")
     assert out.splitlines()[1:] == [
         "health → upstream demo (triton): http://127.0.0.1:1",
@@ -86,11 +86,11 @@ async def test_a_file_that_cannot_be_used(
 ) -> None:
     config = _config(file, workers=workers)
     _write(file, text)
-    status, out, err = await run(SCRIPT, *command, config, TEST_ROBOT_KEYS="robot-key")
+    status, out, err = await run(TENSORGATE, *command, config, TEST_ROBOT_KEYS="robot-key")
     assert (status, out) == (1, "")
     # What is not there is told with its line: nothing has to be opened for that.
     place = f"{config}:6" if text is None else "tensorgate"
-    assert err.startswith(f"{place}: keys.people.file: {file}")
+    assert err.startswith(f"{place}: api_keys.people.file: {file}")
     assert fault in err
     assert err.count("\n") == 1
     assert "secret" not in err
@@ -100,13 +100,13 @@ async def test_a_file_that_cannot_be_used(
 async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) -> None:
     config = _config(file)
     _write(file, "key\n")
-    why = "keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
-    assert await run(SCRIPT, *command, config) == (1, "", f"{config}:7: {why}\n")
+    why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
+    assert await run(TENSORGATE, *command, config) == (1, "", f"{config}:7: {why}\n")
 
 
 @WORKERS
 async def test_keys_are_renewed_while_connections_go_on(file: Path, workers: int) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         config = _config(file, server.url, workers)
         async with _serving(config) as (process, url):
             async with connect(url) as client, connect(url) as other:
@@ -119,13 +119,15 @@ async def test_keys_are_renewed_while_connections_go_on(file: Path, workers: int
                 renewed = rf"people\.file: 1 from {re.escape(str(file))} are in use from now on"
                 # The parent of workers says it too: those to come begin with what it has.
                 processes = workers + (workers > 1)
-                await process.until_it_says("(?s)" + ".*".join([renewed] * processes))
+                await process.wait_for_output("(?s)" + ".*".join([renewed] * processes))
                 for each in (client, other):
                     assert await _status(each, Authorization="Bearer old-key") == 401
                     assert await _status(each, Authorization="Bearer new-key") == 200
                     assert await _status(each, X_Api_Key="robot-key") == 200
                 _write(file, "secret key\n")
-                await process.until_it_says(r"line 1 is no key.*; the keys from before stay in use")
+                await process.wait_for_output(
+                    r"line 1 is no key.*; the keys from before stay in use"
+                )
                 assert await _status(client, Authorization="Bearer new-key") == 200
             process.signal(signal.SIGTERM)
             status, _, err = await process.end()

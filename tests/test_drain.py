@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.addresses import free_address
-from tests.servers.command import PATIENCE, Process, serving, settings_in
-from tests.servers.faulty_server import Connection, FaultyServer
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import until
+from tests.support.addresses import free_address
+from tests.support.gateway import until
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 DRAINING = "not ready: draining"
 
@@ -26,7 +26,7 @@ class _SlowServer:
     async def __call__(self, connection: Connection) -> None:
         await connection.request()
         await self.go_on.wait()
-        await connection.send(answer())
+        await connection.send(http_response())
 
 
 def _children(pid: int) -> list[int]:
@@ -47,7 +47,7 @@ async def _poll(admin: str) -> None:
 
 async def _poll_until_refused(admin: str) -> None:
     """Poll until nobody listens any more: whoever could connect is answered."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 await _ready(admin)
@@ -73,21 +73,21 @@ async def test_the_admin_address_says_draining_until_the_last_worker_ends(
     admin = free_address()
     more = f"admin: {admin}\nworkers: {workers}\nlimits: {{drain_grace: 50ms}}\n"
     slow = _SlowServer()
-    async with FaultyServer(slow) as server:
-        config = settings_in(tmp_path / "gateway.yaml", server.url, more=more)
-        async with serving(config) as (process, url), connect(url) as client:
+    async with ScriptedServer(slow) as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config) as (process, url), connect(url) as client:
             await client.send(request("GET", "/v2/x"))
             await server.connection()
             for pid in _all_processes(process) if to_all else [process.pid]:
                 os.kill(pid, signal.SIGTERM)
-            await process.until_it_says("stopping")
+            await process.wait_for_output("stopping")
             if workers > 1:  # the one without a call ends, and its operators go to the other
-                await until(lambda: len(_children(process.pid)) == 1, PATIENCE)
+                await until(lambda: len(_children(process.pid)) == 1, TIMEOUT)
             for _ in range(10):
                 await _poll(admin)
             polls = asyncio.create_task(_poll_until_refused(admin))
             slow.go_on.set()
-            assert (await client.reply()).status == 200
+            assert (await client.read_response()).status == 200
             await polls
             status, _, err = await process.end()
     assert status == 0
@@ -101,12 +101,12 @@ async def test_a_worker_told_to_leave_drains_while_the_others_serve_operators(
 ) -> None:
     admin = free_address()
     more = f"admin: {admin}\nworkers: 2\nlimits: {{drain_grace: 50ms}}\n"
-    async with FaultyServer() as server:
-        config = settings_in(tmp_path / "gateway.yaml", server.url, more=more)
-        async with serving(config) as (process, _):
+    async with ScriptedServer() as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config) as (process, _):
             leaving = _children(process.pid)[0]
             os.kill(leaving, signal.SIGTERM)
-            await process.until_it_says(f"worker {leaving} ended with status 0")
+            await process.wait_for_output(f"worker {leaving} ended with status 0")
             for _ in range(4):
                 async with connect(f"http://{admin}") as client:
                     assert (await client.call("GET", "/ready")).status == 200

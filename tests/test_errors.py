@@ -2,7 +2,7 @@ from http import HTTPStatus
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 
 _CLIENT_ERRORS = range(400, 500)
 _SERVER_ERRORS = (*range(500, 505), 508)
@@ -31,7 +31,7 @@ def test_kinds_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("make", "kind", "status"),
-    [(bad_request, ErrorKind.BAD_REQUEST, 400), (bad_answer, ErrorKind.BAD_ANSWER, 502)],
+    [(bad_request, ErrorKind.BAD_REQUEST, 400), (bad_response, ErrorKind.BAD_RESPONSE, 502)],
 )
 def test_makers(make: type[GatewayError], kind: ErrorKind, status: int) -> None:
     error = make("why")  # type: ignore[call-arg, arg-type]

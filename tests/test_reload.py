@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.addresses import HOST
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import WATCHFUL, Process, serving
-from tests.servers.faulty_server import Connection, FaultyServer
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import until
-from tests.servers.tensors import binary_answer, infer_json
+from tests.support.addresses import HOST
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import until
+from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 RELOADS = 50
 CLIENTS = 8
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "gateway.yaml"
 
 
-class _Server(FaultyServer):
+class _Server(ScriptedServer):
     """Answers with its name; what streams goes on when it may."""
 
     def __init__(self, name: str) -> None:
@@ -43,7 +43,7 @@ class _Server(FaultyServer):
         while True:
             target = (await connection.request()).head.target
             if target.endswith("/infer"):
-                await connection.send(binary_answer(bytes(4)))
+                await connection.send(binary_response(bytes(4)))
             elif target == "/v2/stream":
                 self.streams.append(go_on := asyncio.Event())
                 await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
@@ -51,7 +51,7 @@ class _Server(FaultyServer):
                 await go_on.wait()
                 await connection.send(chunk(self.name), chunk(b""))
             else:
-                await connection.send(answer(self.name))
+                await connection.send(http_response(self.name))
 
 
 class _Load:
@@ -87,9 +87,9 @@ def _write(file: Path, text: str) -> None:
 
 
 def _settings(workers: int, *urls: str, more: str = "", listen: str = f"{HOST}:0") -> str:
-    care = "dialect: triton, ejection: {time: 5m}"
+    care = "dialect: triton, outlier_detection: {base_ejection_time: 5m}"
     return (
-        f"listen: {listen}\nworkers: {workers}\nhelper: never\n{more}"
+        f"listen: {listen}\nworkers: {workers}\noffload: never\n{more}"
         f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], {care}}}}}\n"
     )
 
@@ -97,7 +97,7 @@ def _settings(workers: int, *urls: str, more: str = "", listen: str = f"{HOST}:0
 async def _reload(process: Process, says: str = "settings reloaded from") -> str:
     process.said = ""
     process.signal(signal.SIGHUP)
-    await process.until_it_says(says)
+    await process.wait_for_output(says)
     return process.said
 
 
@@ -115,7 +115,7 @@ async def _ended(process: Process) -> str:
 async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         servers = (one, two)
-        limits = ("{request_bytes: 1MiB, connect_time: 1s}", "{request_bytes: 2MiB}")
+        limits = ("{request_bytes: 1MiB, connect_timeout: 1s}", "{request_bytes: 2MiB}")
 
         def settings(number: int) -> str:
             server = servers[number % 2]
@@ -127,7 +127,7 @@ async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
             return _settings(workers, NOWHERE, server.url, more=more) + f"routes:\n{routes}"
 
         _write(file, settings(0))
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             load = _Load(url)
             said = ""
             async with load.running(), connect(url) as client:
@@ -161,9 +161,9 @@ async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
 async def test_what_an_operator_sees(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(workers, one.url))
-        async with serving(str(file)) as (process, url), connect(url) as client:
+        async with gateway_process(str(file)) as (process, url), connect(url) as client:
             assert (await client.call("GET", "/v2/x")).body == b"one"
-            _write(file, "upstreams: {}\nlimits: {idle_time: 0}\n")
+            _write(file, "upstreams: {}\nlimits: {idle_timeout: 0}\n")
             said = await _reload(process, "going on with those from before")
             assert re.search(
                 rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); going on", said
@@ -189,10 +189,13 @@ async def test_what_an_operator_sees(file: Path, workers: int) -> None:
 async def test_a_file_that_changes_is_used_without_being_asked(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(workers, one.url))
-        async with serving(str(file), WATCHFUL) as (process, url), connect(url) as client:
+        async with (
+            gateway_process(str(file), FAST_FILE_WATCH) as (process, url),
+            connect(url) as client,
+        ):
             assert (await client.call("GET", "/v2/x")).body == b"one"
             _write(file, _settings(workers, two.url))
-            await process.until_it_says(f"settings reloaded from {file}: upstreams ~u")
+            await process.wait_for_output(f"settings reloaded from {file}: upstreams ~u")
             assert (await client.call("GET", "/v2/x")).body == b"two"
             await _ended(process)
 
@@ -206,7 +209,7 @@ async def test_addresses_and_tls_change_and_connections_stay(
     unix = f"unix:{tmp_path / 's'}"
     async with _Server("one") as server:
         _write(file, _settings(workers, server.url))
-        async with serving(str(file)) as (process, url), connect(url) as first:
+        async with gateway_process(str(file)) as (process, url), connect(url) as first:
             listen = f"[{HOST}:0, '{unix}']"
             _write(file, _settings(workers, server.url, listen=listen))
             await _reload(process, f"listening on {unix}")
@@ -230,7 +233,7 @@ async def test_an_address_that_is_taken_changes_nothing(file: Path) -> None:
     async with _Server("one") as server:
         for workers in (1, 2):
             _write(file, _settings(workers, server.url))
-            async with serving(str(file)) as (process, url), connect(url) as client:
+            async with gateway_process(str(file)) as (process, url), connect(url) as client:
                 taken = server.url.removeprefix("http://")
                 _write(file, _settings(workers, NOWHERE, listen=taken))
                 said = await _reload(process, "going on with those from before")
@@ -252,12 +255,12 @@ async def _bodies(url: str, count: int) -> set[bytes]:
 async def test_a_worker_that_starts_later_has_the_newest_settings(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             _write(file, _settings(2, two.url))
             await _reload(process)
             victim = int((await _workers(process))[0])
             os.kill(victim, signal.SIGKILL)
-            await process.until_it_says(r"worker \d+ is up")
+            await process.wait_for_output(r"worker \d+ is up")
             assert await _bodies(url, 4) == {b"two"}
             await _ended(process)
 
@@ -265,7 +268,7 @@ async def test_a_worker_that_starts_later_has_the_newest_settings(file: Path) ->
 async def test_a_worker_that_sleeps_holds_nobody_up_for_good(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             sleeper = int((await _workers(process))[0])
             os.kill(sleeper, signal.SIGSTOP)
             _write(file, _settings(2, two.url))
@@ -273,7 +276,7 @@ async def test_a_worker_that_sleeps_holds_nobody_up_for_good(file: Path) -> None
             process.signal(signal.SIGHUP)
             await asyncio.sleep(0.2)
             os.kill(sleeper, signal.SIGCONT)
-            await process.until_it_says("settings reloaded")
+            await process.wait_for_output("settings reloaded")
             assert await _bodies(url, 4) == {b"two"}
             await _ended(process)
 
@@ -286,7 +289,7 @@ async def _workers(process: Process) -> list[str]:
 async def test_sighup_to_all_processes_is_as_good(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             _write(file, _settings(2, two.url))
             for pid in await _workers(process):
                 os.kill(int(pid), signal.SIGHUP)

@@ -12,13 +12,25 @@ from pathlib import Path
 import pytest
 
 from gateway.workers.cores import usable_cores
-from tests.servers.addresses import HOST, OTHER_HOST, free_port
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import PATIENCE, SCRIPT, Process, run, serving, settings_in
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import until
+from tests.support.addresses import HOST, OTHER_HOST, free_port
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import until
+from tests.support.gateway_process import (
+    TENSORGATE,
+    TIMEOUT,
+    Process,
+    gateway_process,
+    run,
+    write_settings,
+)
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -33,8 +45,8 @@ def file(tmp_path: Path) -> Path:
 async def _gateway(
     file: Path, server: str, workers: int = 2, listen: str = f"{HOST}:0", more: str = ""
 ) -> AsyncIterator[tuple[Process, str]]:
-    config = settings_in(file, server, listen, f"workers: {workers}\n{more}")
-    async with serving(config) as running:
+    config = write_settings(file, server, listen, f"workers: {workers}\n{more}")
+    async with gateway_process(config) as running:
         yield running
 
 
@@ -60,7 +72,7 @@ def _workers_of(process: Process) -> list[int]:
 
 
 async def _until_gone(pids: list[int]) -> None:
-    await until(lambda: all(_state_and_parent(pid)[0] in "XZ" for pid in pids), PATIENCE)
+    await until(lambda: all(_state_and_parent(pid)[0] in "XZ" for pid in pids), TIMEOUT)
 
 
 class _Held:
@@ -73,10 +85,10 @@ class _Held:
         while True:
             await connection.request()
             await self.go_on.wait()
-            await connection.send(answer())
+            await connection.send(http_response())
 
 
-async def _busy(stack: AsyncExitStack, url: str, server: FaultyServer) -> list[RawClient]:
+async def _busy(stack: AsyncExitStack, url: str, server: ScriptedServer) -> list[RawClient]:
     """Open four connections, with an exchange under way on each."""
     clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
     for client in clients:
@@ -88,13 +100,13 @@ async def _busy(stack: AsyncExitStack, url: str, server: FaultyServer) -> list[R
 async def _outcome(client: RawClient) -> int:
     """Give the status of an answer, 0 if none came."""
     try:
-        return (await client.reply()).status
+        return (await client.read_response()).status
     except (asyncio.IncompleteReadError, ConnectionError):
         return 0
 
 
 async def test_connections_are_shared_out_evenly(file: Path) -> None:
-    async with FaultyServer() as server, _gateway(file, server.url, 3) as (process, url):
+    async with ScriptedServer() as server, _gateway(file, server.url, 3) as (process, url):
         workers = _workers_of(process)
         assert len(workers) == 3
         async with AsyncExitStack() as stack:
@@ -114,13 +126,15 @@ async def test_connections_are_shared_out_evenly(file: Path) -> None:
 
 async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> None:
     held = _Held()
-    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             victim, other = _workers_of(process)
             os.kill(victim, signal.SIGKILL)
-            await process.until_it_says(f"worker {victim} was killed by SIGKILL; another one start")
-            found = await process.until_it_says(r"worker (\d+) is up")
+            await process.wait_for_output(
+                f"worker {victim} was killed by SIGKILL; another one start"
+            )
+            found = await process.wait_for_output(r"worker (\d+) is up")
             assert set(_workers_of(process)) == {other, int(found[1])}
             held.go_on.set()
             assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
@@ -135,7 +149,7 @@ async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> 
 
 
 async def test_what_a_worker_has_not_taken_when_it_dies_goes_to_another(file: Path) -> None:
-    async with FaultyServer() as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
         victim = _workers_of(process)[0]
         os.kill(victim, signal.SIGSTOP)
         async with AsyncExitStack() as stack:
@@ -159,23 +173,23 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
             await connection.request()
             if not is_well:
                 return  # which closes it without an answer
-            await connection.send(answer())
+            await connection.send(http_response())
 
     async def ask(client: RawClient, times: int) -> Counter[int]:
         return Counter([(await client.call("GET", "/v2/x")).status for _ in range(times)])
 
-    async with FaultyServer(script) as bad, FaultyServer() as one, FaultyServer() as two:
+    async with ScriptedServer(script) as bad, ScriptedServer() as one, ScriptedServer() as two:
         servers = f"{bad.url}, {one.url}, {two.url}"
-        config = _settings(file, servers, "ejection: {time: 3s}")
+        config = _settings(file, servers, "outlier_detection: {base_ejection_time: 3s}")
         async with (
-            serving(config) as (process, url),
+            gateway_process(config) as (process, url),
             connect(url) as finder,
             connect(url) as hearer,  # at the other worker
         ):
             assert await ask(hearer, 6) == {200: 4, 502: 2}
             assert await ask(finder, 15) == {200: 10, 502: 5}
-            found = await process.until_it_says(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
-            heard = await process.until_it_says(rf"\[(\d+)\]: {bad.url}: left out, as another")
+            found = await process.wait_for_output(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
+            heard = await process.wait_for_output(rf"\[(\d+)\]: {bad.url}: left out, as another")
             assert {int(found[1]), int(heard[1])} == set(_workers_of(process))
             assert await ask(hearer, 9) == {200: 9}
             assert len(bad.requests) == 7
@@ -183,8 +197,8 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
             while len(bad.requests) == 7:
                 await asyncio.sleep(0.05)
                 assert await ask(finder, 3) == {200: 3}
-            await process.until_it_says(rf"\[{found[1]}\]: {bad.url} is used again")
-            await process.until_it_says(rf"\[{heard[1]}\]: {bad.url}: used again, as another")
+            await process.wait_for_output(rf"\[{found[1]}\]: {bad.url} is used again")
+            await process.wait_for_output(rf"\[{heard[1]}\]: {bad.url}: used again, as another")
             asked = len(bad.requests)
             assert await ask(hearer, 9) == {200: 9}
             assert len(bad.requests) > asked
@@ -199,27 +213,29 @@ async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(fil
         victim = _workers_of(process)[0]
         for pause in ("0.1", "0.2", "0.4"):
             os.kill(victim, signal.SIGKILL)
-            await process.until_it_says(
+            await process.wait_for_output(
                 f"worker {victim} was killed by SIGKILL; another one starts in {pause} s"
             )
             async with connect(url) as client:  # there is another worker
                 assert (await client.call("GET", "/v2/x")).status == 503
             process.said = ""  # what comes next is not about those before
-            victim = int((await process.until_it_says(r"worker (\d+) is up"))[1])
+            victim = int((await process.wait_for_output(r"worker (\d+) is up"))[1])
         process.signal(signal.SIGTERM)
         assert (await process.end())[0] == 0
 
 
 async def test_a_worker_may_be_told_to_leave(file: Path) -> None:
     held = _Held()
-    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             leaving, staying = _workers_of(process)
             os.kill(leaving, signal.SIGTERM)
             held.go_on.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
-            await process.until_it_says(f"worker {leaving} ended with status 0; another one start")
+            await process.wait_for_output(
+                f"worker {leaving} ended with status 0; another one start"
+            )
             assert staying in _workers_of(process)
         process.signal(signal.SIGTERM)
         assert (await process.end())[0] == 0
@@ -230,7 +246,7 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
     held = _Held()
     grace = "limits: {drain_grace: 100ms}\n"
     async with (
-        FaultyServer(held) as server,
+        ScriptedServer(held) as server,
         _gateway(file, server.url, more=grace) as (process, url),
     ):
         async with AsyncExitStack() as stack:
@@ -238,7 +254,7 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
             idle = [await stack.enter_async_context(connect(url)) for _ in range(2)]
             workers = _workers_of(process)
             process.signal(number)
-            await process.until_it_says("stopping")
+            await process.wait_for_output("stopping")
             with pytest.raises(ConnectionRefusedError):
                 async with connect(url):
                     pass
@@ -258,7 +274,7 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
 async def test_who_waits_to_be_accepted_is_served_before_the_end(file: Path, to_all: bool) -> None:
-    async with FaultyServer() as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
         workers = _workers_of(process)
         process.signal(signal.SIGSTOP)
         async with AsyncExitStack() as stack:
@@ -269,19 +285,19 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end(file: Path, to_
                 os.kill(pid, signal.SIGTERM)
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)
-            replies = [await client.reply() for client in clients]
+            replies = [await client.read_response() for client in clients]
         assert [reply.status for reply in replies] == [200] * 20
         assert (await process.end())[0] == 0
 
 
 async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
     held = _Held()
-    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             for pid in (process.pid, *_workers_of(process)):  # as Ctrl-C in a terminal
                 os.kill(pid, signal.SIGINT)
-            await process.until_it_says("stopping")
+            await process.wait_for_output("stopping")
             held.go_on.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
         status, _, err = await process.end()
@@ -292,8 +308,8 @@ async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
 
 async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
     async with (
-        FaultyServer(hang) as server,
-        _gateway(file, server.url, more="limits: {drain_time: 50ms}\n") as (process, url),
+        ScriptedServer(never_respond) as server,
+        _gateway(file, server.url, more="limits: {drain_timeout: 50ms}\n") as (process, url),
         AsyncExitStack() as stack,
     ):
         clients = await _busy(stack, url, server)
@@ -307,13 +323,13 @@ async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
 
 async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> None:
     held = _Held()
-    async with FaultyServer(held) as server, _gateway(file, server.url) as (process, url):
+    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
-            await process.until_it_says("the parent is gone")
+            await process.wait_for_output("the parent is gone")
             held.go_on.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)
@@ -326,8 +342,8 @@ async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> 
 async def test_an_address_that_is_taken_is_told_once(file: Path, tmp_path: Path) -> None:
     async with _gateway(file, NOWHERE) as (process, url):
         address = url.removeprefix("http://")
-        config = settings_in(tmp_path / "other.yaml", NOWHERE, address, "workers: 4\n")
-        assert await run(SCRIPT, "serve", "--config", config) == (
+        config = write_settings(tmp_path / "other.yaml", NOWHERE, address, "workers: 4\n")
+        assert await run(TENSORGATE, "serve", "--config", config) == (
             1,
             "",
             f"tensorgate: cannot listen on {address}: Address already in use\n",
@@ -337,7 +353,7 @@ async def test_an_address_that_is_taken_is_told_once(file: Path, tmp_path: Path)
 
 async def test_a_unix_socket_is_shared_too(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
             # The second one finds the socket that the first one left behind.
             async with _gateway(file, server.url, listen=f"unix:{path}") as (process, url):
@@ -359,7 +375,7 @@ async def test_workers_speak_tls_and_keep_it_where_its_files_break(
     certificate, key = certificate_files(tmp_path, server_certificate())
     more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
     async with (
-        FaultyServer() as server,
+        ScriptedServer() as server,
         _gateway(file, server.url, more=more) as (process, url),
     ):
         assert url.startswith("https://")
@@ -369,10 +385,10 @@ async def test_workers_speak_tls_and_keep_it_where_its_files_break(
             first, second = _workers_of(process)
             (tmp_path / "key.pem").write_text("no key")
             os.kill(first, signal.SIGKILL)
-            third = int((await process.until_it_says(r"worker (\d+) is up"))[1])
+            third = int((await process.wait_for_output(r"worker (\d+) is up"))[1])
             async with connect(url) as client:  # of the new worker, as it has none yet
                 assert (await client.call("GET", "/v2/after")).status == 200
-            await process.until_it_says("holds no private key in PEM form; new connections go on")
+            await process.wait_for_output("holds no private key in PEM form; new connections go on")
         process.signal(signal.SIGTERM)
         status, _, err = await process.end()
     assert status == 0
@@ -384,7 +400,7 @@ async def test_workers_speak_tls_and_keep_it_where_its_files_break(
 async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -> None:
     listen = f"[127.0.0.1:0, 'unix:{tmp_path / 's'}']"
     async with _gateway(file, NOWHERE, listen=listen) as (process, url):
-        unix = (await process.until_it_says(r"listening on (unix:\S+)"))[1]
+        unix = (await process.wait_for_output(r"listening on (unix:\S+)"))[1]
         for address in (url, unix, url, unix):
             async with connect(address) as client:
                 assert (await client.call("GET", "/v2/x")).status == 503
@@ -421,13 +437,13 @@ async def test_one_worker_is_one_process(file: Path) -> None:
 
 
 async def test_what_a_server_is_is_logged_once(file: Path) -> None:
-    itself = always(answer(b'{"name":"kserve","version":"0.15.0"}'))
-    async with FaultyServer(itself) as server:
-        config = settings_in(file, server.url, more="workers: 2\n")
+    itself = always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
+    async with ScriptedServer(itself) as server:
+        config = write_settings(file, server.url, more="workers: 2\n")
         text = await asyncio.to_thread(file.read_text)
         await asyncio.to_thread(file.write_text, text.replace("triton", "auto"))
-        async with serving(config) as (process, _):
-            await process.until_it_says("dialect kserve")
+        async with gateway_process(config) as (process, _):
+            await process.wait_for_output("dialect kserve")
             await until(lambda: len(server.requests) == 2)
             process.signal(signal.SIGTERM)
             status, _, said = await process.end()
@@ -436,8 +452,8 @@ async def test_what_a_server_is_is_logged_once(file: Path) -> None:
 
 @pytest.mark.parametrize("workers", ["1", "3", "auto"])
 async def test_check_tells_of_workers(file: Path, workers: str) -> None:
-    config = settings_in(file, NOWHERE, more=f"workers: {workers}\n")
-    status, out, _ = await run(SCRIPT, "check", config)
+    config = write_settings(file, NOWHERE, more=f"workers: {workers}\n")
+    status, out, _ = await run(TENSORGATE, "check", config)
     count = usable_cores() if workers == "auto" else int(workers)
     assert status == 0
     assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])

@@ -11,7 +11,7 @@ from typing import Self
 _log = logging.getLogger("tensorgate")
 
 
-class Background(ABC):
+class BackgroundTask(ABC):
     """Runs in a task of its own while its context is open."""
 
     @abstractmethod

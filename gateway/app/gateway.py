@@ -9,33 +9,26 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from gateway.app.admin import pages
-from gateway.app.changes import as_far_as_possible, changes
-from gateway.app.hearsay import Hearsay
-from gateway.app.limits import shared_limits
-from gateway.app.listen import (
-    Listening,
-    addresses_of,
-    close,
-    listen,
-    shown,
-    without,
-)
-from gateway.app.material import Material, gather, warn
-from gateway.app.processes import wants_helper
-from gateway.app.revision import Revision
-from gateway.app.routes import build_routes
+from gateway.admin.listener import Admin
+from gateway.admin.pages import pages
+from gateway.app.build.limits import shared_limits
+from gateway.app.build.listen import BoundAddress, close, listen, listen_addresses, shown, without
+from gateway.app.build.processes import uses_offload
+from gateway.app.build.routes import build_routes
+from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
+from gateway.app.ejection_sync import EjectionSync
+from gateway.app.reload.diff import changes, keep_startup_settings
+from gateway.app.reload.resources import Resources, gather, warn
+from gateway.app.reload.revision import Revision
 from gateway.app.runtime import RetiredRuntimes, Runtime
-from gateway.app.upstreams import HeldUpstream, held_upstreams, of_held
-from gateway.exchange.base import ClientAnswer, ClientRequest
-from gateway.helper.process import HelperProcess
-from gateway.listener.admin import Admin
-from gateway.listener.http import HttpListener
-from gateway.listener.owner import Patience
+from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
+from gateway.offload.process import OffloadProcess
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import Pool
-from gateway.workers.board import Board
+from gateway.upstream.pool.pool import Pool
+from gateway.workers.shared_state import SharedEjections
 
 _LAST_PAGE, _LAST_REQUEST = 0.5, 0.1
 """Seconds at the end for an operator to get a page, and to ask for it once connected."""
@@ -49,16 +42,16 @@ class Gateway:
     ``gather`` gave for these settings, if it was asked already; ``board`` is what it shares with
     other workers, if there are any, of which one is the ``first``. ``drained`` is awaited when no
     call of a client is under way any more; operators are served until it returns. Raises
-    ListenError on entering, where an address cannot be had, UpstreamTlsError and KeysError.
+    ListenError on entering, where an address cannot be had, UpstreamTlsError and ApiKeysError.
     """
 
     def __init__(
         self,
         settings: Settings,
         on_closed: Callable[[], None] | None = None,
-        material: Material | None = None,
+        material: Resources | None = None,
         revision: Revision | None = None,
-        board: Board | None = None,
+        board: SharedEjections | None = None,
         first: bool = True,
         drained: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -66,9 +59,9 @@ class Gateway:
         self._drained = drained
         self._on_closed = on_closed
         self._given = material
-        self._hearsay = None if board is None else Hearsay(board, first)
-        self._helper: HelperProcess | None = None
-        self._listening: tuple[Listening, ...] = ()
+        self._ejection_sync = None if board is None else EjectionSync(board, first)
+        self._helper: OffloadProcess | None = None
+        self._listening: tuple[BoundAddress, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
         self._retired = RetiredRuntimes()
         self.revision = revision or Revision(time.time())
@@ -98,10 +91,10 @@ class Gateway:
             warn(settings)
         self._material = material
         self._listening = self._listen(settings)
-        self._helper = HelperProcess() if wants_helper(settings) else None
+        self._helper = OffloadProcess() if uses_offload(settings) else None
         self._shared = shared_limits(settings)
         buffers = self._shared.held.buffers
-        held = held_upstreams(material.recipes, {}, buffers, self._hearsay)
+        held = build_upstreams(material.upstream_specs, {}, buffers, self._ejection_sync)
         try:
             await _start(held)
         except BaseException:
@@ -110,7 +103,7 @@ class Gateway:
             raise
         routes = build_routes(
             settings,
-            of_held(held),
+            upstreams_by_name(held),
             self._shared,
             self._helper,
             material.keys.groups,
@@ -130,8 +123,8 @@ class Gateway:
         self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
         self._watch_files_of(material)
         await self._serve_on(self._listening)
-        if self._hearsay is not None:
-            self._hearsay.start(self._pools)
+        if self._ejection_sync is not None:
+            self._ejection_sync.start(self._pools)
         return self
 
     def take(self, connection: socket.socket, is_operator: bool = False) -> None:
@@ -149,20 +142,20 @@ class Gateway:
         Exchanges under way end as they began. Raises ListenError and UpstreamTlsError, and has
         changed nothing then. There is one such call at a time.
         """
-        settings = as_far_as_possible(settings, self._settings)
+        settings = keep_startup_settings(settings, self._settings)
         before = self._material
         material = await asyncio.to_thread(gather, settings, before)
-        helper = (self._helper or HelperProcess()) if wants_helper(settings) else None
+        helper = (self._helper or OffloadProcess()) if uses_offload(settings) else None
         shared = shared_limits(settings, self._shared)
-        held = held_upstreams(
-            material.recipes, self.runtime.held, shared.held.buffers, self._hearsay
+        held = build_upstreams(
+            material.upstream_specs, self.runtime.held, shared.held.buffers, self._ejection_sync
         )
         try:
             await _start(held)
             routes = await asyncio.to_thread(
                 build_routes,
                 settings,
-                of_held(held),
+                upstreams_by_name(held),
                 shared,
                 helper,
                 material.keys.groups,
@@ -178,10 +171,10 @@ class Gateway:
 
     async def _swap(
         self,
-        material: Material,
-        listening: tuple[Listening, ...],
+        material: Resources,
+        listening: tuple[BoundAddress, ...],
         runtime: Runtime,
-        helper: HelperProcess | None,
+        helper: OffloadProcess | None,
     ) -> None:
         """Begin with the new before anything else happens; then end the old."""
         opened = without(listening, self._listening)
@@ -203,7 +196,7 @@ class Gateway:
         stay = {each.address for each in listening}
         for listener, each in closed:
             if each.address in stay:
-                listener.let_go(each.sockets)
+                listener.close_sockets(each.sockets)
             else:
                 await listener.stop_listening(each.sockets)
         if old_helper is not None and old_helper is not helper:
@@ -217,14 +210,14 @@ class Gateway:
     ) -> None:
         limits = self._settings.limits
         self.begin_draining()
-        self.dropped = await self._listener.drain(limits.drain_time, limits.drain_grace)
+        self.dropped = await self._listener.drain(limits.drain_timeout, limits.drain_grace)
         if self._drained is not None:
             await self._drained()
         await self._admin.drain(_LAST_PAGE, _LAST_REQUEST)
         close(self._listening)
         self._watch_nothing()
-        if self._hearsay is not None:
-            await self._hearsay.close()
+        if self._ejection_sync is not None:
+            await self._ejection_sync.close()
         await self._retired.close()
         await self.runtime.close()
         if self._helper is not None:
@@ -233,28 +226,28 @@ class Gateway:
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.runtime.upstreams.items()}
 
-    def _listen(self, settings: Settings) -> tuple[Listening, ...]:
+    def _listen(self, settings: Settings) -> tuple[BoundAddress, ...]:
         if self._on_closed is not None:
             return ()
         # An address that is clients' and becomes operators', or the other way round.
         changing_hands = {self._settings.admin} ^ {settings.admin}
-        return listen(addresses_of(settings), self._listening, changing_hands)
+        return listen(listen_addresses(settings), self._listening, changing_hands)
 
-    async def _serve_on(self, opened: Iterable[Listening]) -> None:
+    async def _serve_on(self, opened: Iterable[BoundAddress]) -> None:
         self.addresses = shown(self._listening, self._settings)
         for each in opened:
             for sock in each.sockets:
                 await self._listener_at(each).listen(sock)
 
-    def _listener_at(self, each: Listening) -> HttpListener:
+    def _listener_at(self, each: BoundAddress) -> HttpListener:
         return self._admin if each.address == self._settings.admin else self._listener
 
-    def _watch_files_of(self, material: Material) -> None:
+    def _watch_files_of(self, material: Resources) -> None:
         self._watch_nothing()
         if material.tls is not None:
             self._watches.append(asyncio.create_task(material.tls.watch()))
         if material.keys.groups:
-            renewed = material.keys.watch(self._listener.forget_plans)
+            renewed = material.keys.watch(self._listener.clear_plan_cache)
             self._watches.append(asyncio.create_task(renewed))
 
     def _watch_nothing(self) -> None:
@@ -262,24 +255,26 @@ class Gateway:
             watch.cancel()
         self._watches.clear()
 
-    async def _exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
-        await self.runtime.exchange(request, answer)
+    async def _exchange(self, request: ClientRequest, answer: ClientResponse) -> None:
+        await self.runtime.handle_request(request, answer)
 
 
 def _access_log(settings: Settings) -> AccessLog | None:
     return AccessLog() if settings.log.access else None
 
 
-def _patience(settings: Settings) -> Patience:
+def _patience(settings: Settings) -> IdleTimeouts:
     limits = settings.limits
-    return Patience(limits.head_time, limits.keep_alive, limits.idle_time)
+    return IdleTimeouts(
+        limits.request_header_timeout, limits.keep_alive_timeout, limits.idle_timeout
+    )
 
 
-async def _start(held: Mapping[str, HeldUpstream]) -> None:
+async def _start(held: Mapping[str, SharedUpstream]) -> None:
     """Have all upstreams looked after, those that are not yet."""
     await asyncio.gather(*(each.start() for each in held.values()))
 
 
-async def _give_up(held: Mapping[str, HeldUpstream]) -> None:
+async def _give_up(held: Mapping[str, SharedUpstream]) -> None:
     for each in held.values():
-        await each.close_unless_held()
+        await each.close_if_unused()

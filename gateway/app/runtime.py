@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from gateway.app.limits import SharedLimits
-from gateway.app.upstreams import HeldUpstream, of_held
-from gateway.exchange.base import ClientAnswer, ClientRequest, Upstream
-from gateway.exchange.dispatch import exchange
-from gateway.exchange.routes import Routes
-from gateway.exchange.straight import Straight
+from gateway.app.build.limits import SharedLimits
+from gateway.app.build.upstreams import SharedUpstream, upstreams_by_name
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
+from gateway.proxy.router import Router
 
 _LOOK = 0.1
 """Seconds between two looks whether the exchanges of a runtime are over: nobody tells."""
@@ -20,33 +20,33 @@ class Runtime:
     """Holds upstreams, which it may share with other runtimes, and the routes to them."""
 
     def __init__(
-        self, held: Mapping[str, HeldUpstream], routes: Routes, shared: SharedLimits
+        self, held: Mapping[str, SharedUpstream], routes: Router, shared: SharedLimits
     ) -> None:
         self.held = held
         for each in held.values():
             each.hold()
-        shared.take_effect()
+        shared.apply()
         self.routes = routes
         self.shared = shared
-        self.straight = Straight(routes)
+        self.straight = FastPath(routes)
         self._exchanges = 0
 
     @property
     def upstreams(self) -> dict[str, Upstream]:
         """Give the upstreams by name."""
-        return of_held(self.held)
+        return upstreams_by_name(self.held)
 
     @property
     def in_use(self) -> bool:
         """Tell whether exchanges need it that began on it."""
-        under_way = self._exchanges or self.straight.under_way
-        return bool(under_way) or any(held.in_use_by_last for held in self.held.values())
+        under_way = self._exchanges or self.straight.in_flight
+        return bool(under_way) or any(held.busy_with_last_holder for held in self.held.values())
 
-    async def exchange(self, request: ClientRequest, answer: ClientAnswer) -> None:
+    async def handle_request(self, request: ClientRequest, answer: ClientResponse) -> None:
         """Answer a request."""
         self._exchanges += 1
         try:
-            await exchange(request, answer, self.routes)
+            await handle_request(request, answer, self.routes)
         finally:
             self._exchanges -= 1
 

@@ -16,7 +16,7 @@ class Nonfinite(Enum):
     ERROR = "error"
 
 
-class BytesAs(Enum):
+class BytesEncoding(Enum):
     """How elements of BYTES tensors are written in JSON."""
 
     UTF8 = "utf8"
@@ -28,14 +28,14 @@ class JsonPolicies:
     """The policies of a route; ``as_base64`` names outputs that a request wants as base64."""
 
     nonfinite: Nonfinite = Nonfinite.LITERAL
-    bytes_as: BytesAs = BytesAs.UTF8
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8
     as_base64: frozenset[str] = frozenset()
 
     @property
-    def some_base64(self) -> bool:
+    def any_base64(self) -> bool:
         """Tell whether BYTES of any output become base64."""
-        return self.bytes_as is BytesAs.BASE64 or bool(self.as_base64)
+        return self.bytes_encoding is BytesEncoding.BASE64 or bool(self.as_base64)
 
     def wants_base64(self, output: str) -> bool:
         """Tell whether this output's BYTES become base64."""
-        return self.bytes_as is BytesAs.BASE64 or output in self.as_base64
+        return self.bytes_encoding is BytesEncoding.BASE64 or output in self.as_base64

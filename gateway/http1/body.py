@@ -144,7 +144,7 @@ def _empty_lines(data: memoryview) -> int:
     return len(start) - len(start.lstrip(b"\r\n"))
 
 
-def chunk_parts(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
+def frame_chunk(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
     """Give what a chunk is written as, its data of one byte at least."""
     return b"%x\r\n" % len(data), data, b"\r\n"
 

@@ -10,22 +10,22 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, cast
 
-from gateway.buffers import LARGEST_WINDOW, BufferAccount
-from gateway.hangups import HangupWatch
-from gateway.http1.body import LAST_CHUNK, chunk_parts
-from gateway.http1.intake import INTAKE
+from gateway.http1.body import LAST_CHUNK, frame_chunk
+from gateway.http1.read_buffer import READ_BUFFER
+from gateway.system.buffers import MAX_WINDOW, BufferAccount
+from gateway.system.hangups import HangupWatch
 
 _LEAST_PIECE = 64
 """Bytes that a piece counts at least, as it takes as much memory even where it is one byte."""
 
-MOST_AHEAD = 64 * 1024
+MAX_READ_AHEAD = 64 * 1024
 """Bytes read before their turn that hold the sender back, if there are more; then a read on top."""
 
 _TURN = "others have their turn"
 
 _LITTLE = 4 * 1024
 """Bytes of a body that rather go out with the next ones, if those are at hand."""
-LARGEST_JOINED = 64 * 1024
+MAX_COALESCED_WRITE = 64 * 1024
 """Bytes at most that are copied to go out with others in one write."""
 
 HEAD_COPIES = 2
@@ -35,7 +35,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 """On, and 0 seconds: a connection that is closed is reset."""
 
 
-class Reading:
+class ReadFlow:
     """Whether a connection is read from: not while anybody holds the sender back.
 
     If ``hangups`` is given, a peer that closes meanwhile is noticed, and the connection dropped.
@@ -99,7 +99,7 @@ class BodyStream:
     It counts in ``buffers`` until it was read to its end, or discarded.
     """
 
-    def __init__(self, reading: Reading, buffers: BufferAccount) -> None:
+    def __init__(self, reading: ReadFlow, buffers: BufferAccount) -> None:
         self._reading = reading
         self._buffers = buffers
         self._open = True
@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     """
 
     transport: asyncio.Transport
-    reading: Reading
+    read_flow: ReadFlow
 
     def __init__(
         self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
@@ -197,18 +197,18 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._writable = True
         self._drained: asyncio.Future[None] | None = None
         self._begun = b""
-        self._ahead: bytes | memoryview = b""
+        self._read_ahead: bytes | memoryview = b""
         """What was read and could not be taken yet."""
 
     @property
-    def clogged(self) -> bool:
+    def write_blocked(self) -> bool:
         """Tell whether a writer has to wait, or need not write any more."""
         return self.closed or not self._writable
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
-        self.reading = Reading(self.transport, self._hangups)
+        self.read_flow = ReadFlow(self.transport, self._hangups)
         if transport.get_extra_info("ssl_object") is not None:
             # Else a loop reads on where a reader is slow, and uvloop forgets what it then holds
             # when the other end closes.
@@ -216,60 +216,60 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Give the memory to read into."""
-        space = INTAKE.space()
+        space = READ_BUFFER.space()
         most = self.buffers.read_size
-        if most < LARGEST_WINDOW:
+        if most < MAX_WINDOW:
             space = space[:most]
         self._offered = len(space)
         return space
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
-        data = INTAKE.filled(nbytes)
+        data = READ_BUFFER.filled(nbytes)
         more_follows = nbytes == self._offered
         self.data_received(data)
         if more_follows:
-            self.let_others_in()
+            self.defer_next_read()
 
     @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
         """Take what the other end sends."""
 
-    def let_others_in(self) -> None:
+    def defer_next_read(self) -> None:
         """Read nothing more before others had their turn.
 
         libuv would, up to 32 times in a row, where a read fills what it is offered.
         """
-        self.reading.hold(_TURN)
-        self.loop.call_soon(self.reading.release, _TURN)
+        self.read_flow.hold(_TURN)
+        self.loop.call_soon(self.read_flow.release, _TURN)
 
-    def keep(self, data: bytes | memoryview) -> None:
+    def buffer_read_ahead(self, data: bytes | memoryview) -> None:
         """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
-        if self._ahead:
-            data = b"".join((self._ahead, data))
-        if len(data) <= MOST_AHEAD:
+        if self._read_ahead:
+            data = b"".join((self._read_ahead, data))
+        if len(data) <= MAX_READ_AHEAD:
             data = bytes(data)  # so that little does not keep much memory
         self._set_ahead(data)
         if self._is_much_kept():
-            self.reading.hold(self)
+            self.read_flow.hold(self)
 
     def _is_much_kept(self) -> bool:
         """Tell whether nothing more is to come; where no memory is left, anything is much."""
-        size = len(self._ahead)
-        return size > MOST_AHEAD or (size > 0 and self.buffers.free < 0)
+        size = len(self._read_ahead)
+        return size > MAX_READ_AHEAD or (size > 0 and self.buffers.free < 0)
 
     def _set_ahead(self, data: bytes | memoryview) -> None:
-        self.buffers.change(len(data) - len(self._ahead))
-        self._ahead = data
+        self.buffers.change(len(data) - len(self._read_ahead))
+        self._read_ahead = data
 
-    def keep_for_a_turn(self, data: bytes | memoryview) -> None:
+    def defer_read_ahead(self, data: bytes | memoryview) -> None:
         """Keep what is too much at once, and take it when others have had their turn."""
-        self.keep(data)
-        self.loop.call_soon(self.take_kept)
+        self.buffer_read_ahead(data)
+        self.loop.call_soon(self.process_read_ahead)
 
-    def take_kept(self) -> None:
+    def process_read_ahead(self) -> None:
         """Take what was kept, as if it came now."""
-        kept = self._ahead
+        kept = self._read_ahead
         self._set_ahead(b"")
         if kept:
             self.data_received(kept)
@@ -278,14 +278,14 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _read_on(self) -> None:
         """Hold the sender back no more, unless much is kept again."""
         if not self._is_much_kept():
-            self.reading.release(self)
+            self.read_flow.release(self)
 
-    def forget_kept(self) -> None:
+    def discard_read_ahead(self) -> None:
         """Drop what was kept."""
         self._set_ahead(b"")
-        self.reading.release(self)
+        self.read_flow.release(self)
 
-    def ended_by_peer(self) -> bool:
+    def is_clean_eof(self) -> bool:
         """Tell, at the end of what the other end sends, whether it is the other end's own doing.
 
         Over TLS, anybody on the way can end a connection, but only the other end can say that it
@@ -304,7 +304,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go whoever waits to write."""
         self.closed = True
-        self.reading.close()
+        self.read_flow.close()
         self._count_head(0)
         self.resume_writing()
 
@@ -329,35 +329,35 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def begin_write(self, data: bytes) -> None:
+    def buffer_write(self, data: bytes) -> None:
         """Write little data together with what follows, or when nothing else is done."""
         if not self._begun:
             self.loop.call_soon(self.flush)
         self._begun += data
-        if len(self._begun) > LARGEST_JOINED:
+        if len(self._begun) > MAX_COALESCED_WRITE:
             self.flush()
 
     def write(self, *pieces: bytes | memoryview) -> None:
         """Write pieces behind what was begun, all in one call to the system."""
         if self._begun:
             pieces = (self._taken(), *pieces)
-        if sum(map(len, pieces)) <= LARGEST_JOINED:
+        if sum(map(len, pieces)) <= MAX_COALESCED_WRITE:
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
 
     def write_body(self, data: bytes | memoryview, chunked: bool) -> None:
         """Write some of a body, one byte at least; little goes with what follows, if that comes."""
-        pieces = chunk_parts(data) if chunked else (data,)
+        pieces = frame_chunk(data) if chunked else (data,)
         if len(data) <= _LITTLE:
-            self.begin_write(b"".join(pieces))
+            self.buffer_write(b"".join(pieces))
         else:
             self.write(*pieces)
 
     def end_body(self, chunked: bool) -> None:
         """Write what is left of a body that ends here."""
         if chunked:
-            self.begin_write(LAST_CHUNK)
+            self.buffer_write(LAST_CHUNK)
         self.flush()
 
     def flush(self) -> None:

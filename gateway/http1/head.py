@@ -20,16 +20,16 @@ from httptools import (
 )
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.sizes import CACHED_HEADS
+
 MAX_HEAD = 64 * 1024
 """Bytes of a head at most."""
 
 _MAX_FIELDS = 128
 """Lines of headers at most."""
 
-SMALL_HEAD = 2048
+MAX_CACHED_HEAD = 2048
 """Bytes of a head that is remembered: whoever sends the same again is given the same object."""
-_REMEMBERED = 512
-"""How many of those: most heads look like one before, and need no second look."""
 
 _LONGEST_LENGTH = 20
 """Digits of a Content-Length at most."""
@@ -119,11 +119,11 @@ class HeadReader:
         """
         if not self._received:
             # Most often the head comes whole, and what follows it, if large, need not be copied.
-            start = bytes(data[:SMALL_HEAD])
+            start = bytes(data[:MAX_CACHED_HEAD])
             end = start.find(_END)
             if end >= 0 and start[0] not in _END:
                 end += len(_END)
-                rest = data[end:] if len(data) <= SMALL_HEAD else memoryview(data)[end:]
+                rest = data[end:] if len(data) <= MAX_CACHED_HEAD else memoryview(data)[end:]
                 return start[:end], rest
             data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
         before = len(self._received)
@@ -176,10 +176,10 @@ def parse_request_head(head: bytes) -> RequestHead:
 
     Raises MalformedError.
     """
-    return _request_head(head) if len(head) <= SMALL_HEAD else _request_head.__wrapped__(head)
+    return _request_head(head) if len(head) <= MAX_CACHED_HEAD else _request_head.__wrapped__(head)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _request_head(head: bytes) -> RequestHead:
     fields = _Fields()
     parser = HttpRequestParser(fields)
@@ -209,12 +209,12 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
 
     Raises MalformedError.
     """
-    if len(head) <= SMALL_HEAD:
+    if len(head) <= MAX_CACHED_HEAD:
         return _response_head(head, method)
     return _response_head.__wrapped__(head, method)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _response_head(head: bytes, method: str) -> ResponseHead:
     fields = _Fields()
     parser = HttpResponseParser(fields)
@@ -240,12 +240,12 @@ def _response_head(head: bytes, method: str) -> ResponseHead:
     )
 
 
-def write_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
+def encode_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Write a head; names and values must be such as can be sent."""
-    return write_start(first_line, headers) + b"\r\n"
+    return encode_head_lines(first_line, headers) + b"\r\n"
 
 
-def write_start(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
+def encode_head_lines(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Write a head but for the empty line at its end: more lines may follow."""
     lines = [first_line, *[f"{name}: {value}" for name, value in headers], ""]
     return "\r\n".join(lines).encode("latin-1")

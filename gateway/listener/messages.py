@@ -11,30 +11,32 @@ from http import HTTPStatus
 from multidict import CIMultiDict
 
 from gateway.errors import bad_request
-from gateway.exchange.base import ClientAnswer, ClientRequest, HeaderLines
-from gateway.exchange.dispatch import error_body
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import ABSOLUTE_FORM, RequestHead, write_head, write_start
+from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_head_lines
+from gateway.proxy.dispatch import error_body
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
+from gateway.sizes import CACHED_HEADS
 
 _SERVER = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-
-_REMEMBERED = 512
-"""First lines of answers."""
 
 
 class HttpRequest(ClientRequest):
     """A request on a connection."""
 
     def __init__(
-        self, head: RequestHead, body: BodyStream, connection: Connection, added: HeaderLines
+        self,
+        head: RequestHead,
+        body: BodyStream,
+        connection: Connection,
+        added_headers: HeaderLines,
     ) -> None:
         self.method = head.method
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.length
-        self.added = added
+        self.added_headers = added_headers
         self._body = body
         self._connection = connection
         # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
@@ -70,7 +72,7 @@ def origin_form(target: str) -> str:
     return target
 
 
-class HttpAnswer(ClientAnswer):
+class HttpResponse(ClientResponse):
     """The answer to a request on a connection.
 
     ``is_last`` is asked, when it starts, whether the connection ends with it; ``last`` tells.
@@ -111,7 +113,7 @@ class HttpAnswer(ClientAnswer):
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._connection.begin_write(_head(status, reason, headers, lines))
+        self._connection.buffer_write(_head(status, reason, headers, lines))
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body."""
@@ -119,7 +121,7 @@ class HttpAnswer(ClientAnswer):
             return
         self.size += len(data)
         self._connection.write_body(data, self._chunked)
-        if self._connection.clogged:
+        if self._connection.write_blocked:
             await self._connection.drain()
 
     async def finish(self) -> None:
@@ -132,20 +134,22 @@ class HttpAnswer(ClientAnswer):
         self._connection.reset()
 
 
-def refusal(status: int, message: str) -> bytes:
+def encode_error(status: int, message: str) -> bytes:
     """Write the whole answer to what is no request, the connection's last."""
     headers = (("Content-Type", "application/json"),)
-    return whole_answer(status, "", headers, error_body(message), last=True)
+    return encode_response(status, "", headers, error_body(message), last=True)
 
 
-def whole_answer(status: int, reason: str, headers: HeaderLines, body: bytes, last: bool) -> bytes:
+def encode_response(
+    status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
+) -> bytes:
     """Write an answer at hand as a whole; ``last`` says that the connection ends with it."""
     start, sized = _start(status, reason, headers, last, int(time.time()))
     length = b"\r\n" if sized else b"Content-Length: %d\r\n\r\n" % len(body)
     return b"".join((start, length, body))
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=CACHED_HEADS)
 def _start(
     status: int, reason: str, headers: HeaderLines, last: bool, second: int
 ) -> tuple[bytes, bool]:
@@ -156,14 +160,14 @@ def _start(
         lines.append(("Connection", "close"))
     _add_own(lines, names, second)
     sized = "content-length" in names or status in _WITHOUT_BODY
-    return write_start(_first_line(status, reason), lines), sized
+    return encode_head_lines(_first_line(status, reason), lines), sized
 
 
 def _head(
     status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
 ) -> bytes:
     _add_own(lines, {name.lower() for name in headers}, int(time.time()))
-    return write_head(_first_line(status, reason), lines)
+    return encode_head(_first_line(status, reason), lines)
 
 
 def _add_own(lines: list[tuple[str, str]], names: set[str], second: int) -> None:

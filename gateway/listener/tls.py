@@ -15,8 +15,8 @@ import ssl
 import stat
 from dataclasses import dataclass
 
-from gateway.certificates import CertificateFileError, show, trust
-from gateway.files import LOOK, FileWatch
+from gateway.system.certificates import CertificateFileError, load_authorities, load_certificate
+from gateway.system.files import POLL_INTERVAL, FileWatch
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -39,7 +39,7 @@ class TlsFiles:
     required: bool = True
 
 
-class ServerTls:
+class ReloadingTlsContext:
     """Holds the context for connections that come now. Raises TlsFileError."""
 
     def __init__(self, files: TlsFiles) -> None:
@@ -52,7 +52,7 @@ class ServerTls:
         """Renew the context whenever the files change; until it is cancelled."""
         while True:
             self.look()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def look(self) -> None:
         """Renew the context if the files have changed, and not since the last look."""
@@ -63,7 +63,7 @@ class ServerTls:
         except TlsFileError as error:
             self._tell(f"{error}; new connections go on with the certificate from before")
         else:
-            self._watch.use()
+            self._watch.mark_used()
             self._told = ""
             _log.info("the certificate in %s is in use from now on", self._files.certificate)
 
@@ -82,9 +82,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        show(context, files.certificate, files.key)
+        load_certificate(context, files.certificate, files.key)
         if files.client_ca is not None:
-            trust(context, files.client_ca, "client_ca")
+            load_authorities(context, files.client_ca, "client_ca")
     except CertificateFileError as error:
         raise TlsFileError(f"tls.{error}") from None
     except OSError as error:  # one has vanished since it was looked into
@@ -94,7 +94,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def readable_by_others(file: str) -> bool:
+def is_world_readable(file: str) -> bool:
     """Tell whether users beyond the file's owner and group may read it."""
     try:
         return bool(os.stat(file).st_mode & stat.S_IROTH)

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from gateway.buffers import LEAST_WINDOW
 from gateway.http1.connection import Connection
-from gateway.http1.intake import INTAKE
-from gateway.listener.messages import refusal
+from gateway.http1.read_buffer import READ_BUFFER
+from gateway.listener.messages import encode_error
+from gateway.system.buffers import MIN_WINDOW
 
 HANDSHAKE_TIME = 10.0
 """Seconds that a client has for the handshake."""
@@ -95,7 +95,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return _RECEIVED[: self._offered]
 
     def _read_size(self) -> int:
-        return LEAST_WINDOW if self._connection is None else self._connection.buffers.read_size
+        return MIN_WINDOW if self._connection is None else self._connection.buffers.read_size
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
@@ -108,7 +108,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             self._read()
             if nbytes == self._offered and self._connection is not None:
-                self._connection.let_others_in()
+                self._connection.defer_next_read()
         # The next read, whosever it is, goes to where this one is.
         self._encrypted = b"" if self._deaf else bytes(self._encrypted)
 
@@ -217,7 +217,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         _log.debug("a handshake failed: %s", _reason(error))
         self._deaf = self._mute = True
         if error.reason == "HTTP_REQUEST":
-            self._socket.write(refusal(400, "this port speaks TLS: use https"))
+            self._socket.write(encode_error(400, "this port speaks TLS: use https"))
         else:
             self._send()
         self._socket.close()
@@ -226,12 +226,12 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Pass on what can be decrypted."""
         while self._reading and not self._deaf and self._connection is not None:
             try:
-                size = self._decrypt(INTAKE.space())
+                size = self._decrypt(READ_BUFFER.space())
             except ssl.SSLError as error:
                 self._give_up(_reason(error))
                 return
             if size:
-                self._connection.data_received(INTAKE.filled(size))
+                self._connection.data_received(READ_BUFFER.filled(size))
             elif self._ended:
                 self.close()  # as on a plain connection whose client sends nothing more
             else:

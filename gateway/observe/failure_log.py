@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError, one_line
+from gateway.errors import ErrorKind, GatewayError, escape_for_log
 
 _WINDOW = 10.0
 """Seconds within which the same reason is logged once."""
@@ -16,8 +16,8 @@ _MOST = 20
 # What the gateway itself answers with 502, 503 or 504; NOT_READY is a probe's, and no call failed.
 _FAILURES = frozenset(
     (
-        ErrorKind.BAD_ANSWER,
-        ErrorKind.UNANSWERED,
+        ErrorKind.BAD_RESPONSE,
+        ErrorKind.NO_RESPONSE,
         ErrorKind.OVERLOADED,
         ErrorKind.EXHAUSTED,
         ErrorKind.UNREACHABLE,
@@ -55,9 +55,9 @@ class FailureLog:
             self._more += 1
             return
         self._logged.add(error.message)
-        status, why = error.kind.value.status, one_line(error.message)
+        status, why = error.kind.value.status, escape_for_log(error.message)
         _log.warning("request %s failed with %d: %s", request_id or "-", status, why)
 
 
-FAILURES = FailureLog()
+FAILURE_LOG = FailureLog()
 """Of this process."""

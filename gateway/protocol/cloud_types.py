@@ -11,24 +11,25 @@ from dataclasses import dataclass
 
 from gateway.errors import bad_request
 
-PARAMETER = "json-header-size"
+HEADER_SIZE_PARAMETER = "json-header-size"
 
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
     """A cloud's content type for bodies with binary tensors, in lower case.
 
-    ``types_answers`` tells whether its clients read the header length of an answer from its type
+    ``length_in_response_type`` tells whether its clients read the header length of an answer from
+    its type
     too; else they read it from the header of the protocol.
     """
 
     content_type: str
-    types_answers: bool
+    length_in_response_type: bool
 
 
-SAGEMAKER = Cloud("application/vnd.sagemaker-triton.binary+json", types_answers=True)
+SAGEMAKER = Cloud("application/vnd.sagemaker-triton.binary+json", length_in_response_type=True)
 # Triton's endpoint answers octet-stream, with Inference-Header-Content-Length.
-VERTEX_AI = Cloud("application/vnd.vertex-ai-triton.binary+json", types_answers=False)
+VERTEX_AI = Cloud("application/vnd.vertex-ai-triton.binary+json", length_in_response_type=False)
 
 _CLOUDS = (SAGEMAKER, VERTEX_AI)
 
@@ -47,7 +48,7 @@ class CloudType:
     header_size: int | None
 
 
-def is_of_cloud(content_type: str) -> bool:
+def is_cloud_type(content_type: str) -> bool:
     """Tell whether a content type is meant for a cloud, well-formed or not."""
     return _named_in(content_type) is not None
 
@@ -75,16 +76,16 @@ def parse_cloud_type(content_type: str) -> CloudType | None:
                 f"{content_type[position : position + 60]!r}"
             )
         position = found.end()
-        if found[1] is not None and found[1].lower() == PARAMETER:
+        if found[1] is not None and found[1].lower() == HEADER_SIZE_PARAMETER:
             if size is not None:
-                raise bad_request(f"the Content-Type has more than one {PARAMETER}")
+                raise bad_request(f"the Content-Type has more than one {HEADER_SIZE_PARAMETER}")
             size = _size(found[2])
     return CloudType(cloud, size)
 
 
-def typed(cloud: Cloud, header_size: str) -> str:
+def format_cloud_type(cloud: Cloud, header_size: str) -> str:
     """Give the content type of a body with so many bytes of JSON, in digits, before its tensors."""
-    return f"{cloud.content_type};{PARAMETER}={header_size}"
+    return f"{cloud.content_type};{HEADER_SIZE_PARAMETER}={header_size}"
 
 
 def _named_in(content_type: str) -> Cloud | None:
@@ -97,6 +98,7 @@ def _size(value: str) -> int:
         value = _ESCAPED.sub(r"\1", value[1:-1])
     if not _SIZE.fullmatch(value):
         raise bad_request(
-            f"{PARAMETER} of the Content-Type must be a number of bytes, got {value[:60]!r}"
+            f"{HEADER_SIZE_PARAMETER} of the Content-Type must be a number of bytes, "
+            f"got {value[:60]!r}"
         )
     return int(value)

@@ -32,12 +32,12 @@ class IntegerRange:
 class FloatFormat:
     """The binary format of a datatype of floats, in IEEE 754's terms.
 
-    ``mantissa_bits`` are those that are stored; ``least_exponent`` is that of the least normal
+    ``mantissa_bits`` are those that are stored; ``min_exponent`` is that of the least normal
     number. From ``overflow`` on up, a number is nearer to infinity than to the largest float.
     """
 
     mantissa_bits: int
-    least_exponent: int
+    min_exponent: int
     overflow: float
 
 
@@ -63,14 +63,14 @@ class Datatype:
         return None if self.dtype is None else self.dtype.itemsize
 
 
-def integer(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
+def integer_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
     """Describe a datatype of integers; raises ValueError for a dtype of anything else."""
     limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     values = IntegerRange(int(limits.min), int(limits.max))
     return Datatype(name, Family.INTEGER, np.dtype(dtype), struct_code, integers=values)
 
 
-def floating(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
+def float_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
     """Describe a datatype of floats; raises ValueError for a dtype of anything else."""
     facts = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     half_unit = math.ldexp(1, int(facts.maxexp) - int(facts.nmant) - 2)
@@ -82,18 +82,18 @@ DATATYPES = {
     datatype.name: datatype
     for datatype in (
         Datatype("BOOL", Family.BOOLEAN, np.dtype("?")),
-        integer("UINT8", "<u1", "B"),
-        integer("UINT16", "<u2", "H"),
-        integer("UINT32", "<u4", "I"),
-        integer("UINT64", "<u8", "Q"),
-        integer("INT8", "<i1", "b"),
-        integer("INT16", "<i2", "h"),
-        integer("INT32", "<i4", "i"),
-        integer("INT64", "<i8", "q"),
-        floating("FP16", "<f2", "e"),
-        floating("FP32", "<f4", "f"),
-        floating("FP64", "<f8", "d"),
-        floating("BF16", ml_dtypes.bfloat16),
+        integer_datatype("UINT8", "<u1", "B"),
+        integer_datatype("UINT16", "<u2", "H"),
+        integer_datatype("UINT32", "<u4", "I"),
+        integer_datatype("UINT64", "<u8", "Q"),
+        integer_datatype("INT8", "<i1", "b"),
+        integer_datatype("INT16", "<i2", "h"),
+        integer_datatype("INT32", "<i4", "i"),
+        integer_datatype("INT64", "<i8", "q"),
+        float_datatype("FP16", "<f2", "e"),
+        float_datatype("FP32", "<f4", "f"),
+        float_datatype("FP64", "<f8", "d"),
+        float_datatype("BF16", ml_dtypes.bfloat16),
         Datatype("BYTES", Family.TEXT),
     )
 }

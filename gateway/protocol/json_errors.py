@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import GatewayError
-from gateway.protocol.messages import Message
+from gateway.protocol.error_vocabulary import ErrorVocabulary
 
 _AROUND = 20
 """Bytes that are quoted before an error, and behind it."""
@@ -36,7 +36,7 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ExtractedArray:
     """An array that was cut out of a JSON text, and the placeholder that was put there.
 
     ``start`` and ``end`` are its bytes in the text as it was sent; ``at`` and ``behind`` are those
@@ -49,7 +49,7 @@ class Cut:
     behind: int
 
 
-def parsed_json(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parse JSON; raises orjson.JSONDecodeError."""
     try:
         return orjson.loads(text)
@@ -63,11 +63,11 @@ def parsed_json(text: bytes) -> Any:
     return orjson.loads(b" " * (len(text) - 1 - len(rest)) + start[:1] + rest)
 
 
-def invalid_json(
-    message: Message,
+def invalid_json_error(
+    message: ErrorVocabulary,
     text: bytes,
     error: orjson.JSONDecodeError,
-    cuts: Sequence[Cut] = (),
+    cuts: Sequence[ExtractedArray] = (),
     before: int = 0,
 ) -> GatewayError:
     """Make the error of a text that is not JSON; ``cuts`` are the arrays cut out of it, in order.
@@ -75,23 +75,23 @@ def invalid_json(
     The error quotes what was sent, and counts its bytes, of which so many come ``before`` the text.
     """
     if error.msg == "depth limit exceeded":
-        return message.fault(f"{message.name} is JSON nested deeper than {_DEEPEST}")
+        return message.malformed(f"{message.name} is JSON nested deeper than {_DEEPEST}")
     if not text.strip():
-        return message.fault(f"{message.name} is not valid JSON (it is empty)")
+        return message.malformed(f"{message.name} is not valid JSON (it is empty)")
     place = min(_byte_of(text, error), len(text))
-    near = quoted_around(text, place, cuts)
-    return message.fault(
+    near = quote_around(text, place, cuts)
+    return message.malformed(
         f"{message.name} is not valid JSON "
-        f"({_reason(error)} at byte {before + sent_place(place, cuts)}), near: {near}"
+        f"({_reason(error)} at byte {before + original_offset(place, cuts)}), near: {near}"
     )
 
 
-def kind_of(start: bytes) -> str:
+def describe_json_kind(start: bytes) -> str:
     """Say what kind of JSON value starts like this."""
     return _KINDS.get(start[:1], "no JSON value")
 
 
-def sent_place(place: int, cuts: Sequence[Cut]) -> int:
+def original_offset(place: int, cuts: Sequence[ExtractedArray]) -> int:
     """Give where in the text as it was sent a byte stands that is at ``place`` in what is left."""
     sent = place
     for cut in cuts:
@@ -101,18 +101,18 @@ def sent_place(place: int, cuts: Sequence[Cut]) -> int:
     return sent
 
 
-def quoted_around(text: bytes, place: int, cuts: Sequence[Cut] = ()) -> str:
+def quote_around(text: bytes, place: int, cuts: Sequence[ExtractedArray] = ()) -> str:
     """Quote what stands around a place in what is left of a text, without placeholders."""
     start, end = _character_start(text, max(0, place - _AROUND)), place + _AROUND
     parts: list[str] = []
     for cut in cuts:
         if start < cut.behind and cut.at < end:
-            parts += (quoted(text[start : cut.at]), _ELIDED)
+            parts += (quote_bytes(text[start : cut.at]), _ELIDED)
             start = cut.behind
-    return "".join([*parts, quoted(text[start:end])])
+    return "".join([*parts, quote_bytes(text[start:end])])
 
 
-def quoted(text: bytes) -> str:
+def quote_bytes(text: bytes) -> str:
     """Quote a piece of a text, which may end within a character.
 
     Bytes that are not UTF-8 are shown as escapes.

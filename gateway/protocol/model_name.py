@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.protocol.endpoints import Endpoint
+from gateway.protocol.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,6 @@ class ModelName:
     version: str | None = None
 
 
-def named_by(asked: Endpoint) -> ModelName | None:
+def model_name_of(operation: Operation) -> ModelName | None:
     """Give the model that a request names, if it names one."""
-    return None if asked.model is None else ModelName(asked.model, asked.version)
+    return None if operation.model is None else ModelName(operation.model, operation.version)

@@ -23,7 +23,7 @@ class RawBinaryPreamble:
     prefix: bytes = b""
 
 
-def raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamble:
+def make_raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamble:
     """Make what turns ``body_size`` bare bytes into a request for all outputs in binary form.
 
     Raises GatewayError (400) where the model has not exactly one input, more than one variable

@@ -12,13 +12,14 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_request
+from gateway.errors import bad_request, shorten
 from gateway.protocol.datatypes import Family
-from gateway.protocol.endpoints import Endpoint, model_path
-from gateway.protocol.header_facts import HeaderFacts, read_facts
-from gateway.protocol.inference_header import InputTensor, Source, found
-from gateway.protocol.messages import ANSWER, Tensor
+from gateway.protocol.error_vocabulary import RESPONSE, Tensor
+from gateway.protocol.operations import Operation, model_path
+from gateway.protocol.request_features import RequestFeatures, read_features
+from gateway.protocol.request_header import DataSource, InputTensor, found
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.sizes import QUOTED_NAME
 
 MODELS_PATH = "/v1/models"
 """Where KServe lists its models."""
@@ -31,19 +32,18 @@ OTHER_FIELDS = ("signature_name", "parameters")
 
 _BINARY_SUFFIX = "_bytes"
 
-V1_ANSWER = replace(
-    ANSWER,
+V1_RESPONSE = replace(
+    RESPONSE,
     instead_of_number="",
     instead_of_text=f"have the output's name end in {_BINARY_SUFFIX}, or ",
 )
 """An answer of which a V1 client is told: it cannot ask for outputs in another form."""
 
 _DEFAULT_SIGNATURES = ("", "serving_default")
-_SHOWN = 60
 _LONGEST_REASON = 1000
 
 
-class Form(Enum):
+class V1Format(Enum):
     """How a request says its tensors; its name there, which tells that of the answer."""
 
     ROWS = "instances"
@@ -52,24 +52,24 @@ class Form(Enum):
     """One item for each tensor, whole."""
 
     @property
-    def answer_key(self) -> str:
+    def response_key(self) -> str:
         """Give the name that an answer has."""
-        return "predictions" if self is Form.ROWS else "outputs"
+        return "predictions" if self is V1Format.ROWS else "outputs"
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class V1ResponseLayout:
     """What the answer to a request has to look like.
 
     ``single`` tells that the model got one instance without a dimension for several, and so has
     answered without one.
     """
 
-    form: Form
+    form: V1Format
     single: bool = False
 
 
-def infer_path(asked: Endpoint) -> str:
+def infer_path(asked: Operation) -> str:
     """Give the path under which a V2 server predicts."""
     return model_path(asked.model or "", asked.version) + "/infer"
 
@@ -92,20 +92,20 @@ def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters or {})
 
 
-def whole_shape(
-    model: ModelMetadata, tensor: TensorSpec, found: tuple[int, ...], form: Form
-) -> Predicted:
+def check_shape(
+    model: ModelMetadata, tensor: TensorSpec, found: tuple[int, ...], form: V1Format
+) -> V1ResponseLayout:
     """Check a tensor's shape, as its nesting tells it, against what the model takes.
 
     Where the model has no dimension for several instances, one may come: ``single`` tells that
     its shape is ``found`` without the leading 1. Raises GatewayError (400) that names both.
     """
     if _fits(tensor.shape, found):
-        return Predicted(form)
-    rows = form is Form.ROWS
+        return V1ResponseLayout(form)
+    rows = form is V1Format.ROWS
     alone = rows and not model.batching and tensor.shape[:1] != (-1,)
     if alone and found[0] == 1 and _fits(tensor.shape, found[1:]):
-        return Predicted(form, single=True)
+        return V1ResponseLayout(form, single=True)
     takes = f"input '{tensor.name}' of model '{model.name}' takes shape {list(tensor.shape)}"
     if alone:
         takes += ", one instance at a time"
@@ -118,13 +118,13 @@ def _fits(declared: tuple[int, ...], found: tuple[int, ...]) -> bool:
     return all(size in (-1, there) for size, there in zip(declared, found, strict=True))
 
 
-def request_header(
+def write_request_header(
     inputs: Sequence[TensorSpec],
     shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[int],
     parameters: Mapping[str, Any],
     request_id: str,
-) -> tuple[bytes, HeaderFacts]:
+) -> tuple[bytes, RequestFeatures]:
     """Write the inference header of tensors that follow it, in ``sizes`` bytes each; tell of it.
 
     V1 knows no ids. ``request_id`` is for models that answer with that of the request; it may be
@@ -142,13 +142,13 @@ def request_header(
     asked = {**parameters, "binary_data_output": True}
     fields = {"id": request_id, "inputs": entries, "parameters": asked}
     tensors = tuple(
-        InputTensor(tensor.name, tensor.datatype, shape, Source.BINARY, size)
+        InputTensor(tensor.name, tensor.datatype, shape, DataSource.BINARY, size)
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     )
-    return orjson.dumps(fields), read_facts(fields, tensors)
+    return orjson.dumps(fields), read_features(fields, tensors)
 
 
-def is_binary(output: Tensor) -> bool:
+def is_base64_output(output: Tensor) -> bool:
     """Tell whether elements are said in base64 in any case: BYTES that are named so."""
     return output.datatype.family is Family.TEXT and output.name.endswith(_BINARY_SUFFIX)
 
@@ -174,7 +174,7 @@ def ready_document(model: str) -> bytes:
     return orjson.dumps({"name": model, "ready": True})
 
 
-def says_ready(body: bytes) -> bool:
+def reports_ready(body: bytes) -> bool:
     """Tell whether a server's good answer leaves it at that: some say in words that it is not."""
     try:
         fields = orjson.loads(body)
@@ -211,11 +211,11 @@ def ready_entries(document: Any) -> list[Any]:
     return [each for each in model_entries(document) if each.get("state", "READY") == "READY"]
 
 
-def listed_models(document: Any) -> list[str]:
+def ready_model_names(document: Any) -> list[str]:
     """Give the names of the models that are ready; see ``ready_entries``."""
     return [str(each["name"]) for each in ready_entries(document)]
 
 
 def _shown(value: object) -> str:
     text = orjson.dumps(value).decode()
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return shorten(text, QUOTED_NAME)

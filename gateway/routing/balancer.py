@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 
 @dataclass(frozen=True, slots=True)
-class BalancePolicy:
+class LoadBalancingPolicy:
     """By what an endpoint is chosen: the fewest exchanges under way, if nothing else is said."""
 
     in_turn: bool = False
@@ -17,11 +17,11 @@ class BalancePolicy:
     """The header of which every value stays with one endpoint; without it, nothing is said."""
 
 
-BY_LOAD = BalancePolicy()
+LEAST_REQUEST = LoadBalancingPolicy()
 
 
 def chosen(
-    policy: BalancePolicy,
+    policy: LoadBalancingPolicy,
     names: Sequence[str],
     outstanding: Sequence[int],
     turn: int,
@@ -32,13 +32,13 @@ def chosen(
     ``turn`` counts up with every call; ``key`` is the header's value.
     """
     if key is not None and policy.header is not None:
-        return by_hash(names, key)
+        return choose_by_hash(names, key)
     if policy.in_turn:
-        return round_robin(len(names), turn)
-    return least_outstanding(outstanding, turn)
+        return choose_round_robin(len(names), turn)
+    return choose_least_request(outstanding, turn)
 
 
-def least_outstanding(outstanding: Sequence[int], turn: int) -> int:
+def choose_least_request(outstanding: Sequence[int], turn: int) -> int:
     """Give the index of the endpoint with the fewest exchanges under way.
 
     ``turn`` counts up with every call: endpoints that are equally busy take turns.
@@ -48,12 +48,12 @@ def least_outstanding(outstanding: Sequence[int], turn: int) -> int:
     return min(in_turn, key=outstanding.__getitem__)
 
 
-def round_robin(count: int, turn: int) -> int:
+def choose_round_robin(count: int, turn: int) -> int:
     """Give the index of the endpoint whose turn it is, of so many; ``turn`` counts up."""
     return turn % count
 
 
-def by_hash(names: Sequence[str], key: str) -> int:
+def choose_by_hash(names: Sequence[str], key: str) -> int:
     """Give the index of the endpoint to which a key belongs, by the endpoints' names.
 
     A key stays with its endpoint for as long as that is among them. Where one leaves, only its own

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class EjectionPolicy:
+class OutlierPolicy:
     """When an endpoint is ejected, and for how long."""
 
     failures: int = 5
@@ -27,7 +27,7 @@ class EjectionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class EjectionState:
     """What is known of an endpoint."""
 
     failures: int = 0
@@ -44,7 +44,7 @@ class Health:
         return not self.ejections or (now >= self.until and not self.on_trial)
 
 
-def taken(health: Health, now: float) -> Health:
+def taken(health: EjectionState, now: float) -> EjectionState:
     """Note that an exchange goes there: a trial, if the ejection has ended.
 
     While it lasts, exchanges come that no other endpoint can take; they are none.
@@ -53,17 +53,19 @@ def taken(health: Health, now: float) -> Health:
     return replace(health, on_trial=True) if is_trial else health
 
 
-def left(health: Health) -> Health:
+def left(health: EjectionState) -> EjectionState:
     """Note that an exchange ended that tells nothing of the endpoint: its client left, say."""
     return replace(health, on_trial=False) if health.on_trial else health
 
 
-def succeeded(health: Health) -> Health:
+def succeeded(health: EjectionState) -> EjectionState:
     """Note that the endpoint answered."""
-    return HEALTHY if health.failures or health.ejections else health
+    return NOT_EJECTED if health.failures or health.ejections else health
 
 
-def failed(health: Health, others: Sequence[Health], now: float, policy: EjectionPolicy) -> Health:
+def failed(
+    health: EjectionState, others: Sequence[EjectionState], now: float, policy: OutlierPolicy
+) -> EjectionState:
     """Note that the endpoint failed; ``others`` are those of the same upstream.
 
     An ejection is made longer by a failed trial alone.
@@ -72,14 +74,18 @@ def failed(health: Health, others: Sequence[Health], now: float, policy: Ejectio
     is_due = health.on_trial or (not health.ejections and 0 < policy.failures <= failures)
     if is_due and _may_be_ejected(others, policy):
         time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
-        return Health(failures, health.ejections + 1, now + time)
+        return EjectionState(failures, health.ejections + 1, now + time)
     # One that was on trial and may not be ejected again is used, as there is no better one.
-    return Health(failures) if health.on_trial else replace(health, failures=failures)
+    return EjectionState(failures) if health.on_trial else replace(health, failures=failures)
 
 
-def heard_ejected(
-    health: Health, told: Health, others: Sequence[Health], now: float, policy: EjectionPolicy
-) -> Health:
+def record_remote_ejection(
+    health: EjectionState,
+    told: EjectionState,
+    others: Sequence[EjectionState],
+    now: float,
+    policy: OutlierPolicy,
+) -> EjectionState:
     """Note that another process has ejected the endpoint, as it tells; its failures are its own.
 
     ``others`` are those of the same upstream.
@@ -93,24 +99,24 @@ def heard_ejected(
         is_news = policy.failures > 0 and _may_be_ejected(others, policy)
     if not is_news:
         return health
-    return Health(health.failures, max(health.ejections, told.ejections), told.until)
+    return EjectionState(health.failures, max(health.ejections, told.ejections), told.until)
 
 
-def heard_well(health: Health) -> Health:
+def record_remote_recovery(health: EjectionState) -> EjectionState:
     """Note that the endpoint answers another process; what fails here still counts."""
-    return HEALTHY if health.ejections else health
+    return NOT_EJECTED if health.ejections else health
 
 
-def _may_be_ejected(others: Sequence[Health], policy: EjectionPolicy) -> bool:
+def _may_be_ejected(others: Sequence[EjectionState], policy: OutlierPolicy) -> bool:
     ejected = 1 + sum(each.ejections > 0 for each in others)
     return ejected <= policy.most * (1 + len(others))
 
 
-HEALTHY = Health()
+NOT_EJECTED = EjectionState()
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePolicy:
+class HealthCheckPolicy:
     """When probes change what is thought of an endpoint."""
 
     healthy: int = 1
@@ -120,7 +126,7 @@ class ProbePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeState:
     """What the probes of an endpoint say."""
 
     healthy: bool | None = None
@@ -129,14 +135,14 @@ class Probed:
     """Those in a row, up to the last one, that say otherwise."""
 
 
-def probed(before: Probed, well: bool, policy: ProbePolicy) -> Probed:
+def probed(before: ProbeState, well: bool, policy: HealthCheckPolicy) -> ProbeState:
     """Note what a probe says; the first one decides alone, as nothing speaks against it."""
     if before.healthy is None or before.healthy is well:
-        return Probed(well)
+        return ProbeState(well)
     against = before.against + 1
     if against >= (policy.healthy if well else policy.unhealthy):
-        return Probed(well)
+        return ProbeState(well)
     return replace(before, against=against)
 
 
-UNKNOWN = Probed()
+NOT_PROBED = ProbeState()

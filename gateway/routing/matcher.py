@@ -10,7 +10,7 @@ from typing import Self
 
 from multidict import CIMultiDictProxy
 
-from gateway.protocol.endpoints import Endpoint, EndpointKind
+from gateway.protocol.operations import Operation, OperationKind
 
 _EXPRESSION = "re:"
 _WILD = re.compile(r"[*?\[]")
@@ -50,25 +50,25 @@ class Match:
     model: Pattern | None = None
     version: Pattern | None = None
     headers: tuple[tuple[str, Pattern], ...] = ()
-    kinds: frozenset[EndpointKind] | None = None
+    kinds: frozenset[OperationKind] | None = None
 
-    def holds(self, asked: Endpoint, headers: CIMultiDictProxy[str]) -> bool:
+    def holds(self, operation: Operation, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request is one of these."""
         return (
-            (self.kinds is None or asked.kind in self.kinds)
-            and _fits(self.model, asked.model)
-            and _fits(self.version, asked.version)
+            (self.kinds is None or operation.kind in self.kinds)
+            and _fits(self.model, operation.model)
+            and _fits(self.version, operation.version)
             and all(
                 any(map(pattern.fits, headers.getall(name, ()))) for name, pattern in self.headers
             )
         )
 
 
-def first_match(
-    matches: Iterable[Match], asked: Endpoint, headers: CIMultiDictProxy[str]
+def find_first_match(
+    matches: Iterable[Match], operation: Operation, headers: CIMultiDictProxy[str]
 ) -> int | None:
     """Give the index of the first that a request matches, None if there is none."""
-    return next((i for i, match in enumerate(matches) if match.holds(asked, headers)), None)
+    return next((i for i, match in enumerate(matches) if match.holds(operation, headers)), None)
 
 
 def _fits(pattern: Pattern | None, name: str | None) -> bool:

@@ -11,22 +11,22 @@ from gateway.errors import ErrorKind
 class RetryPolicy:
     """What is sent again to another endpoint, beyond what cannot have had an effect."""
 
-    unanswered: bool = False
+    no_response: bool = False
     """A request that a server may have taken up: it closed without a byte of an answer."""
     statuses: frozenset[int] = frozenset()
     """A request that a server answered with one of these."""
 
-    def after(self, kind: ErrorKind, can_be_repeated: bool) -> bool:
+    def after(self, kind: ErrorKind, is_repeatable: bool) -> bool:
         """Tell whether a request that failed so may be sent again.
 
         It may where no server has seen the whole of it, or where more is allowed; but never if a
         part of it is gone, which another server would not get.
         """
-        allowed = kind.value.retryable or (kind.value.unanswered and self.unanswered)
-        return allowed and can_be_repeated
+        allowed = kind.value.retryable or (kind.value.no_response and self.no_response)
+        return allowed and is_repeatable
 
 
-CAREFUL = RetryPolicy()
+SAFE_RETRIES_ONLY = RetryPolicy()
 """Only what cannot have had an effect."""
 
 

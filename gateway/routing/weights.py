@@ -14,7 +14,7 @@ _BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CumulativeWeights:
     """The line from 0 to the sum of the weights, cut where one share ends and the next begins."""
 
     ends: tuple[int, ...]
@@ -29,7 +29,7 @@ class Shares:
         return bisect_right(self.ends, number * self.ends[-1])
 
 
-def number_of(text: str) -> float:
+def hash_to_fraction(text: str) -> float:
     """Give a number in [0, 1) that is the same for the same text, in every process."""
     # A hash with surrogates in its text would fail; what HTTP allows is hashed as it is.
     digest = blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()

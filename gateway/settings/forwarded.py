@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.fields import OneOrMore, Section
-from gateway.settings.words import describe, did_you_mean
+from gateway.settings.values.fields import OneOrMore, Section
+from gateway.settings.values.wording import describe, did_you_mean
 
 _ALL = ("0.0.0.0/0", "::/0")
 
@@ -52,7 +52,7 @@ class Forwarded(Section):
         description="Whether servers get X-Forwarded-For, -Proto and -Host, and Forwarded where the"
         " client sends it.",
     )
-    trust: Annotated[
+    trusted_proxies: Annotated[
         OneOrMore[_Network],
         BeforeValidator(_networks, json_schema_input_type=str | list[str]),
     ] = Field(

@@ -8,25 +8,25 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.messages import message_of
-from gateway.settings.misplaced import put_right
-from gateway.settings.named_files import missing
-from gateway.settings.problems import NAMED_FILE, Problem, SettingsError, UnreadableError
+from gateway.settings.error_text import error_message
+from gateway.settings.named_files import missing_files
+from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
-from gateway.settings.sections import keys_at
-from gateway.settings.words import KeyPath, path_text
-from gateway.settings.yaml_source import BROKEN, Place, Source, read_source
+from gateway.settings.sections import section_keys
+from gateway.settings.values.wording import KeyPath, format_path
+from gateway.settings.yaml.loader import INVALID, Position, YamlDocument, parse_yaml
+from gateway.settings.yaml.misplaced import fix_indentation
 
 MAX_FILE_BYTES = 2**20
 """How large a settings file may be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Hold settings, and where in their file each of them was written."""
 
     settings: Settings
-    places: Mapping[KeyPath, Place]
+    positions: Mapping[KeyPath, Position]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -34,27 +34,29 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Raises SettingsError, which holds all problems of the file.
     """
-    return load_with_places(path, environ).settings
+    return load_with_positions(path, environ).settings
 
 
-def load_with_places(path: Path, environ: Mapping[str, str], *, with_files: bool = False) -> Loaded:
+def load_with_positions(
+    path: Path, environ: Mapping[str, str], *, with_files: bool = False
+) -> LoadedSettings:
     """Return the settings that a YAML file gives, and where each was written.
 
     ``with_files`` is whether the files that they name have to be there. Raises SettingsError,
     which holds all problems of the file.
     """
     try:
-        source = put_right(read_source(_read(path), environ))
+        source = fix_indentation(parse_yaml(_read(path), environ))
     except UnreadableError as error:
         raise SettingsError(path, [error.problem]) from None
     settings, errors = _validated(source)
     problems = [*_worded(errors, source), *_told_already(source, errors)]
     if with_files:
-        for at, message in missing(source.value, environ):
-            problems.append(_problem(at, message, source, NAMED_FILE))
+        for at, message in missing_files(source.value, environ):
+            problems.append(_problem(at, message, source, MISSING_FILE))
     if settings is None or problems:
         raise SettingsError(path, problems)
-    return Loaded(settings, source.places)
+    return LoadedSettings(settings, source.positions)
 
 
 def _read(path: Path) -> str:
@@ -72,7 +74,7 @@ def _read(path: Path) -> str:
         raise UnreadableError("not UTF-8 text", line) from None
 
 
-def _validated(source: Source) -> tuple[Settings | None, list[ErrorDetails]]:
+def _validated(source: YamlDocument) -> tuple[Settings | None, list[ErrorDetails]]:
     """Return the settings, or what pydantic says against them.
 
     A reference in quotes is text where text is wanted; elsewhere it is what it would be without
@@ -102,22 +104,22 @@ def _put(value: Any, path: KeyPath, item: object) -> None:
     value[path[-1]] = item
 
 
-def _worded(errors: list[ErrorDetails], source: Source) -> Iterator[Problem]:
+def _worded(errors: list[ErrorDetails], source: YamlDocument) -> Iterator[Problem]:
     for details in errors:
         if not _follows(details):
-            yield _problem(details["loc"], message_of(details), source)
+            yield _problem(details["loc"], error_message(details), source)
 
 
-def _told_already(source: Source, errors: list[ErrorDetails]) -> Iterator[Problem]:
+def _told_already(source: YamlDocument, errors: list[ErrorDetails]) -> Iterator[Problem]:
     """Yield the problems of the source, but for values of keys that do not exist."""
     unknown = {
-        path_text(details["loc"]) for details in errors if details["type"] == "extra_forbidden"
+        format_path(details["loc"]) for details in errors if details["type"] == "extra_forbidden"
     }
-    sections = {path_text(path) for path in source.empty if keys_at(path) is not None}
+    sections = {format_path(path) for path in source.empty if section_keys(path) is not None}
     for problem in source.problems:
-        if problem.path_in_file in unknown and problem.message.startswith("no value"):
+        if problem.setting in unknown and problem.message.startswith("no value"):
             continue
-        if problem.path_in_file in sections:
+        if problem.setting in sections:
             hint = "leave the key out, or indent what belongs to it by more"
             problem = replace(problem, message=f"{problem.message}; {hint}")
         yield problem
@@ -131,21 +133,21 @@ def _follows(details: ErrorDetails) -> bool:
         case "extra_forbidden":
             return False  # a key is unknown whatever its value
         case _:
-            return details["input"] is BROKEN
+            return details["input"] is INVALID
 
 
-def _problem(path: KeyPath, message: str, source: Source, kind: str = "") -> Problem:
+def _problem(path: KeyPath, message: str, source: YamlDocument, kind: str = "") -> Problem:
     """Return a problem of a value, at its place or at that of what the file holds around it."""
-    while path and isinstance(path[-1], int) and path not in source.places:
+    while path and isinstance(path[-1], int) and path not in source.positions:
         path = path[:-1]  # a single item stands for a list of one
     if path in source.ends:
         message += f"; the value goes on in line {source.ends[path]}, check its indentation"
-    place = _place(path, source.places)
+    place = _place(path, source.positions)
     line, column = (place.line, place.column) if place else (None, None)
-    return Problem(path_text(path), line, column, message, kind)
+    return Problem(format_path(path), line, column, message, kind)
 
 
-def _place(path: KeyPath, places: Mapping[KeyPath, Place]) -> Place | None:
+def _place(path: KeyPath, positions: Mapping[KeyPath, Position]) -> Position | None:
     """Return the place of a value, or of the innermost one around it that the file holds."""
     around = (path[:length] for length in range(len(path), 0, -1))
-    return next((places[each] for each in around if each in places), None)
+    return next((positions[each] for each in around if each in positions), None)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from gateway.settings.fields import Section, count
-from gateway.settings.words import describe
+from gateway.settings.values.fields import Section, count
+from gateway.settings.values.wording import describe
 
 Datatype = Literal[
     "BOOL",

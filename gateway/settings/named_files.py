@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from errno import EACCES, EISDIR, ENOENT
 from pathlib import Path
 
-from gateway.settings.words import KeyPath
+from gateway.settings.values.wording import KeyPath
 
 _OF_CLIENTS = ("certificate", "key", "client_ca")
 _OF_SERVERS = ("ca", "certificate", "key")
 
 
-def missing(settings: object, environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
+def missing_files(settings: object, environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the files and variables that settings name, and that are not there.
 
     The settings are as they were read: what has another type than it should is passed over.
@@ -21,9 +21,9 @@ def missing(settings: object, environ: Mapping[str, str]) -> Iterator[tuple[KeyP
     named = [*_of(settings, ("tls",), _OF_CLIENTS)]
     for name in _names(settings, "upstreams"):
         named += _of(settings, ("upstreams", name, "tls"), _OF_SERVERS)
-    for name in _names(settings, "keys"):
-        named += _of(settings, ("keys", name), ("file",))
-        for path, variable in _of(settings, ("keys", name), ("environment",)):
+    for name in _names(settings, "api_keys"):
+        named += _of(settings, ("api_keys", name), ("file",))
+        for path, variable in _of(settings, ("api_keys", name), ("environment",)):
             # What is no name of a variable may be a key.
             if variable.isidentifier() and variable not in environ:
                 yield path, f"{variable} is not set in the environment"

@@ -7,7 +7,7 @@ from pathlib import Path
 INDENTATION = "indentation"
 """The kind of a problem from which others may follow: it comes first."""
 
-NAMED_FILE = "named file"
+MISSING_FILE = "named file"
 """The kind of a problem that is not in the settings, but in a file that they name."""
 
 
@@ -15,11 +15,11 @@ NAMED_FILE = "named file"
 class Problem:
     """Name one fault of a settings file.
 
-    ``path_in_file`` reads like ``routes[0].upstream`` and is empty for the file as a whole. Line
+    ``setting`` reads like ``routes[0].upstream`` and is empty for the file as a whole. Line
     and column count from 1; they are None where no line is at fault, as for a missing file.
     """
 
-    path_in_file: str
+    setting: str
     line: int | None
     column: int | None
     message: str
@@ -28,7 +28,7 @@ class Problem:
     def describe(self, file: Path) -> str:
         """Return ``FILE:LINE: path: message``, without the parts that are not known."""
         place = f"{file}" if self.line is None else f"{file}:{self.line}"
-        return ": ".join(part for part in (place, self.path_in_file, self.message) if part)
+        return ": ".join(part for part in (place, self.setting, self.message) if part)
 
 
 class SettingsError(Exception):
@@ -40,9 +40,9 @@ class SettingsError(Exception):
         super().__init__(file, self.problems)
 
     @property
-    def is_of_named_files(self) -> bool:
+    def is_about_files(self) -> bool:
         """Tell whether the settings are right, and the files that they name are not."""
-        return all(problem.kind == NAMED_FILE for problem in self.problems)
+        return all(problem.kind == MISSING_FILE for problem in self.problems)
 
     def __str__(self) -> str:
         return "\n".join(problem.describe(self.file) for problem in self.problems)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from gateway.settings.fields import (
+from gateway.settings.values.fields import (
     BodyGrace,
     BodyRate,
     HeaderBytes,
@@ -21,15 +21,15 @@ from gateway.settings.fields import (
     TotalTime,
     count,
 )
-from gateway.settings.patterns import (
+from gateway.settings.values.patterns import (
     parse_header_name,
     parse_path_part,
     parse_pattern,
     with_header_names,
 )
-from gateway.settings.words import describe
+from gateway.settings.values.wording import describe
 
-Kind = Literal[
+OperationName = Literal[
     "infer",
     "generate",
     "health",
@@ -62,12 +62,12 @@ class Match(Section):
     headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
         default={}, description="The values of HTTP headers, likewise, by name."
     )
-    kinds: OneOrMore[Kind] | None = Field(
+    operations: OneOrMore[OperationName] | None = Field(
         default=None, min_length=1, description="What is asked for: one of these."
     )
 
 
-class Share(Section):
+class WeightedUpstream(Section):
     """Give an upstream a share of a route's requests."""
 
     name: str = Field(description="The name of an upstream.")
@@ -89,12 +89,12 @@ class Mirror(Section):
     """Send copies of requests to an upstream whose answers nobody sees."""
 
     upstream: str = Field(description="The name of the upstream.")
-    share: Percentage = Field(
+    percent: Percentage = Field(
         default=1.0,
         description="The share of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )
-    most: Annotated[int, count("1", "10000")] = Field(
+    max_concurrent: Annotated[int, count("1", "10000")] = Field(
         default=64, description="How many copies may be under way at a time."
     )
 
@@ -105,7 +105,7 @@ class RouteLimits(Section):
     request_bytes: RequestBytes | None = Field(
         default=None, description="The largest request body."
     )
-    inflation: Inflation | None = Field(
+    max_decompression_ratio: Inflation | None = Field(
         default=None, description="How many times larger than it came a body may become."
     )
     header_bytes: HeaderBytes | None = Field(
@@ -120,14 +120,14 @@ class RouteLimits(Section):
     spool_bytes: SpoolBytes | None = Field(
         default=None, description="What is held of a body or of an answer."
     )
-    idle_time: IdleTime | None = Field(default=None, description="How long no byte may move.")
-    total_time: TotalTime | None = Field(
+    idle_timeout: IdleTime | None = Field(default=None, description="How long no byte may move.")
+    request_timeout: TotalTime | None = Field(
         default=None, description="How long one exchange may take."
     )
-    body_rate: BodyRate | None = Field(
+    min_body_rate: BodyRate | None = Field(
         default=None, description="How many bytes a second a client's body has to come at."
     )
-    body_grace: BodyGrace | None = Field(
+    min_body_rate_grace: BodyGrace | None = Field(
         default=None, description="How long a client's body has to gather speed."
     )
 
@@ -135,14 +135,14 @@ class RouteLimits(Section):
 def _shares(value: object) -> object:
     """Return the shares that are meant by the name of an upstream."""
     if isinstance(value, str):
-        return (Share(name=value, weight=1),)
+        return (WeightedUpstream(name=value, weight=1),)
     if not isinstance(value, list | tuple):
         wanted = "the name of an upstream, or a list of {name, weight}"
         raise ValueError(f"expected {wanted}, got {describe(value)}")
     return value
 
 
-def _some_weight(shares: tuple[Share, ...]) -> tuple[Share, ...]:
+def _some_weight(shares: tuple[WeightedUpstream, ...]) -> tuple[WeightedUpstream, ...]:
     names = [share.name for share in shares]
     for name in names:
         if names.count(name) > 1:
@@ -162,12 +162,12 @@ class Route(Section):
 
     match: Match = Field(default=Match(), description="Which requests take this route.")
     upstream: Annotated[
-        tuple[Share, ...],
+        tuple[WeightedUpstream, ...],
         Field(min_length=1),
-        BeforeValidator(_shares, json_schema_input_type=str | list[Share]),
+        BeforeValidator(_shares, json_schema_input_type=str | list[WeightedUpstream]),
         AfterValidator(_some_weight),
     ] = Field(description="The name of an upstream, or several with their weights.")
-    sticky: _HeaderName | None = Field(
+    sticky_header: _HeaderName | None = Field(
         default=None,
         description="The header of which every value stays with one of several upstreams.",
     )
@@ -179,8 +179,10 @@ class Route(Section):
         description="The groups of keys of which a client must show one; none, where every client"
         " is let in.",
     )
-    deny: OneOrMore[Kind] = Field(default=(), description="What is refused on this route.")
-    retry: OneOrMore[_Repeated] = Field(
+    deny_operations: OneOrMore[OperationName] = Field(
+        default=(), description="What is refused on this route."
+    )
+    retry_on: OneOrMore[_Repeated] = Field(
         default=(),
         description="What is sent again to another server, beyond what cannot have had an effect:"
         " what a server closes on without an answer (unanswered), and what it answers with one of"
@@ -189,7 +191,7 @@ class Route(Section):
     mirror: Mirror | None = Field(
         default=None, description="Where copies of infer and generate requests go."
     )
-    compress: OneOrMore[_Coding] = Field(
+    compression: OneOrMore[_Coding] = Field(
         default=(),
         description="How answers are compressed for clients that accept it, the first of what they"
         " like as well; none, where answers stay as they are.",

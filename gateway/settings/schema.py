@@ -19,19 +19,19 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from gateway.settings.addresses import Address, TcpAddress, parse_address
-from gateway.settings.fields import File, OneOrMore, Section
+from gateway.settings.api_keys import ApiKeys
+from gateway.settings.cross_checks import cross_check, with_default_route
 from gateway.settings.forwarded import Forwarded
-from gateway.settings.keys import Keys
 from gateway.settings.limits import Limits
 from gateway.settings.models import Model
-from gateway.settings.quantities import Between, parse_count
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
-from gateway.settings.whole import faults, with_routes
-from gateway.settings.words import KeyPath, describe, did_you_mean
+from gateway.settings.values.addresses import Address, TcpAddress, parse_address
+from gateway.settings.values.fields import File, OneOrMore, Section
+from gateway.settings.values.units import Bounded, parse_count
+from gateway.settings.values.wording import KeyPath, describe, did_you_mean
 
-_WORKERS = Between(parse_count, "1", "256")
+_WORKERS = Bounded(parse_count, "1", "256")
 
 
 def _workers(value: object) -> int | Literal["auto"]:
@@ -116,7 +116,7 @@ class Settings(Section):
         description="How many processes serve, with an event loop each; auto is one per core that"
         " may be used.",
     )
-    helper: Literal["auto", "always", "never"] = Field(
+    offload: Literal["auto", "always", "never"] = Field(
         default="auto",
         description="Whether each process has another one beside it that converts half of the "
         "numbers of large JSON bodies, started when the first of those comes; auto is where there "
@@ -130,7 +130,7 @@ class Settings(Section):
     upstreams: Mapping[str, Upstream] = Field(
         min_length=1, description="The groups of servers, by name."
     )
-    keys: Mapping[str, Keys] = Field(
+    api_keys: Mapping[str, ApiKeys] = Field(
         default={}, description="The groups of keys that routes ask clients for, by name."
     )
     routes: tuple[Route, ...] = Field(
@@ -158,9 +158,9 @@ class Settings(Section):
     @classmethod
     def _hold_together(cls, value: Any, build: ModelWrapValidatorHandler["Settings"]) -> "Settings":
         """Report what only the whole can show together with the faults of its parts."""
-        errors = [_error(path, message) for path, message in faults(value)]
+        errors = [_error(path, message) for path, message in cross_check(value)]
         try:
-            settings = build(with_routes(value))
+            settings = build(with_default_route(value))
         except ValidationError as error:
             errors += [_again(details) for details in error.errors(include_url=False)]
         if errors:

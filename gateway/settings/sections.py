@@ -11,11 +11,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from gateway.settings.schema import Settings
-from gateway.settings.words import KeyPath
+from gateway.settings.values.wording import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class SectionKeys:
     """Hold the keys of a section; where they are names that the operator chooses, those of each."""
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class Keys:
         return self.of_each is not None
 
 
-def keys_at(path: KeyPath) -> Keys | None:
+def section_keys(path: KeyPath) -> SectionKeys | None:
     """Return the keys that a section has; None where there is no section."""
     kind: Any = Settings
     for part in path:
@@ -40,13 +40,13 @@ def keys_at(path: KeyPath) -> Keys | None:
         if kind is None:
             return None
     if _is_model(kind):
-        return Keys(tuple(kind.model_fields))
+        return SectionKeys(tuple(kind.model_fields))
     inner = _model_in(kind)
     is_list = getattr(kind, "__origin__", None) is tuple
-    return None if inner is None or is_list else Keys((), tuple(inner.model_fields))
+    return None if inner is None or is_list else SectionKeys((), tuple(inner.model_fields))
 
 
-def sections_with(key: str) -> list[str]:
+def sections_with_key(key: str) -> list[str]:
     """Return the sections that have a key, as an operator reads their paths."""
     return [path for path, model in _all_sections() if key in model.model_fields]
 

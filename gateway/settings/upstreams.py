@@ -5,11 +5,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
-from gateway.settings.addresses import parse_endpoint, parse_host, parse_path
-from gateway.settings.fields import File, OneOrMore, Percentage, Section, count, time
-from gateway.settings.limits import Places
-from gateway.settings.patterns import parse_header_name
-from gateway.settings.words import describe, did_you_mean
+from gateway.settings.limits import Concurrency
+from gateway.settings.values.addresses import parse_endpoint, parse_host, parse_path
+from gateway.settings.values.fields import File, OneOrMore, Percentage, Section, count, time
+from gateway.settings.values.patterns import parse_header_name
+from gateway.settings.values.wording import describe, did_you_mean
 
 _Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]
@@ -46,86 +46,86 @@ class UpstreamTls(Section):
     )
 
 
-_By = Literal["least_outstanding", "round_robin"]
+_By = Literal["least_request", "round_robin"]
 
 
-class Balance(Section):
+class LoadBalancing(Section):
     """Say which endpoint takes a request."""
 
-    by: _By = Field(
-        default="least_outstanding",
+    policy: _By = Field(
+        default="least_request",
         description="The one with the fewest requests under way, or each in turn.",
     )
-    hash: Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)] | None = (
-        Field(
-            default=None,
-            description="The header of which every value stays with one endpoint.",
-        )
+    hash_header: (
+        Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)] | None
+    ) = Field(
+        default=None,
+        description="The header of which every value stays with one endpoint.",
     )
 
 
 def _balance(value: object) -> object:
     """Return what is meant by the one word that is needed most."""
     if isinstance(value, str) and value in get_args(_By):
-        return Balance.model_validate({"by": value})
-    if isinstance(value, Mapping | Balance):
+        return LoadBalancing.model_validate({"policy": value})
+    if isinstance(value, Mapping | LoadBalancing):
         return value
-    wanted = "least_outstanding, round_robin or {hash: HEADER}"
+    wanted = "least_request, round_robin or {hash_header: HEADER}"
     hint = did_you_mean(value, get_args(_By))
     raise ValueError(f"expected {wanted}, got {describe(value)}{hint}")
 
 
-class Retries(Section):
+class RetryBudget(Section):
     """Bound how many requests are sent again, so that retries do not multiply an outage."""
 
-    share: Percentage = Field(
+    percent: Percentage = Field(
         default=0.5,
         description="How many there may be, of the requests to the upstream.",
         json_schema_extra={"default": "50%"},
     )
-    reserve: Annotated[int, count("0", "1000000")] = Field(
+    min_concurrency: Annotated[int, count("0", "1000000")] = Field(
         default=20,
         description="How many there may be at once when all was well before, beside that share of"
         " what is under way.",
     )
 
 
-class Ejection(Section):
+class OutlierDetection(Section):
     """Say when endpoints that fail are left out, and for how long."""
 
-    failures: Annotated[int, count("0", "1000")] = Field(
+    consecutive_failures: Annotated[int, count("0", "1000")] = Field(
         default=5, description="After how many failures in a row; 0 is never."
     )
-    time: _EjectionTime = Field(
+    base_ejection_time: _EjectionTime = Field(
         default=10.0, description="For how long the first time; each time in a row it doubles."
     )
-    longest: _EjectionTime = Field(default=300.0, description="For how long at most.")
-    most: Percentage = Field(
+    max_ejection_time: _EjectionTime = Field(default=300.0, description="For how long at most.")
+    max_ejection_percent: Percentage = Field(
         default=0.5,
         description="How many of the upstream's endpoints at a time, as a share of all.",
         json_schema_extra={"default": "50%"},
     )
-    statuses: OneOrMore[Annotated[int, count("400", "599")]] = Field(
+    failure_statuses: OneOrMore[Annotated[int, count("400", "599")]] = Field(
         default=(502, 503, 504),
         description="The statuses of a server's own answers that are failures, too.",
     )
 
 
-class Health(Section):
+class HealthCheck(Section):
     """Say how endpoints are asked whether they are well."""
 
     path: Annotated[str, PlainValidator(parse_path, json_schema_input_type=str)] = Field(
         default="/v2/health/ready", description="What is asked for; an answer of 2xx is a good one."
     )
-    every: Annotated[float, time("10ms", "1h")] = Field(
+    interval: Annotated[float, time("10ms", "1h")] = Field(
         default=5.0, description="How often each endpoint is asked."
     )
-    time: _ProbeTime = Field(default=2.0, description="How long the answer may take.")
-    healthy: Annotated[int, count("1", "1000")] = Field(
+    timeout: _ProbeTime = Field(default=2.0, description="How long the answer may take.")
+    healthy_threshold: Annotated[int, count("1", "1000")] = Field(
         default=1,
         description="How many good answers in a row make an endpoint healthy that was not.",
     )
-    unhealthy: Annotated[int, count("1", "1000")] = Field(
+    unhealthy_threshold: Annotated[int, count("1", "1000")] = Field(
         default=2,
         description="How many bad answers in a row make an endpoint unhealthy that was healthy.",
     )
@@ -147,32 +147,33 @@ class Upstream(Section):
         description="How the servers speak the protocol: as Triton does, KServe, OpenVINO Model"
         " Server, or a server without the binary form (json); auto is what they say themselves.",
     )
-    balance: Annotated[Balance, BeforeValidator(_balance, json_schema_input_type=_By | Balance)] = (
-        Field(default=Balance(), description="Which endpoint takes a request.")
+    load_balancing: Annotated[
+        LoadBalancing, BeforeValidator(_balance, json_schema_input_type=_By | LoadBalancing)
+    ] = Field(default=LoadBalancing(), description="Which endpoint takes a request.")
+    retry_budget: RetryBudget = Field(
+        default=RetryBudget(), description="How many requests to these servers are sent again."
     )
-    retries: Retries = Field(
-        default=Retries(), description="How many requests to these servers are sent again."
+    concurrency: Concurrency = Field(
+        default=Concurrency(), description="How many requests may be at these servers at a time."
     )
-    limits: Places = Field(
-        default=Places(), description="How many requests may be at these servers at a time."
+    outlier_detection: OutlierDetection = Field(
+        default=OutlierDetection(),
+        description="When endpoints that fail are left out, and for how long.",
     )
-    ejection: Ejection = Field(
-        default=Ejection(), description="When endpoints that fail are left out, and for how long."
-    )
-    health: Health | None = Field(
+    health_check: HealthCheck | None = Field(
         default=None,
         description="How endpoints are asked whether they are well, if they are; {} is as above.",
     )
-    keep_alive: Annotated[float, time("0s", "24h")] = Field(
+    idle_timeout: Annotated[float, time("0s", "24h")] = Field(
         default=4.0,
         description="How long a connection to a server is kept for its next request; 0 for none.",
     )
-    resolve: Annotated[float, time("10ms", "24h")] | None = Field(
+    dns_refresh: Annotated[float, time("10ms", "24h")] | None = Field(
         default=None,
         description="How often host names are looked up, if each of their addresses is to be an"
         " endpoint of its own.",
     )
-    discover: Literal["models"] | None = Field(
+    model_discovery: Literal["models"] | None = Field(
         default=None,
         description="What endpoints are asked for that differ in it: models, if requests are to go"
         " where their model is ready.",

@@ -10,22 +10,18 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer, without_frames
+from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import model_path
+from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.upstream.base import UpstreamEndpoint
-from gateway.upstream.document import ask
-
-_LARGEST_DOCUMENT = 4 * 1024 * 1024
-
-_SHOWN = 200
-"""Characters of broken metadata that are quoted at most."""
+from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.transport import UpstreamEndpoint
 
 Key = tuple[str, str | None, bool]
 
 
-class ServerRefusalError(Exception):
+class UpstreamResponseError(Exception):
     """The server's own answer to a question of the gateway's: the client shall see it."""
 
     def __init__(self, status: int, content_type: str, body: bytes) -> None:
@@ -69,7 +65,7 @@ class MetadataCache:
         """Give a model's metadata, asking the endpoint where it is not known.
 
         ``batches`` tells whether its config is asked for, too: not every server has one.
-        Raises ServerRefusalError where the server does not give it (an unknown model, say), and
+        Raises UpstreamResponseError where the server does not give it (an unknown model, say), and
         GatewayError (502, 503) where it fails or makes no sense.
         """
         key = (model, version, batches)
@@ -121,7 +117,7 @@ class MetadataCache:
         if self._fetches.get(key) is fetch:
             del self._fetches[key]
         if not fetch.cancelled() and (error := fetch.exception()) is not None:
-            without_frames(error)  # every client that waited may have left
+            strip_tracebacks(error)  # every client that waited may have left
 
 
 async def fetch_metadata(
@@ -129,27 +125,28 @@ async def fetch_metadata(
 ) -> ModelMetadata:
     """Ask a server what a model takes: its metadata, and whether it batches from its config.
 
-    Without ``batches`` the config is not asked for. Raises ServerRefusalError where the server does
+    Without ``batches`` the config is not asked for. Raises UpstreamResponseError where the server
+    does
     not give it, and GatewayError (502) that says what of it makes no sense.
     """
     path = model_path(model, version)
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
-        raise ServerRefusalError(status, content_type, body)
+        raise UpstreamResponseError(status, content_type, body)
     largest = await fetch_max_batch_size(model, version, endpoint) if batches else None
     batching = None if largest is None else largest > 0
     try:
         fields = orjson.loads(body)
         entries = list(fields.get("inputs") or ())
     except (ValueError, TypeError, AttributeError):
-        raise bad_answer(f"{endpoint.url} gave no metadata of model '{model}'") from None
+        raise bad_response(f"{endpoint.url} gave no metadata of model '{model}'") from None
     try:
         inputs = tuple(map(_tensor, entries))
     except (ValueError, KeyError, TypeError):
         shown = orjson.dumps(entries).decode()
-        raise bad_answer(
+        raise bad_response(
             f"{endpoint.url} gave metadata of model '{model}' whose inputs make no sense: "
-            f"{shown[:_SHOWN]}"
+            f"{shown[:QUOTED_TEXT]}"
         ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))
 
@@ -161,7 +158,7 @@ async def fetch_max_batch_size(
     status, content_type, body = await _get(endpoint, model_path(model, version) + "/config")
     if status >= 500 and status != 501:
         # Without the config the batch dimension would be guessed, and guessed wrong.
-        raise ServerRefusalError(status, content_type, body)
+        raise UpstreamResponseError(status, content_type, body)
     return max(0, _max_batch_size(body)) if status == 200 else None
 
 
@@ -185,5 +182,5 @@ def _max_batch_size(config: bytes) -> int:
 
 
 async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
-    document = await ask(endpoint, "GET", path, _LARGEST_DOCUMENT)
+    document = await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
     return document.status, document.content_type, document.body

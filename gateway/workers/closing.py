@@ -6,19 +6,19 @@ import socket
 import time
 from collections.abc import Mapping
 
-from gateway.accept_queue import (
-    HANDSHAKES,
-    LOOK,
-    handshakes_under_way,
-    last_connections,
-    shut_out,
+from gateway.system.accept_queue import (
+    HANDSHAKE_POLL_INTERVAL,
+    HANDSHAKE_TIMEOUT,
+    drain_accept_queue,
+    drop_new_connections,
+    has_pending_handshakes,
 )
-from gateway.workers.seat import Arrival
+from gateway.workers.seat import PendingConnection
 
 _NEVER = float("inf")
 
 
-class Closing:
+class ListenerDrain:
     """Closes sockets when those have connected who have begun to, without ever waiting."""
 
     def __init__(self) -> None:
@@ -33,21 +33,21 @@ class Closing:
         With each comes the word for who connects there.
         """
         for sock in sockets:
-            shut_out(sock)
+            drop_new_connections(sock)
         self._sockets.update(sockets)
         now = time.monotonic()
-        self._until, self.due = now + HANDSHAKES, now + LOOK
+        self._until, self.due = now + HANDSHAKE_TIMEOUT, now + HANDSHAKE_POLL_INTERVAL
 
-    def go_on(self, now: float) -> list[Arrival] | None:
+    def go_on(self, now: float) -> list[PendingConnection] | None:
         """Give the last connections, of sockets that are closed then; None if some are to come."""
-        if now < self._until and any(map(handshakes_under_way, self._sockets)):
-            self.due = now + LOOK
+        if now < self._until and any(map(has_pending_handshakes, self._sockets)):
+            self.due = now + HANDSHAKE_POLL_INTERVAL
             return None
         self.due = _NEVER
         arrivals = [
-            Arrival(connection, word)
+            PendingConnection(connection, word)
             for sock, word in self._sockets.items()
-            for connection in last_connections(sock)
+            for connection in drain_accept_queue(sock)
         ]
         self.leave()
         self._sockets.clear()

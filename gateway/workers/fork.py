@@ -11,17 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from gateway.workers.post import Post
-from gateway.workers.signals import HEARD
+from gateway.workers.ipc import WorkerChannel
+from gateway.workers.signals import HANDLED_SIGNALS
 
 _log = logging.getLogger("tensorgate.workers")
 
-Work = Callable[[Post], None]
+WorkerMain = Callable[[WorkerChannel], None]
 """What a worker does; it ends when its post says that no more connections come."""
 
 
 def fork(
-    work: Work, closed: memoryview, first: bool, leave: Callable[[], None]
+    work: WorkerMain, closed: memoryview, first: bool, leave: Callable[[], None]
 ) -> tuple[int, socket.socket]:
     """Start a worker; give its process' id, and the parent's end of the channel to it.
 
@@ -31,12 +31,12 @@ def fork(
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     # Until the child has left the handlers, a signal to it would be told to the parent.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _become_worker(work, Post(theirs, closed, first), leave, before)
+            _become_worker(work, WorkerChannel(theirs, closed, first), leave, before)
     except OSError:
         ours.close()
         raise
@@ -47,7 +47,10 @@ def fork(
 
 
 def _become_worker(
-    work: Work, post: Post, leave: Callable[[], None], mask: set[signal.Signals | int]
+    work: WorkerMain,
+    post: WorkerChannel,
+    leave: Callable[[], None],
+    mask: set[signal.Signals | int],
 ) -> NoReturn:
     """Leave all that is the parent's, and work; nothing else of the parent's code is run."""
     status = 1

@@ -11,13 +11,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-LONGEST_ANSWER = 4000
+MAX_REPLY_SIZE = 4000
 """Bytes, which a pipe takes at once."""
 DONE = b"+"
 """The answer of a worker that has done what the letter says; any other one tells why it has not."""
 
 
-class Letter:
+class ReceivedUpdate:
     """A letter in a worker's hands, until its context ends; this owns the two descriptors."""
 
     def __init__(self, memory: int, reply: int) -> None:
@@ -29,7 +29,7 @@ class Letter:
     def answer(self, fault: str) -> None:
         """Tell why it could not be done; an empty text says that it has been done."""
         with suppress(OSError):  # the parent is gone, or does not wait any more
-            os.write(self._reply, fault.encode()[:LONGEST_ANSWER] or DONE)
+            os.write(self._reply, fault.encode()[:MAX_REPLY_SIZE] or DONE)
 
     def __enter__(self) -> Self:
         return self

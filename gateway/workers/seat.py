@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.workers.post import CLIENT, DRAINED, END, LEAVING, SOON, STOP, TAKEN, UP
+from gateway.workers.ipc import CLIENT, DRAIN, DRAINED, EXIT, LEAVING, READY, RECEIVED, STOPPING
 
 _LASTING = 10.0
 """Seconds after which a worker's end has nothing to do with its start."""
@@ -17,7 +17,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PendingConnection:
     """A connection, and the word with which it is given to a worker: CLIENT or OPERATOR."""
 
     connection: socket.socket
@@ -25,7 +25,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerProcess:
     """A process, as its parent sees it."""
 
     pid: int
@@ -33,7 +33,7 @@ class Worker:
     began: float
     given: int = 0
     """Connections so far."""
-    on_the_way: deque[Arrival] = field(default_factory=deque)
+    on_the_way: deque[PendingConnection] = field(default_factory=deque)
     """Connections that it does not have yet: if it dies, they can go to another one."""
     up: bool = False
     taking: bool = False
@@ -52,9 +52,9 @@ class Worker:
         """Note what it says."""
         for i in range(len(words)):
             word = words[i : i + 1]
-            if word == TAKEN:
+            if word == RECEIVED:
                 self.on_the_way.popleft().connection.close()
-            elif word == UP:
+            elif word == READY:
                 self.up = True
                 self.taking = not self.stopped
             elif word == LEAVING:
@@ -68,7 +68,7 @@ class Worker:
         """Tell whether it takes connections with this word: operators' also while it drains."""
         return self.taking if word == CLIENT else self.up and not self.ended
 
-    def give(self, arrival: Arrival) -> bool:
+    def give(self, arrival: PendingConnection) -> bool:
         """Give it a connection, which this owns then; false where it does not take it."""
         if arrival.word == CLIENT and self.stopped:
             return False
@@ -86,18 +86,18 @@ class Worker:
 
     def warn(self) -> None:
         """Tell it that the gateway stops, if it takes that now: clients still come."""
-        self._tell(SOON)
+        self._tell(STOPPING)
 
     def stop(self) -> bool:
         """Let it drain: no more clients come. False where it has yet to take what it got before."""
-        if not self.stopped and self._tell(STOP):
+        if not self.stopped and self._tell(DRAIN):
             self.stopped = True
             self.taking = False
         return self.stopped
 
     def end(self) -> bool:
         """Let it end: nothing more comes. False where it has yet to take what it got before."""
-        if not self.ended and self._tell(END):
+        if not self.ended and self._tell(EXIT):
             self.ended = True
             with suppress(OSError):  # it has just ended
                 self.channel.shutdown(socket.SHUT_WR)
@@ -124,7 +124,7 @@ class Worker:
         return int(self._number or 0)
 
 
-class Seat:
+class WorkerSlot:
     """The place of a worker and, one after the other, of those that replace it.
 
     ``closed`` holds one number, shared with the worker: the connections that it was given and that
@@ -133,7 +133,7 @@ class Seat:
 
     def __init__(self, closed: memoryview) -> None:
         self.closed = closed
-        self.worker: Worker | None = None
+        self.worker: WorkerProcess | None = None
         self.due = 0.0
         """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
         self._early_ends = 0
@@ -156,7 +156,7 @@ class Seat:
         return pause
 
 
-def how_it_ended(code: int) -> str:
+def exit_text(code: int) -> str:
     """Say it in words, from the exit code, which is negative for a signal."""
     if code >= 0:
         return f"ended with status {code}"

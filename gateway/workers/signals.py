@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
-HEARD = (*STOPS, signal.SIGHUP, signal.SIGCHLD)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Signals:
@@ -34,7 +34,7 @@ class Signals:
     def hearing(self) -> Iterator[None]:
         """Hear of signals, instead of what they would do else."""
         signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
+        before = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
         with self._ear, self._mouth:
             try:
                 yield
@@ -49,7 +49,7 @@ class Signals:
         Signals must be blocked meanwhile, else they would be told to the parent.
         """
         signal.set_wakeup_fd(-1)
-        for number in (*STOPS, signal.SIGCHLD):
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._ear.close()

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.app.background import Background
+from gateway.app.background import BackgroundTask
 
 
-class _Noting(Background):
+class _Noting(BackgroundTask):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -30,7 +30,7 @@ async def test_it_runs_while_its_context_is_open() -> None:
 async def test_one_that_has_failed_fails_nobody_else_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Failing(Background):
+    class Failing(BackgroundTask):
         async def run(self) -> None:
             raise ValueError("failed")
 

@@ -9,17 +9,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app.gateway import Gateway
-from gateway.exchange.straight_exchange import StraightExchange
+from gateway.proxy.fast_path.call import FastPathCall
 from gateway.settings.schema import Settings
-from gateway.upstream import reachability
-from tests.servers.addresses import free_address, free_port
-from tests.servers.faulty_server import FaultyServer, always, answering
-from tests.servers.http_text import answer
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import LIMITS, nothing_left
-from tests.servers.tensors import LENGTH, answer_header, infer_json
+from gateway.upstream.pool import reachability
+from tests.support.addresses import free_address, free_port
+from tests.support.gateway import LIMITS, no_leaks
+from tests.support.http_messages import http_response
+from tests.support.inference_messages import HEADER_LENGTH, binary_response_header, infer_json
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, respond_in_turn
 
-BROKEN = answer(b'{"error": "out of memory"}', status="500 Internal Server Error")
+BROKEN = http_response(b'{"error": "out of memory"}', status="500 Internal Server Error")
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient
         }
     )
     async with (
-        nothing_left(),
+        no_leaks(),
         Gateway(settings) as gateway,
         connect(gateway.addresses[0]) as client,
         connect(f"http://{settings.admin}") as operator,
@@ -95,15 +95,15 @@ async def test_responses_of_500_show_on_the_fast_path_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast: list[int] = []
-    whole = StraightExchange.whole
+    whole = FastPathCall.on_complete
 
-    def counted(self: StraightExchange, head: Any, body: bytes | memoryview) -> None:
+    def counted(self: FastPathCall, head: Any, body: bytes | memoryview) -> None:
         fast.append(head.status)
         whole(self, head, body)
 
-    monkeypatch.setattr(StraightExchange, "whole", counted)
+    monkeypatch.setattr(FastPathCall, "on_complete", counted)
     async with (
-        FaultyServer(answering(*(BROKEN,) * 4, answer(), answer())) as server,
+        ScriptedServer(respond_in_turn(*(BROKEN,) * 4, http_response(), http_response())) as server,
         _serving(server.url) as (client, operator),
     ):
         for _ in range(4):
@@ -122,9 +122,11 @@ async def test_responses_of_500_show_on_the_fast_path_too(
 
 async def test_broken_responses_count_on_the_fast_path_too() -> None:
     """The first call with a head takes the streaming path, those that follow the fast path."""
-    broken = answer(answer_header(8) + bytes(4), {LENGTH: str(len(answer_header(8)))})
+    broken = http_response(
+        binary_response_header(8) + bytes(4), {HEADER_LENGTH: str(len(binary_response_header(8)))}
+    )
     async with (
-        FaultyServer(always(broken)) as server,
+        ScriptedServer(always_respond(broken)) as server,
         _serving(server.url) as (client, operator),
     ):
         for _ in range(4):
@@ -149,16 +151,16 @@ async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_ca
     monkeypatch.setattr(reachability, "_PAUSE", 0.02)
     async with AsyncExitStack() as stack:
         # Once it is probed healthy, that stays so for the whole test.
-        health = {"path": "/up", "every": "1h"}
-        async with FaultyServer(always(answer())) as server:
+        health = {"path": "/up", "interval": "1h"}
+        async with ScriptedServer(always_respond(http_response())) as server:
             url, port = server.url, server.port
-            client, operator = await stack.enter_async_context(_serving(url, health=health))
+            client, operator = await stack.enter_async_context(_serving(url, health_check=health))
             await _until_ready_is(operator, 200)
         for _ in range(4):  # the first may meet with a connection from before
             assert (await client.call("GET", "/v2/x")).status in (502, 503)
         said = await _until_ready_is(operator, 503)
         assert f"cannot connect to {url}: Connection refused" in said
-        async with FaultyServer(always(answer()), port=port):
+        async with ScriptedServer(always_respond(http_response()), port=port):
             await _until_ready_is(operator, 200)
     assert [message for message in caplog.messages if message.startswith("upstream u")] == [
         f"upstream u is not ready: 3 calls in a row could not connect; "

@@ -11,20 +11,25 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app import pools as app_pools
+from gateway.app.build import pools as app_pools
+from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
-from gateway.app.listen import ListenError
 from gateway.errors import GatewayError
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
-from tests.servers.addresses import free_address
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.faulty_server import Connection, FaultyServer, always, hang
-from tests.servers.http_text import answer, request
-from tests.servers.names import NameService
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import nothing_left, until
-from tests.servers.tensors import binary_answer, infer_json, infer_raw, metadata
+from tests.support.addresses import free_address
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
+from tests.support.raw_client import connect
+from tests.support.servers.name_service import NameService
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 CONFIG = Path(__file__).parents[2] / "config"
 NOWHERE = "http://127.0.0.1:1"
@@ -42,7 +47,7 @@ def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: obj
 
 async def test_it_tells_where_it_listens(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    async with nothing_left():
+    async with no_leaks():
         async with Gateway(_settings("127.0.0.1:0", f"unix:{path}", "127.0.0.1:0")) as gateway:
             first, second, third = gateway.addresses
             assert first.startswith("http://127.0.0.1:")
@@ -67,7 +72,7 @@ async def test_ipv6_addresses_are_shown_as_urls() -> None:
 
 
 async def _refused(settings: Settings) -> str:
-    async with nothing_left():
+    async with no_leaks():
         with pytest.raises(ListenError) as caught:
             async with Gateway(settings):
                 pass
@@ -120,7 +125,7 @@ async def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
 
 async def test_the_policies_of_the_route() -> None:
     nan = b"\0\0\xc0\x7f"
-    async with FaultyServer(always(binary_answer(nan))) as server:
+    async with ScriptedServer(always_respond(binary_response(nan))) as server:
         routes = {"literal": b"NaN", "null": b"null", "string": b'"NaN"'}
         for policy, text in routes.items():
             settings = _settings(
@@ -141,23 +146,27 @@ async def test_large_conversions_of_all_routes_take_turns() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
         first, second = gateway.runtime.straight._routes.rules
-        assert first.routes[0].turns is second.routes[0].turns
+        assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
 async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     routes = [
-        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_time": 2}},
+        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_timeout": 2}},
         {"upstream": "u"},
     ]
-    settings = _settings(routes=routes, limits={"json_depth": 9, "total_time": 7})
+    settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
         first, second = gateway.runtime.straight._routes.rules
-    assert (second.limits.json_depth, second.limits.idle_time, second.limits.total_time) == (
+    assert (
+        second.limits.json_depth,
+        second.limits.idle_timeout,
+        second.limits.request_timeout,
+    ) == (
         9,
         300,
         7,
     )
-    assert first.limits == replace(second.limits, json_depth=3, idle_time=2)
+    assert first.limits == replace(second.limits, json_depth=3, idle_timeout=2)
 
 
 async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients() -> None:
@@ -167,14 +176,14 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
             "listen": "127.0.0.1:0",
             "upstreams": {
                 "u": {"endpoints": [NOWHERE]},
-                "next": {"endpoints": [NOWHERE], "limits": {"requests": 5}},
+                "next": {"endpoints": [NOWHERE], "concurrency": {"max_requests": 5}},
             },
             "routes": [
-                {**route, "match": {"model": "m"}, "mirror": {"upstream": "next", "share": "7%"}},
+                {**route, "match": {"model": "m"}, "mirror": {"upstream": "next", "percent": "7%"}},
                 {**route, "match": {"model": "n"}, "mirror": {"upstream": "next"}},
                 {"upstream": "u"},
             ],
-            "limits": {"requests": 10, "held_bytes": "4MiB"},
+            "limits": {"max_requests": 10, "max_buffered_bytes": "4MiB"},
             "workers": 2,
         }
     )
@@ -188,11 +197,11 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
         assert (copied.policies, copied.limits) == (own.policies, own.limits)
         upstream = gateway.runtime.upstreams["next"]
         assert copied.upstream is upstream
-        assert len(own.gates) == 1  # the gateway's, where copies take no places
-        assert copied.gates == (upstream.gate,)
+        assert len(own.concurrency_limits) == 1  # the gateway's, where copies take no places
+        assert copied.concurrency_limits == (upstream.concurrency_limit,)
         # What all copies share is not what all clients share.
-        assert copied.turns is second.mirror.route.turns
-        assert copied.turns is not own.turns
+        assert copied.scheduler is second.mirror.route.scheduler
+        assert copied.scheduler is not own.scheduler
         assert copied.held is second.mirror.route.held
         assert copied.held is not own.held
         copied.held.change(2**19)
@@ -236,7 +245,7 @@ async def test_the_example_of_several_models(
 
 
 async def test_the_limits_of_the_settings() -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
             assert (await client.ask(infer_json(bytes(1025)))).status == 413
@@ -247,15 +256,17 @@ async def _models(connection: Connection) -> None:
         received = await connection.request()
         target = received.head.target
         if target.endswith("/infer"):
-            await connection.send(binary_answer(bytes(8)))
+            await connection.send(binary_response(bytes(8)))
         else:
             await asyncio.sleep(0.02)
             config = json.dumps({"max_batch_size": 0}).encode()
-            await connection.send(answer(config if target.endswith("config") else metadata(-1)))
+            await connection.send(
+                http_response(config if target.endswith("config") else metadata(-1))
+            )
 
 
 async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None:
-    async with nothing_left(), FaultyServer(_models) as server:
+    async with no_leaks(), ScriptedServer(_models) as server:
         async with Gateway(_settings(endpoints=(server.url,))) as gateway:
 
             async def one() -> int:
@@ -270,8 +281,8 @@ async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None
 
 
 async def test_metadata_is_asked_for_again_after_its_time() -> None:
-    async with FaultyServer(_models) as server:
-        settings = _settings(endpoints=(server.url,), limits={"metadata_time": "1ms"})
+    async with ScriptedServer(_models) as server:
+        settings = _settings(endpoints=(server.url,), limits={"metadata_ttl": "1ms"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
             for _ in range(2):
                 assert (await client.ask(infer_raw(bytes(8)))).status == 200
@@ -281,8 +292,8 @@ async def test_metadata_is_asked_for_again_after_its_time() -> None:
 
 
 async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
-    async with nothing_left(), FaultyServer(hang) as server:
-        settings = _settings(endpoints=(server.url,), limits={"drain_time": "20ms"})
+    async with no_leaks(), ScriptedServer(never_respond) as server:
+        settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
         async with AsyncExitStack() as clients:
             async with Gateway(settings) as gateway:
                 for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
@@ -297,7 +308,7 @@ async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
 
 async def test_connections_can_be_given_to_it() -> None:
     closed: list[None] = []
-    async with nothing_left():
+    async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
             async with Gateway(_settings(), lambda: closed.append(None)) as gateway:
                 assert gateway.addresses == []
@@ -320,7 +331,7 @@ async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     unix = f"unix:{tmp_path / 's'}"
     settings = _settings("127.0.0.1:0", unix, tls={"certificate": certificate, "key": key})
-    async with nothing_left(), Gateway(settings) as gateway:
+    async with no_leaks(), Gateway(settings) as gateway:
         first, second = gateway.addresses
         assert first.startswith("https://127.0.0.1:")
         assert second == unix
@@ -332,7 +343,7 @@ async def test_connections_that_are_given_to_it_may_speak_tls(tmp_path: Path) ->
     certificate, key = certificate_files(tmp_path, server_certificate())
     settings = _settings(tls={"certificate": certificate, "key": key})
     closed: list[None] = []
-    async with nothing_left():
+    async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = listening.getsockname()
             async with Gateway(settings, lambda: closed.append(None)) as gateway:
@@ -381,11 +392,11 @@ async def test_an_upstream_that_is_required_or_not(required: bool) -> None:
 async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = NameService()
     names.ready.clear()
-    monkeypatch.setattr(app_pools, "addresses_of", names)
+    monkeypatch.setattr(app_pools, "resolve_host", names)
     address = free_address()
-    upstreams = {"u": {"endpoints": ["http://triton:1"], "resolve": "1s", "health": {}}}
+    upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)
-    async with nothing_left():
+    async with no_leaks():
         start = asyncio.create_task(Gateway(settings).__aenter__())
         await until(lambda: names.under_way)
         start.cancel()

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tests.codec.exact import FORMATS, tie, written
+from tests.codec.exact_rounding import FORMATS, tie, written
 
 
 @st.composite

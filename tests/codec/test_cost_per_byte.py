@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 import orjson
 import pytest
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_answer import MixedAnswer
-from gateway.codec.infer_request import InferRequestCodec
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import MixedResponseConverter
 from gateway.errors import GatewayError
-from gateway.protocol.inference_header import AnswerForm
+from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
-from tests.codec.v1_bodies import model
+from tests.codec.strategies_v1 import model
 
 SECONDS = float(os.environ.get("TENSORGATE_FUZZ_SECONDS", "12"))
 SIZE = 256 * 1024
@@ -74,7 +74,12 @@ DATATYPES = ("FP32", "FP16", "FP64", "BF16", "INT8", "UINT64", "BOOL", "BYTES")
 BASE64 = '"parameters":{"content_type":"base64"}'
 
 Pool = tuple[str, ...]
-Codec = InferRequestCodec | BinaryAnswer | MixedAnswer | PredictRequestCodec
+Codec = (
+    InferRequestConverter
+    | BinaryResponseConverter
+    | MixedResponseConverter
+    | PredictRequestConverter
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ FORMS = ("infer", "infer in front", "small", *V1, *ANSWERS)
 def convert(form: str, datatype: str, body: bytes) -> None:
     """Convert a body, or have it refused."""
     if form == "small":
-        convert_small_request(body, 64)
+        fast_convert_request(body, 64)
         return
     codec = codec_of(form, datatype, len(body))
     with suppress(GatewayError):
@@ -172,11 +177,11 @@ def convert(form: str, datatype: str, body: bytes) -> None:
             codec.feed(body[start : start + PIECE])
             while codec.work():
                 pass
-        if not isinstance(codec, MixedAnswer):
+        if not isinstance(codec, MixedResponseConverter):
             codec.feed(b"", last=True)
         while codec.work():
             pass
-        if isinstance(codec, PredictRequestCodec):
+        if isinstance(codec, PredictRequestConverter):
             codec.finish("")
         else:
             codec.finish()
@@ -185,13 +190,19 @@ def convert(form: str, datatype: str, body: bytes) -> None:
 def codec_of(form: str, datatype: str, size: int) -> Codec:
     if form in V1:
         names = "xy" if form == "rows" else "x"
-        return PredictRequestCodec(model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64)
+        return PredictRequestConverter(
+            model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64
+        )
     if form == "mixed":
-        return MixedAnswer(size, AnswerForm(False, {}), JsonPolicies(), HEADER_CAP, 1 << 30)
+        return MixedResponseConverter(
+            size, OutputEncoding(False, {}), JsonPolicies(), HEADER_CAP, 1 << 30
+        )
     if form in ANSWERS:
         policies = JsonPolicies(as_base64=frozenset("x" if form == "base64" else ""))
-        return BinaryAnswer(AnswerForm(form == "binary", {}), HEADER_CAP, 1 << 30, policies)
-    return InferRequestCodec(HEADER_CAP, 64)
+        return BinaryResponseConverter(
+            OutputEncoding(form == "binary", {}), HEADER_CAP, 1 << 30, policies
+        )
+    return InferRequestConverter(HEADER_CAP, 64)
 
 
 _FLOATS = orjson.dumps(

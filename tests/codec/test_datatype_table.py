@@ -9,27 +9,29 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.codec.infer_request import InferRequestCodec
-from gateway.codec.lent_work import do
-from gateway.codec.loans import Work
-from gateway.codec.small_answer import convert_small_answer
-from gateway.codec.small_request import convert_small_request
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.offload import ConversionJob
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.request import InferRequestConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.datatypes import DATATYPES, Datatype, floating, integer
-from gateway.protocol.inference_header import parse_header, read_inputs
-from gateway.protocol.raw_binary import raw_binary_preamble
-from gateway.protocol.v1 import Form, Predicted
-from tests.codec import test_infer_answer, test_v1_answer, test_v1_request
-from tests.codec.bodies import answer_body, output
-from tests.codec.plain_v1 import Declared
-from tests.codec.test_binary_answer import Brought, brought
-from tests.codec.test_infer_answer import Failed
-from tests.codec.v1_bodies import model
+from gateway.protocol.datatypes import DATATYPES, Datatype, float_datatype, integer_datatype
+from gateway.protocol.raw_binary import make_raw_binary_preamble
+from gateway.protocol.request_header import parse_request_header, read_inputs
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
+from tests.codec.reference_v1 import Declared
+from tests.codec.strategies import answer_body, output
+from tests.codec.strategies_v1 import model
+from tests.codec.v1 import test_request
+from tests.codec.v1 import test_response as test_v1_response
+from tests.codec.v2 import test_response
+from tests.codec.v2.test_binary_response import Brought, brought
+from tests.codec.v2.test_response import Failed
 
 NEW = [
-    floating("FLOAT8", ml_dtypes.float8_e5m2),
-    integer("INTEGER4", ml_dtypes.int4),
-    integer("UINTEGER4", ml_dtypes.uint4),
+    float_datatype("FLOAT8", ml_dtypes.float8_e5m2),
+    integer_datatype("INTEGER4", ml_dtypes.int4),
+    integer_datatype("UINTEGER4", ml_dtypes.uint4),
 ]
 VALUES = [1, 2, 3]
 
@@ -39,8 +41,8 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     datatype: Datatype = request.param
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
-    convert_small_request.__globals__["_plan"].cache_clear()
-    convert_small_answer.__globals__["_plan"].cache_clear()
+    fast_convert_request.__globals__["_plan"].cache_clear()
+    fast_convert_response.__globals__["_plan"].cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:
@@ -53,7 +55,7 @@ def json_request(name: str, data: str) -> bytes:
 
 
 def convert(body: bytes) -> bytes:
-    codec = InferRequestCodec(1 << 20, 64)
+    codec = InferRequestConverter(1 << 20, 64)
     codec.feed(body)
     codec.feed(b"", last=True)
     parts = codec.finish().tensors
@@ -64,14 +66,14 @@ def refusal(body: bytes) -> str:
     with pytest.raises(GatewayError) as caught:
         convert(body)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert convert_small_request(body, 64) is None
+    assert fast_convert_request(body, 64) is None
     return caught.value.message
 
 
 def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
     body = json_request(new.name, "[1,[2,3]]")
     assert convert(body) == packed(new)
-    small = convert_small_request(body, 64)
+    small = fast_convert_request(body, 64)
     assert small is None or small.body[small.header_size :] == packed(new)
 
 
@@ -95,9 +97,9 @@ def test_binary_of_a_new_datatype_is_measured(new: Datatype) -> None:
             }
         ).encode()
 
-    assert read_inputs(parse_header(inputs(3), 64))[0].binary_size == 3
+    assert read_inputs(parse_request_header(inputs(3), 64))[0].binary_size == 3
     assert "takes 3 bytes" in refusal(inputs(4))
-    preamble = raw_binary_preamble(model({"x": (new.name, [-1])}), 3)
+    preamble = make_raw_binary_preamble(model({"x": (new.name, [-1])}), 3)
     assert json.loads(preamble.header)["inputs"][0]["shape"] == [3]
 
 
@@ -108,21 +110,21 @@ def test_v1_takes_a_new_datatype(new: Datatype) -> None:
         {"instances": [{"x": value} for value in VALUES]},
         {"inputs": VALUES},
     ):
-        request = test_v1_request.convert([json.dumps(fields).encode()], declared)
+        request = test_request.convert([json.dumps(fields).encode()], declared)
         assert b"".join(request.tensors) == packed(new)
-    error = test_v1_request.refusal({"instances": [1, 10**9]}, declared)
+    error = test_request.refusal({"instances": [1, 10**9]}, declared)
     assert error.message.endswith(f"(1000000000) does not fit {new.name}")
-    error = test_v1_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
+    error = test_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
     assert error.kind is ErrorKind.BAD_REQUEST
 
 
 def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
     body, size = answer_body([output("y", new.name, [3], packed(new))])
-    text = test_infer_answer.as_json([body], size)
+    text = test_response.as_json([body], size)
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == VALUES
-    assert convert_small_answer(body, size) in (None, text)
-    predicted = test_v1_answer.convert([body], size, Predicted(Form.ROWS))
+    assert fast_convert_response(body, size) in (None, text)
+    predicted = test_v1_response.convert([body], size, V1ResponseLayout(V1Format.ROWS))
     assert json.loads(predicted) == {"predictions": VALUES}
     in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}
     found = brought([json.dumps(in_json).encode()])
@@ -131,13 +133,13 @@ def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
     in_json["outputs"][0]["data"] = [1, "a", 10**9]
     failed = brought([json.dumps(in_json).encode()])
     assert isinstance(failed, Failed)
-    assert failed.kind is ErrorKind.BAD_ANSWER
+    assert failed.kind is ErrorKind.BAD_RESPONSE
 
 
 def test_work_on_a_new_datatype_can_be_lent(new: Datatype) -> None:
-    assert do(Work(False, new), b"[1,2,3]") == packed(new)
-    assert do(Work(False, new), b"[1,2,1000000000]") is None
-    text = do(Work(True, new), packed(new))
+    assert run_job(ConversionJob(False, new), b"[1,2,3]") == packed(new)
+    assert run_job(ConversionJob(False, new), b"[1,2,1000000000]") is None
+    text = run_job(ConversionJob(True, new), packed(new))
     assert text is not None
     assert json.loads(b"[%b]" % bytes(text)) == VALUES
 
@@ -148,7 +150,7 @@ def test_a_datatype_that_is_not_in_the_table_is_refused(data: str) -> None:
     assert message.startswith("input 'x': unknown datatype \"FLOAT128\"; known are ")
 
 
-@pytest.mark.parametrize("make", [integer, floating])
+@pytest.mark.parametrize("make", [integer_datatype, float_datatype])
 def test_a_row_whose_facts_are_not_known_does_not_come_to_be(make: object) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match="data type"):

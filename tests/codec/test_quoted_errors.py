@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_request import InferRequestCodec, header_without_data
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter, header_without_data
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import parse_answer
-from gateway.protocol.inference_header import AnswerForm
-from tests.codec import bodies
-from tests.codec.v1_bodies import model
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import parse_response_header
+from tests.codec import strategies
+from tests.codec.strategies_v1 import model
 
 CAP, DEPTH = 10_000, 64
 
@@ -30,7 +30,7 @@ Convert = Callable[[list[bytes]], None]
 
 
 def convert_request(pieces: list[bytes]) -> None:
-    codec = InferRequestCodec(CAP, DEPTH)
+    codec = InferRequestConverter(CAP, DEPTH)
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -38,7 +38,7 @@ def convert_request(pieces: list[bytes]) -> None:
 
 
 def convert_answer(pieces: list[bytes]) -> None:
-    codec = BinaryAnswer(AnswerForm(True, {"text": False}), CAP, 1 << 20)
+    codec = BinaryResponseConverter(OutputEncoding(True, {"text": False}), CAP, 1 << 20)
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -47,7 +47,7 @@ def convert_answer(pieces: list[bytes]) -> None:
 
 def convert_v1(pieces: list[bytes]) -> None:
     declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
-    codec = PredictRequestCodec(model(declared, False), CAP, DEPTH)
+    codec = PredictRequestConverter(model(declared, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
         while codec.work():
@@ -56,7 +56,7 @@ def convert_v1(pieces: list[bytes]) -> None:
 
 
 def convert_v1_of_one(pieces: list[bytes]) -> None:
-    codec = PredictRequestCodec(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
+    codec = PredictRequestConverter(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
         while codec.work():
@@ -68,7 +68,12 @@ def refusal(convert: Convert, body: bytes) -> GatewayError | None:
     """Give the error of a body, which has to be the same however it arrives."""
     told: list[tuple[ErrorKind, str] | None] = []
     error = None
-    for pieces in ([body], bodies.bytewise(body), bodies.cut(body, 1), bodies.cut(body, 2)):
+    for pieces in (
+        [body],
+        strategies.bytewise(body),
+        strategies.cut(body, 1),
+        strategies.cut(body, 2),
+    ):
         error = None
         try:
             convert(pieces)
@@ -161,7 +166,7 @@ def test_a_broken_body_is_quoted_where_it_breaks(
         return
     check_quotes(error.message, body)
     if convert is convert_request:
-        assert convert_small_request(body, DEPTH) is None
+        assert fast_convert_request(body, DEPTH) is None
 
 
 @settings(max_examples=300)
@@ -230,7 +235,7 @@ def test_a_servers_own_text_is_quoted(body: bytes) -> None:
     body = body.replace(b"inputs", b"outputs")
     error = refusal(convert_answer, body)
     assert error is not None
-    assert error.kind is ErrorKind.BAD_ANSWER
+    assert error.kind is ErrorKind.BAD_RESPONSE
     assert error.message.startswith("the server's answer is not valid JSON (")
     check_quotes(error.message, body)
 
@@ -243,6 +248,6 @@ def test_a_header_without_data_is_quoted() -> None:
     check_quotes(caught.value.message, part)
     assert "at byte 88)" in caught.value.message
     with pytest.raises(GatewayError) as caught:
-        parse_answer(part)
+        parse_response_header(part)
     check_quotes(caught.value.message, part)
     assert "at byte 88)" in caught.value.message

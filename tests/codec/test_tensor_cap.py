@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.binary_answer import BinaryAnswer
-from gateway.codec.infer_answer import JsonAnswer
-from gateway.codec.infer_request import InferRequestCodec, header_without_data
-from gateway.codec.json_request import JsonRequest
-from gateway.codec.json_tensors import JsonTensors
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.small_request import convert_small_request
-from gateway.codec.v1_request import PredictRequestCodec
+from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.json_reader import JsonMessageReader
+from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.codec.v2.request import InferRequestConverter, header_without_data
+from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import MAX_OUTPUTS
-from gateway.protocol.inference_header import AnswerForm
-from tests.codec.plain_v1 import Declared
-from tests.codec.v1_bodies import model
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import MAX_OUTPUTS
+from tests.codec.reference_v1 import Declared
+from tests.codec.strategies_v1 import model
 
 CAP = 3
 TOO_MANY = "the request has more than 3 inputs (limits.max_tensors)"
@@ -43,14 +43,14 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
     return json.dumps(fields).encode()
 
 
-def work_off(codec: JsonTensors, text: bytes, last: bool = False) -> None:
+def work_off(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
     codec.feed(text, last)
     while codec.work():
         pass
 
 
 def convert(body: bytes) -> None:
-    codec = InferRequestCodec(1 << 20, 64, tensor_cap=CAP)
+    codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
     work_off(codec, body, last=True)
     codec.finish()
 
@@ -80,7 +80,7 @@ def test_more_requested_outputs_than_the_cap_are_refused() -> None:
     "entry", ['{"data":[1]', '{"data":[1],"name":"x","datatype":"FP32","shape":[1]']
 )
 def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
-    codec = InferRequestCodec(1 << 20, 64, tensor_cap=CAP)
+    codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
     codec.feed(b'{"inputs":[' + b"},".join([entry.encode()] * CAP) + b"}")
     while codec.work():
         pass
@@ -90,9 +90,9 @@ def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
 
 def test_small_requests_over_the_cap_are_left_to_the_streaming_codec() -> None:
     for entry in (DATA, SHARED):
-        assert convert_small_request(request([entry] * CAP), 64, CAP) is not None
-        assert convert_small_request(request([entry] * (CAP + 1)), 64, CAP) is None
-    assert convert_small_request(request([DATA], CAP + 1), 64, CAP) is None
+        assert fast_convert_request(request([entry] * CAP), 64, CAP) is not None
+        assert fast_convert_request(request([entry] * (CAP + 1)), 64, CAP) is None
+    assert fast_convert_request(request([DATA], CAP + 1), 64, CAP) is None
 
 
 def test_binary_headers_over_the_cap_are_refused() -> None:
@@ -106,16 +106,16 @@ def test_binary_headers_over_the_cap_are_refused() -> None:
 def test_v1_requests_for_a_model_over_the_cap_are_refused() -> None:
     declared: Declared = {f"x{number}": ("FP32", [-1]) for number in range(CAP + 1)}
     with pytest.raises(GatewayError) as caught:
-        PredictRequestCodec(model(declared), 1000, 64, CAP)
+        PredictRequestConverter(model(declared), 1000, 64, CAP)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_REQUEST, TOO_MANY)
-    PredictRequestCodec(model(declared), 1000, 64, CAP + 1)
+    PredictRequestConverter(model(declared), 1000, 64, CAP + 1)
 
 
 def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
     # For a server of JSON only; what was let in is not counted again.
     count = 1500
     header = request([BINARY] * count)
-    codec = JsonRequest(len(header), JsonPolicies(), {})
+    codec = JsonRequestConverter(len(header), JsonPolicies(), {})
     text = codec.feed(header + bytes(4 * count))
     codec.finish()
     assert len(json.loads(text)["inputs"]) == count
@@ -125,10 +125,10 @@ def test_more_outputs_of_a_server_than_its_cap_are_a_bad_answer() -> None:
     words = f"the server's answer has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
-        JsonAnswer(len(header), JsonPolicies()).feed(header)
-    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_ANSWER, words)
+        JsonResponseConverter(len(header), JsonPolicies()).feed(header)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)
     body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
-    codec = BinaryAnswer(AnswerForm(True, {}), 1 << 20, 1 << 20)
+    codec = BinaryResponseConverter(OutputEncoding(True, {}), 1 << 20, 1 << 20)
     with pytest.raises(GatewayError) as caught:
         work_off(codec, body[: -len("]}")])  # the end need not come
-    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_ANSWER, words)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)

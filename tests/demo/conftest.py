@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tests.servers.command import SCRIPT, Process, started
+from tests.support.gateway_process import TENSORGATE, Process, running_process
 
 
 @asynccontextmanager
@@ -15,8 +15,8 @@ async def at_work(arguments: Sequence[str], **environ: str) -> AsyncIterator[tup
 
     Checks that SIGTERM ends it, and well.
     """
-    async with started(SCRIPT, *arguments, **environ) as process:
-        found = await process.until_it_says(r"listening on (\S+)")
+    async with running_process(TENSORGATE, *arguments, **environ) as process:
+        found = await process.wait_for_output(r"listening on (\S+)")
         yield process, found[1]
         process.signal(signal.SIGTERM)
         status, _, err = await process.end()

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway import __version__
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from gateway.settings.load import load
-from gateway.settings.quantities import parse_duration
+from gateway.settings.values.units import parse_duration
 from tests.deploy.at_work import at_work
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DEPLOY, Document, documents, mapped
-from tests.servers.raw_client import connect
+from tests.support.raw_client import connect
 
 FILE = DEPLOY / "compose.yaml"
 CHECKER = str(Path(sys.executable).with_name("check-jsonschema"))
@@ -120,7 +120,7 @@ def test_the_settings_take_each_variable(services: dict[str, Document]) -> None:
 def test_what_runs_may_finish(services: dict[str, Document]) -> None:
     gateway, triton = services["gateway"], services["triton"]
     settings = load(settings_file(gateway), environment(gateway))
-    assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_time
+    assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_timeout
     (exit_time,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(triton["command"]))
     assert parse_duration(triton["stop_grace_period"]) > int(exit_time)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
 from tests.deploy.files import DEPLOY, ROOT, mapped
-from tests.servers.command import Process, run, started
-from tests.servers.faulty_server import FaultyServer, always
-from tests.servers.http_text import answer
-from tests.servers.raw_client import connect
+from tests.support.gateway_process import Process, run, running_process
+from tests.support.http_messages import http_response
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 FILE = DEPLOY / "Dockerfile"
 STAGES = read_stages(FILE)
@@ -205,8 +205,8 @@ async def test_it_serves_and_changes_no_file(image: Built) -> None:
     command = image.command("ENTRYPOINT") + image.command("CMD")
     async with DemoServer() as server:
         environ = {**image.environ, "LISTEN": "127.0.0.1:0", "TRITON_URL": server.url}
-        async with started(*command, **environ) as process:
-            url = (await process.until_it_says(r"listening on (\S+)"))[1]
+        async with running_process(*command, **environ) as process:
+            url = (await process.wait_for_output(r"listening on (\S+)"))[1]
             async with connect(url) as client:
                 target = "/v2/models/identity_fp32/infer"
                 for count in (1, 200_000):  # of which the latter is worth a helper
@@ -226,13 +226,15 @@ async def test_its_settings_are_those_of_the_sidecar(image: Built) -> None:
 
 
 async def test_it_is_not_healthy_where_nobody_listens(image: Built) -> None:
-    async with FaultyServer() as server:
+    async with ScriptedServer() as server:
         url = server.url
     assert await health(image, url) == 1
 
 
 async def test_it_is_not_healthy_where_it_says_so(image: Built) -> None:
-    async with FaultyServer(always(answer(status="503 Service Unavailable"))) as server:
+    async with ScriptedServer(
+        always_respond(http_response(status="503 Service Unavailable"))
+    ) as server:
         assert await health(image, server.url) == 1
 
 

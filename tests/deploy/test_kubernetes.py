@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 
 from gateway import __version__
-from gateway.settings.addresses import TcpAddress
-from gateway.settings.quantities import parse_size
+from gateway.settings.values.addresses import TcpAddress
+from gateway.settings.values.units import parse_size
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DEPLOY, Document, documents
 from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
@@ -18,7 +18,8 @@ from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
 SIDECAR, GATEWAYS = DEPLOY / "kubernetes/sidecar.yaml", DEPLOY / "kubernetes/gateway.yaml"
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
-"""Bytes that the gateway and its helper take beside what `limits.held_bytes` counts, and more."""
+"""Bytes that the gateway and its helper take beside what `limits.max_buffered_bytes` "
+"counts, and more."""
 
 
 # What Kubernetes says
@@ -165,13 +166,13 @@ def test_gateways_find_each_pod_by_the_service(tmp_path: Path) -> None:
     service = manifest.one("Service", urlsplit(url).hostname or "")
     assert service["spec"]["clusterIP"] == "None"
     assert manifest.pod_with(TRITON).chosen_by(service["spec"]["selector"])
-    assert upstream.resolve is not None
+    assert upstream.dns_refresh is not None
 
 
 def test_memory_suffices_for_what_may_be_held(manifest: Manifest, tmp_path: Path) -> None:
     settings = manifest.write_settings(tmp_path)
     limit = parse_size(manifest.gateway["resources"]["limits"]["memory"] + "B")
-    assert limit >= settings.limits.held_bytes + OF_ITS_OWN
+    assert limit >= settings.limits.max_buffered_bytes + OF_ITS_OWN
 
 
 # Its end
@@ -192,7 +193,7 @@ def test_what_runs_may_finish(manifest: Manifest, tmp_path: Path) -> None:
     for pod in manifest.pods:
         ends = 0.0
         if GATEWAY in pod.containers:
-            ends += pause(manifest.gateway) + settings.limits.drain_time
+            ends += pause(manifest.gateway) + settings.limits.drain_timeout
         if TRITON in pod.containers:
             ends += exit_time(manifest.triton)
         assert pod.spec["terminationGracePeriodSeconds"] > ends

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from tests.deploy.at_work import at_work
 from tests.deploy.files import Document, mapped
 from tests.deploy.manifest import PROBES, Manifest
-from tests.servers.raw_client import connect
+from tests.support.raw_client import connect
 
 
 def moved(manifest: Manifest, folder: Path, url: str) -> list[str]:
     """Write the settings for a server that is here; give the command line that takes them."""
     settings = manifest.write_settings(folder)
-    if settings.upstreams["triton"].resolve is not None:
+    if settings.upstreams["triton"].dns_refresh is not None:
         url = url.replace("127.0.0.1", "localhost")
     for name, text in manifest.settings_text().items():
         here = text.replace(str(settings.listen[0]), "127.0.0.1:0")

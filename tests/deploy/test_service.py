@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.server import DemoServer
+from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.deploy.at_work import at_work
 from tests.deploy.files import DEPLOY, ROOT, Unit, mapped
-from tests.servers.command import SCRIPT, run, settings_in
-from tests.servers.raw_client import connect
+from tests.support.gateway_process import TENSORGATE, run, write_settings
+from tests.support.raw_client import connect
 
 FILE = DEPLOY / "tensorgate.service"
 UNIT = Unit(FILE)
@@ -40,14 +40,14 @@ def command(key: str, config: str) -> list[str]:
 
 
 async def test_the_settings_are_checked_first(tmp_path: Path) -> None:
-    config = settings_in(tmp_path / "gateway.yaml", "http://127.0.0.1:1")
-    status, out, _ = await run(SCRIPT, *command("ExecStartPre", config))
+    config = write_settings(tmp_path / "gateway.yaml", "http://127.0.0.1:1")
+    status, out, _ = await run(TENSORGATE, *command("ExecStartPre", config))
     assert (status, "http://127.0.0.1:1" in out) == (0, True)
 
 
 async def test_it_serves(tmp_path: Path) -> None:
     async with DemoServer() as server:
-        config = settings_in(tmp_path / "gateway.yaml", server.url)
+        config = write_settings(tmp_path / "gateway.yaml", server.url)
         async with at_work(command("ExecStart", config)) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200
 
@@ -56,7 +56,7 @@ async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
     _, option, process_id = UNIT.command("ExecReload")
     assert process_id == "$MAINPID"
     async with DemoServer() as server:
-        config = settings_in(tmp_path / "gateway.yaml", server.url)
+        config = write_settings(tmp_path / "gateway.yaml", server.url)
         async with at_work(command("ExecStart", config)) as (process, url):
             process.signal(signal.Signals[f"SIG{option.removeprefix('-')}"])
             async with connect(url) as client:
@@ -64,8 +64,8 @@ async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
 
 
 def test_what_runs_may_finish() -> None:
-    drain_time = Settings.model_fields["limits"].get_default().drain_time
-    assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_time + LAST_MOMENT
+    drain_timeout = Settings.model_fields["limits"].get_default().drain_timeout
+    assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_timeout + LAST_MOMENT
     # Else the helper would be told to end too.
     assert UNIT.value("Service", "KillMode") == "mixed"
 
@@ -129,7 +129,7 @@ async def test_what_the_comment_says_installs_all_that_the_unit_needs(tmp_path: 
 def unit(tmp_path: Path) -> Path:
     """The unit, with programs that are there."""
     file = tmp_path / FILE.name
-    file.write_text(FILE.read_text().replace(PROGRAM, SCRIPT))
+    file.write_text(FILE.read_text().replace(PROGRAM, TENSORGATE))
     return file
 
 

@@ -2,13 +2,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.servers.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-from tests.servers.running_gateway import no_errors_logged, nothing_left
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.gateway import no_errors_logged, no_leaks
 
 
 @pytest.fixture
 async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     """Check that nothing leaves a task or a socket behind, or makes anything log an error."""
     with no_errors_logged(caplog):
-        async with nothing_left():
+        async with no_leaks():
             yield

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.codec.exact import nearest
+from tests.codec.exact_rounding import nearest
 from tests.fuzz.number_texts import any_numbers, broken, pieces, well_formed
 
 _DATATYPES = {4: "FP32", 8: "FP64"}

@@ -6,7 +6,7 @@ import struct
 from fractions import Fraction
 from random import Random
 
-from tests.codec.exact import FORMATS, tie, written
+from tests.codec.exact_rounding import FORMATS, tie, written
 
 _FORMATS = (FORMATS["FP32"], (53, -1022, 1023))
 _WORDS = ("NaN", "Infinity", "-Infinity")

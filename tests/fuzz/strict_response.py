@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.codec.plain import DTYPES, pack
-from tests.codec.plain import RefusedError as PlainRefusedError
+from tests.codec.reference import DTYPES, pack
+from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.fuzz.strict_http1 import MAX_HEAD, Fields, RefusedError, all_of, chunked, read_fields
 
 _FIRST = re.compile(rb"HTTP/1\.([01]) +([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?")
 _MOST_INTERIM = 100
-LENGTH = b"inference-header-content-length"
+HEADER_LENGTH = b"inference-header-content-length"
 
 Value = tuple[str, str, tuple[int, ...], bytes | None]
 """Name, datatype, shape and bytes of an output, None where there are none; every NaN is the same.
@@ -36,7 +36,7 @@ class Response:
     @property
     def lengths(self) -> list[bytes]:
         """Give what is said of the size of the JSON before the tensors."""
-        return all_of(self.fields, LENGTH)
+        return all_of(self.fields, HEADER_LENGTH)
 
     @property
     def content(self) -> tuple[bytes, list[bytes]]:
@@ -46,7 +46,7 @@ class Response:
     @property
     def as_json(self) -> Response:
         """Give the same as if it were JSON alone."""
-        fields = [(name, value) for name, value in self.fields if name != LENGTH]
+        fields = [(name, value) for name, value in self.fields if name != HEADER_LENGTH]
         return replace(self, fields=fields)
 
 

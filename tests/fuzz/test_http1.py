@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.exchange.end_to_end.test_smuggling import ACCEPTED, INNER, REFUSED
+from tests.end_to_end.connections.test_smuggling import ACCEPTED, INNER, REFUSED
 from tests.fuzz.budget import seconds
-from tests.fuzz.framing import Stream, check_streams, recording
-from tests.fuzz.streams import any_stream, with_odd_byte
+from tests.fuzz.http1_messages import Stream, check_streams, recording
+from tests.fuzz.http1_streams import any_stream, with_odd_byte
 from tests.fuzz.strict_http1 import read_all
 
 pytestmark = [

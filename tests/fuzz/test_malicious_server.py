@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.answers import Served, any_answer, in_order
 from tests.fuzz.budget import seconds
-from tests.fuzz.malicious import KINDS, Case, check_cases
+from tests.fuzz.malicious_responses import Served, any_answer, in_order
+from tests.fuzz.malicious_server import KINDS, Case, check_cases
 
 pytestmark = [
     # On one loop only: these tests take their time.

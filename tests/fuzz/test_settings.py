@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings.load import MAX_FILE_BYTES, load_with_places
+from gateway.settings.load import MAX_FILE_BYTES, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
 from tests.fuzz.budget import seconds
@@ -51,7 +51,7 @@ def bounded() -> Iterator[None]:
 
 def outcome(file: Path, with_files: bool = False) -> Settings | tuple[Problem, ...]:
     try:
-        return load_with_places(file, ENVIRON, with_files=with_files).settings
+        return load_with_positions(file, ENVIRON, with_files=with_files).settings
     except SettingsError as error:
         return error.problems
 
@@ -68,7 +68,7 @@ def hold(file: Path, content: bytes, with_files: bool = False) -> bool:
     last = len(text.splitlines()) + 1
     for problem in found:
         if problem.line is None:
-            is_as_a_whole = problem.path_in_file in WITHOUT_LINE
+            is_as_a_whole = problem.setting in WITHOUT_LINE
             assert is_as_a_whole, problem
         else:
             assert 1 <= problem.line <= last, problem

@@ -13,16 +13,16 @@ from gateway.http1.body import (
     ChunkedDecoder,
     LengthDecoder,
     UntilCloseDecoder,
-    chunk_parts,
+    frame_chunk,
 )
 from gateway.http1.head import MalformedError
-from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
+from tests.http1.splits import LAW, PLACES, all_splits, bytewise, cut
 
 FREE_OVERHEAD = 64 * 1024
 
 
 def chunk(data: bytes) -> bytes:
-    return b"".join(chunk_parts(data))
+    return b"".join(frame_chunk(data))
 
 
 @dataclass
@@ -51,7 +51,7 @@ def _decode(decoder: BodyDecoder, pieces: list[bytes]) -> Decoded:
 def _is_refused(data: bytes) -> bool:
     """Tell whether a chunked body is, and that it is so however it comes."""
     refused = []
-    for pieces in ways(data):
+    for pieces in all_splits(data):
         try:
             _decode(ChunkedDecoder(), pieces)
             refused.append(False)

@@ -5,19 +5,19 @@ import socket
 
 import pytest
 
-from gateway.buffers import LARGEST_WINDOW, BufferAccount
 from gateway.http1 import connection as connection_module
-from gateway.http1 import intake as intake_module
+from gateway.http1 import read_buffer as intake_module
 from gateway.http1.connection import (
-    LARGEST_JOINED,
-    MOST_AHEAD,
+    MAX_COALESCED_WRITE,
+    MAX_READ_AHEAD,
     BodyStream,
     Connection,
-    Reading,
+    ReadFlow,
 )
-from tests.http1.transport import TransportDouble
-from tests.servers.build import needs_source, skip_if_compiled
-from tests.servers.running_gateway import until
+from gateway.system.buffers import MAX_WINDOW, BufferAccount
+from tests.http1.fake_transport import FakeTransport
+from tests.support.compiled import needs_source, skip_if_compiled
+from tests.support.gateway import until
 
 
 class _Broken(Exception):  # noqa: N818
@@ -25,13 +25,13 @@ class _Broken(Exception):  # noqa: N818
 
 
 @pytest.fixture
-def transport() -> TransportDouble:
-    return TransportDouble()
+def transport() -> FakeTransport:
+    return FakeTransport()
 
 
 @pytest.fixture
-def body(transport: TransportDouble) -> BodyStream:
-    return BodyStream(Reading(transport), BufferAccount())
+def body(transport: FakeTransport) -> BodyStream:
+    return BodyStream(ReadFlow(transport), BufferAccount())
 
 
 async def _turns(count: int = 5) -> None:
@@ -124,8 +124,8 @@ async def test_an_end_behind_an_error_is_none(body: BodyStream) -> None:
         await body.read()
 
 
-async def test_the_sender_is_held_back(body: BodyStream, transport: TransportDouble) -> None:
-    half = bytes(LARGEST_WINDOW // 2)
+async def test_the_sender_is_held_back(body: BodyStream, transport: FakeTransport) -> None:
+    half = bytes(MAX_WINDOW // 2)
     body.feed(half)
     body.feed(half)
     assert transport.calls == []
@@ -135,8 +135,8 @@ async def test_the_sender_is_held_back(body: BodyStream, transport: TransportDou
     assert transport.calls == ["pause"]
 
 
-async def test_the_sender_goes_on(body: BodyStream, transport: TransportDouble) -> None:
-    piece = bytes(LARGEST_WINDOW // 8)
+async def test_the_sender_goes_on(body: BodyStream, transport: FakeTransport) -> None:
+    piece = bytes(MAX_WINDOW // 8)
     for _ in range(9):
         body.feed(piece)
     assert transport.calls == ["pause"]
@@ -156,64 +156,62 @@ async def test_the_sender_goes_on(body: BodyStream, transport: TransportDouble) 
 
 
 async def test_a_sender_of_single_bytes_is_held_back_sooner(
-    body: BodyStream, transport: TransportDouble
+    body: BodyStream, transport: FakeTransport
 ) -> None:
     count = 0
     while not transport.calls:
         body.feed(b"x")
         count += 1
     # An object of a byte and its place take some 50.
-    assert LARGEST_WINDOW // 100 < count < LARGEST_WINDOW // 50
+    assert MAX_WINDOW // 100 < count < MAX_WINDOW // 50
     body.end()
     assert len(await _read_all(body)) == count
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_one_large_piece(body: BodyStream, transport: TransportDouble) -> None:
-    body.feed(bytes(LARGEST_WINDOW + 1))
+async def test_one_large_piece(body: BodyStream, transport: FakeTransport) -> None:
+    body.feed(bytes(MAX_WINDOW + 1))
     assert transport.calls == ["pause"]
-    assert len(await body.read()) == LARGEST_WINDOW + 1
+    assert len(await body.read()) == MAX_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_the_last_piece_holds_nobody_back(
-    body: BodyStream, transport: TransportDouble
-) -> None:
-    body.feed(bytes(LARGEST_WINDOW + 1), last=True)
+async def test_the_last_piece_holds_nobody_back(body: BodyStream, transport: FakeTransport) -> None:
+    body.feed(bytes(MAX_WINDOW + 1), last=True)
     body.end()
-    assert len(b"".join(await _read_all(body))) == LARGEST_WINDOW + 1
+    assert len(b"".join(await _read_all(body))) == MAX_WINDOW + 1
     assert transport.calls == []
 
 
 async def test_nothing_is_asked_of_a_closing_transport(
-    body: BodyStream, transport: TransportDouble
+    body: BodyStream, transport: FakeTransport
 ) -> None:
     transport.closing = True
-    body.feed(bytes(LARGEST_WINDOW + 1))
+    body.feed(bytes(MAX_WINDOW + 1))
     await body.read()
-    body.feed(bytes(LARGEST_WINDOW + 1))
+    body.feed(bytes(MAX_WINDOW + 1))
     body.discard()
     assert transport.calls == []
 
 
 async def test_a_transport_that_closes_is_not_resumed(
-    body: BodyStream, transport: TransportDouble
+    body: BodyStream, transport: FakeTransport
 ) -> None:
-    body.feed(bytes(LARGEST_WINDOW + 1))
+    body.feed(bytes(MAX_WINDOW + 1))
     transport.closing = True
-    assert len(await body.read()) == LARGEST_WINDOW + 1
+    assert len(await body.read()) == MAX_WINDOW + 1
     assert transport.calls == ["pause"]
 
 
 async def test_what_waits_and_comes_may_be_forgotten(
-    body: BodyStream, transport: TransportDouble
+    body: BodyStream, transport: FakeTransport
 ) -> None:
     body.feed(b"a")
-    body.feed(bytes(LARGEST_WINDOW))
+    body.feed(bytes(MAX_WINDOW))
     body.discard()
     assert transport.calls == ["pause", "resume"]
     for _ in range(3):
-        body.feed(bytes(LARGEST_WINDOW))
+        body.feed(bytes(MAX_WINDOW))
     body.discard()
     assert transport.calls == ["pause", "resume"]
     body.end()
@@ -259,8 +257,8 @@ async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> Non
 # ---------------------------------------------------------------------------------- Reading
 
 
-def test_the_sender_goes_on_when_nobody_holds_it_back(transport: TransportDouble) -> None:
-    reading = Reading(transport)
+def test_the_sender_goes_on_when_nobody_holds_it_back(transport: FakeTransport) -> None:
+    reading = ReadFlow(transport)
     reading.release("a")
     assert transport.calls == []
     for holder in ("a", "b", "a"):
@@ -282,7 +280,7 @@ class _Deaf(Connection):
 
 
 @pytest.fixture
-async def connection(transport: TransportDouble) -> Connection:
+async def connection(transport: FakeTransport) -> Connection:
     skip_if_compiled()
     connection = _Deaf()
     connection.connection_made(transport)
@@ -299,36 +297,36 @@ class _Slow(Connection):
 
     def data_received(self, data: bytes | memoryview) -> None:
         self.taken += data[: self._most]
-        self.keep(data[self._most :])
+        self.buffer_read_ahead(data[self._most :])
 
 
 @needs_source
-async def test_much_that_is_kept_holds_the_sender_back(transport: TransportDouble) -> None:
+async def test_much_that_is_kept_holds_the_sender_back(transport: FakeTransport) -> None:
     most = 1000
-    data = bytes(range(256)) * (2 * MOST_AHEAD // 256)
+    data = bytes(range(256)) * (2 * MAX_READ_AHEAD // 256)
     connection = _Slow(most)
     connection.connection_made(transport)
     connection.data_received(memoryview(data))
-    while len(connection.taken) + MOST_AHEAD < len(data):
+    while len(connection.taken) + MAX_READ_AHEAD < len(data):
         assert transport.calls == ["pause"]
-        connection.take_kept()
+        connection.process_read_ahead()
     assert transport.calls == ["pause", "resume"]
-    connection.forget_kept()
+    connection.discard_read_ahead()
     taken = connection.taken
-    connection.take_kept()
+    connection.process_read_ahead()
     assert connection.taken == taken == data[: len(taken)]
     assert transport.calls == ["pause", "resume"]
 
 
 @needs_source
-async def test_what_is_kept_twice_stays_in_order(transport: TransportDouble) -> None:
+async def test_what_is_kept_twice_stays_in_order(transport: FakeTransport) -> None:
     connection = _Slow(3)
     connection.connection_made(transport)
-    connection.keep(b"ab")
-    connection.keep(memoryview(b"cde"))
-    connection.take_kept()
-    connection.keep(b"f")
-    connection.take_kept()
+    connection.buffer_read_ahead(b"ab")
+    connection.buffer_read_ahead(memoryview(b"cde"))
+    connection.process_read_ahead()
+    connection.buffer_read_ahead(b"f")
+    connection.process_read_ahead()
     assert connection.taken == b"abcdef"
 
 
@@ -347,7 +345,7 @@ async def test_a_sender_that_fills_each_read_lets_others_in(
 
     monkeypatch.setattr(intake_module, "_SLAB", size)
     monkeypatch.setattr(intake_module, "LEAST_SPACE", size)
-    monkeypatch.setattr(connection_module, "INTAKE", intake_module.Intake())
+    monkeypatch.setattr(connection_module, "READ_BUFFER", intake_module.ReadBuffer())
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -359,36 +357,36 @@ async def test_a_sender_that_fills_each_read_lets_others_in(
     assert log == ["read", "others"] * count
 
 
-async def test_the_transport_is_kept(connection: Connection, transport: TransportDouble) -> None:
+async def test_the_transport_is_kept(connection: Connection, transport: FakeTransport) -> None:
     assert connection.transport is transport
     assert not connection.closed
     assert transport.calls == []
 
 
 async def test_what_is_begun_goes_out_with_what_follows(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
-    connection.begin_write(b"head ")
-    connection.begin_write(b"and more ")
+    connection.buffer_write(b"head ")
+    connection.buffer_write(b"and more ")
     connection.write(memoryview(b"body"))
     await _turns()
     connection.write(b"more body")
     assert transport.writes == [b"head and more body", b"more body"]
 
 
-@pytest.mark.parametrize("size", [LARGEST_JOINED, LARGEST_JOINED + 1])
+@pytest.mark.parametrize("size", [MAX_COALESCED_WRITE, MAX_COALESCED_WRITE + 1])
 async def test_much_goes_out_with_what_was_begun(
-    connection: Connection, transport: TransportDouble, size: int
+    connection: Connection, transport: FakeTransport, size: int
 ) -> None:
-    connection.begin_write(b"head")
+    connection.buffer_write(b"head")
     connection.write(bytes(size))
     assert transport.writes == [b"head" + bytes(size)]
 
 
 async def test_pieces_go_out_with_what_was_begun(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
-    connection.begin_write(b"a")
+    connection.buffer_write(b"a")
     connection.write(b"b", memoryview(b"c"))
     connection.write(b"d", b"e")
     assert transport.writes == [b"abc", b"de"]
@@ -396,11 +394,11 @@ async def test_pieces_go_out_with_what_was_begun(
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_little_of_a_body_goes_with_what_follows(
-    connection: Connection, transport: TransportDouble, *, chunked: bool
+    connection: Connection, transport: FakeTransport, *, chunked: bool
 ) -> None:
-    much = bytes(LARGEST_JOINED)
+    much = bytes(MAX_COALESCED_WRITE)
     written: list[bytes | memoryview] = [b"head "]
-    connection.begin_write(b"head ")
+    connection.buffer_write(b"head ")
     for data in (b"a", memoryview(b"b"), much, b",", much, b"c"):
         connection.write_body(data, chunked)
         written += (b"%x\r\n" % len(data), data, b"\r\n") if chunked else (data,)
@@ -413,7 +411,7 @@ async def test_little_of_a_body_goes_with_what_follows(
 
 
 async def test_the_end_of_a_body_leaves_nothing_behind(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
     connection.write_body(b"a", chunked=False)
     connection.end_body(chunked=False)
@@ -421,13 +419,13 @@ async def test_the_end_of_a_body_leaves_nothing_behind(
 
 
 async def test_what_is_begun_does_not_wait_for_long(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
-    connection.begin_write(b"head")
+    connection.buffer_write(b"head")
     assert transport.writes == []
     await _turns(1)
     assert transport.writes == [b"head"]
-    connection.begin_write(b"next")
+    connection.buffer_write(b"next")
     connection.flush()
     connection.flush()
     await _turns()
@@ -435,19 +433,19 @@ async def test_what_is_begun_does_not_wait_for_long(
 
 
 async def test_little_by_little_is_not_held_without_end(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
     for _ in range(100):
-        connection.begin_write(bytes(1024))
-    assert transport.writes == [bytes(LARGEST_JOINED + 1024)]
+        connection.buffer_write(bytes(1024))
+    assert transport.writes == [bytes(MAX_COALESCED_WRITE + 1024)]
     connection.flush()
     assert len(b"".join(transport.writes)) == 100 * 1024
 
 
 async def test_nothing_is_written_to_a_closing_transport(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
-    connection.begin_write(b"head")
+    connection.buffer_write(b"head")
     transport.closing = True
     await _turns()
     assert transport.writes == []
@@ -459,7 +457,7 @@ async def test_a_reset_forgets_what_was_begun() -> None:
     with theirs:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(_Deaf, sock=ours)
-        connection.begin_write(b"head")
+        connection.buffer_write(b"head")
         connection.reset()
         await _turns()
         assert theirs.recv(10) == b""
@@ -556,17 +554,17 @@ async def test_a_connection_is_lost_behind_a_cancelled_drain(connection: Connect
 
 
 async def test_who_has_to_wait_can_be_told(connection: Connection) -> None:
-    assert not connection.clogged
+    assert not connection.write_blocked
     connection.pause_writing()
-    assert connection.clogged
+    assert connection.write_blocked
     connection.resume_writing()
-    assert not connection.clogged
+    assert not connection.write_blocked
     connection.connection_lost(None)
-    assert connection.clogged
+    assert connection.write_blocked
 
 
 async def test_a_closing_connection_is_not_reset(
-    connection: Connection, transport: TransportDouble
+    connection: Connection, transport: FakeTransport
 ) -> None:
     transport.closing = True
     connection.reset()

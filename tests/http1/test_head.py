@@ -15,11 +15,11 @@ from gateway.http1.head import (
     MalformedError,
     RequestHead,
     ResponseHead,
+    encode_head,
     parse_request_head,
     parse_response_head,
-    write_head,
 )
-from tests.http1.pieces import LAW, PLACES, bytewise, cut, ways
+from tests.http1.splits import LAW, PLACES, all_splits, bytewise, cut
 
 HOST = b"Host: host"
 
@@ -353,7 +353,7 @@ def test_every_byte_goes_out_as_it_came(first: bytes) -> None:
     high = bytes(range(0x80, 0x100))
     text = _text(HOST, b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
     headers = _either(*text.split(b"\r\n")[1:-2], first=first).headers
-    assert write_head(first.decode(), headers.items()) == text
+    assert encode_head(first.decode(), headers.items()) == text
 
 
 _TOKENS = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=8).map(lambda name: "x-" + name)
@@ -371,9 +371,9 @@ _VALUES = st.one_of(
 @given(st.lists(st.tuples(_TOKENS, _VALUES), max_size=8))
 def test_what_is_written_is_read(pairs: list[tuple[str, str]]) -> None:
     named = [("Host", "a"), *pairs]
-    request = write_head("POST /x HTTP/1.1", named)
+    request = encode_head("POST /x HTTP/1.1", named)
     assert list(parse_request_head(request).headers.items()) == named
-    answer = write_head("HTTP/1.1 200 OK", pairs)
+    answer = encode_head("HTTP/1.1 200 OK", pairs)
     assert list(parse_response_head(answer, "POST").headers.items()) == pairs
 
 
@@ -387,7 +387,7 @@ def test_what_is_written_is_read(pairs: list[tuple[str, str]]) -> None:
     ],
 )
 def test_heads_are_written(pairs: list[tuple[str, str]], text: bytes) -> None:
-    assert write_head("GET / HTTP/1.1", pairs) == text
+    assert encode_head("GET / HTTP/1.1", pairs) == text
 
 
 # ---------------------------------------------------------------------------------- framing
@@ -687,7 +687,7 @@ def test_heads_do_not_depend_on_how_they_come(
 @pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_the_head_and_the_rest(parser: Parser, first: bytes, before: bytes, rest: bytes) -> None:
     text = _text(HOST, b"X: a", b"Y:", first=first)
-    for pieces in ways(before + text + rest):
+    for pieces in all_splits(before + text + rest):
         read = _read(parser, pieces)
         assert isinstance(read, tuple)
         assert read[1:] == (text, rest)

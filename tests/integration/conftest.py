@@ -2,10 +2,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.client import Client
-from tests.integration.fixtures import any_gateway, any_server, kserve, mlserver, openvino, triton
-from tests.integration.gateway import Gateway, serving
-from tests.integration.tap import Tap
+from tests.integration.support.client import Client
+from tests.integration.support.fixtures import (
+    any_gateway,
+    any_server,
+    kserve,
+    mlserver,
+    openvino,
+    triton,
+)
+from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
 __all__ = ["any_gateway", "any_server", "kserve", "mlserver", "openvino", "triton"]

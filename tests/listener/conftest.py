@@ -1,2 +1,2 @@
-from tests.servers.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-from tests.servers.ways import went_straight as went_straight
+from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

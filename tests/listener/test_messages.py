@@ -4,8 +4,8 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from gateway.exchange.base import HeaderLines
-from gateway.listener.messages import whole_answer
+from gateway.listener.messages import encode_response
+from gateway.proxy.interfaces import HeaderLines
 
 JSON: HeaderLines = (("Content-Type", "application/json"),)
 
@@ -14,7 +14,7 @@ def _written(
     status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
 ) -> tuple[str, list[str], bytes]:
     """Give the first line, the others but for the Date, and the body."""
-    head, _, rest = whole_answer(status, reason, headers, body, last).partition(b"\r\n\r\n")
+    head, _, rest = encode_response(status, reason, headers, body, last).partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     (date,) = [line for line in lines if line.startswith("Date: ")]
     assert parsedate_to_datetime(date.removeprefix("Date: ")).tzinfo is not None
@@ -58,11 +58,11 @@ def test_a_whole_answer(
 
 def test_what_the_server_says_of_itself_is_kept() -> None:
     headers: HeaderLines = (("server", "triton"), ("DATE", "then"))
-    data = whole_answer(200, "", headers, b"", False)
+    data = encode_response(200, "", headers, b"", False)
     assert data == b"HTTP/1.1 200 OK\r\nserver: triton\r\nDATE: then\r\nContent-Length: 0\r\n\r\n"
 
 
 def test_answers_that_differ_in_their_bodies_alone() -> None:
     for body in (b"", b"one", b"three", b"one"):
-        data = whole_answer(200, "OK", JSON, body, False)
+        data = encode_response(200, "OK", JSON, body, False)
         assert data.endswith(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.listener.sockets import tcp_sockets, unix_socket
-from tests.servers.addresses import HOST, free_port
+from tests.support.addresses import HOST, free_port
 
 
 def test_one_address() -> None:

@@ -10,26 +10,26 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import bad_answer
-from gateway.exchange import straight_exchange as straight_module
-from gateway.exchange.base import ClientAnswer, ClientRequest, Limits, Route
-from gateway.exchange.dispatch import exchange
-from gateway.exchange.straight import Straight
-from gateway.exchange.straight_exchange import StraightExchange
+from gateway.errors import bad_response
 from gateway.listener.connection import ClientConnection
-from gateway.listener.http import HttpListener
-from gateway.listener.owner import Rest
+from gateway.listener.connection_host import Continuation
+from gateway.listener.server import HttpListener
 from gateway.listener.sockets import tcp_sockets
 from gateway.observe.access_log import AccessLog
-from gateway.upstream.address import server_at
-from gateway.upstream.http import HttpEndpoint
-from tests.servers.build import needs_source
-from tests.servers.doubles import LIMITS, only, route_to
-from tests.servers.faulty_server import Connection, FaultyServer, always
-from tests.servers.http_text import answer, chunk, chunked, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import nothing_left, until
-from tests.servers.tensors import FLOATS, INFER, binary_answer, infer_json
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.fast_path import call as straight_module
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from tests.support.compiled import needs_source
+from tests.support.doubles.streaming import LIMITS, make_route, single_route
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/x")
 POST = request("POST", "/v2/x", b"hello")
@@ -42,7 +42,7 @@ class _Listening:
     """A listener at work before a server."""
 
     def __init__(
-        self, server: FaultyServer, listener: HttpListener, route: Route, url: str
+        self, server: ScriptedServer, listener: HttpListener, route: Route, url: str
     ) -> None:
         self.server = server
         self.listener = listener
@@ -60,8 +60,8 @@ class _Listening:
         return connection
 
     @property
-    def straight_ones(self) -> list[StraightExchange]:
-        return [each for each in self.listener._busy if isinstance(each, StraightExchange)]
+    def straight_ones(self) -> list[FastPathCall]:
+        return [each for each in self.listener._active_calls if isinstance(each, FastPathCall)]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
@@ -72,27 +72,29 @@ class _Listening:
 
     async def until_straight(self, count: int = 1) -> None:
         """Wait until so many exchanges are under way, all of them on the straight way."""
-        await until(lambda: len(self.straight_ones) == count == len(self.listener._busy))
+        await until(lambda: len(self.straight_ones) == count == len(self.listener._active_calls))
 
     async def until_asked(self, count: int) -> None:
         """Wait until the server has been asked, and has answered, so many times."""
         await until(lambda: len(self.server.requests) == count and not self.outstanding)
 
     async def until_idle(self) -> None:
-        await until(lambda: not self.outstanding and not self.listener._busy)
+        await until(lambda: not self.outstanding and not self.listener._active_calls)
 
 
 @asynccontextmanager
 async def _listening(
-    server: FaultyServer, access_log: AccessLog | None = None, limits: Limits = LIMITS
+    server: ScriptedServer, access_log: AccessLog | None = None, limits: Limits = LIMITS
 ) -> AsyncIterator[_Listening]:
-    async with nothing_left():
-        route = route_to(HttpEndpoint(server_at(server.url), connect_time=5), limits=limits)
+    async with no_leaks():
+        route = make_route(
+            HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
+        )
 
-        async def on_request(client: ClientRequest, answer: ClientAnswer) -> None:
-            await exchange(client, answer, only(route))
+        async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
+            await handle_request(client, http_response, single_route(route))
 
-        straight = Straight(only(route))
+        straight = FastPath(single_route(route))
         listener = HttpListener(on_request, access_log, None, straight)
         (sock,) = tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
@@ -105,24 +107,24 @@ async def _listening(
             await route.upstream.metadata.close()
             await route.upstream.pool.close()
         assert here.outstanding == 0
-        assert not listener._busy
+        assert not listener._active_calls
 
 
 class _Slow:
     """A server that answers its first request at once, and others when it is told to."""
 
     def __init__(self, *parts: bytes) -> None:
-        self.go_on = asyncio.Event()
+        self.continue_in_task = asyncio.Event()
         self.asked = 0
-        self._parts = parts or (answer(b"done"),)
+        self._parts = parts or (http_response(b"done"),)
 
     async def __call__(self, connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         while True:
             await connection.request()
             self.asked += 1
-            await self.go_on.wait()
+            await self.continue_in_task.wait()
             for part in self._parts:
                 await connection.send(part)
                 await asyncio.sleep(0.01)
@@ -132,7 +134,7 @@ async def _echo(connection: Connection) -> None:
     """Answer with the target and the body of each request."""
     while True:
         received = await connection.request()
-        await connection.send(answer(received.head.target.encode() + b" " + received.body))
+        await connection.send(http_response(received.head.target.encode() + b" " + received.body))
 
 
 # ---------------------------------------------------------------------------------- which way
@@ -161,43 +163,43 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("data", STRAIGHT.values(), ids=STRAIGHT)
-async def test_what_goes_straight(data: bytes, went_straight: list[str]) -> None:
-    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
-        client.send_now(data)
-        assert (await client.reply()).status == 200
-        assert len(went_straight) == 1
+async def test_what_goes_straight(data: bytes, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
+        client.send_nowait(data)
+        assert (await client.read_response()).status == 200
+        assert len(fast_path_requests) == 1
         assert len(server.connections) == 1
 
 
 @pytest.mark.parametrize("data", ORDINARY.values(), ids=ORDINARY)
-async def test_what_does_not(data: bytes, went_straight: list[str]) -> None:
-    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
+async def test_what_does_not(data: bytes, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
         connection, before = here.connection, here.connection._head
-        client.send_now(data)
+        client.send_nowait(data)
         await until(lambda: connection._head is not before)
-        assert went_straight == []
+        assert fast_path_requests == []
 
 
 async def test_nothing_goes_straight_without_a_connection_to_the_server(
-    went_straight: list[str],
+    fast_path_requests: list[str],
 ) -> None:
-    async with FaultyServer() as server, _listening(server) as here, connect(here.url) as client:
+    async with ScriptedServer() as server, _listening(server) as here, connect(here.url) as client:
         assert (await client.ask(GET)).status == 200
-        assert went_straight == []
+        assert fast_path_requests == []
         assert (await client.ask(GET)).status == 200
-        assert went_straight == ["/v2/x"]
+        assert fast_path_requests == ["/v2/x"]
 
 
-async def test_what_many_heads_in_turn_make(went_straight: list[str]) -> None:
+async def test_what_many_heads_in_turn_make(fast_path_requests: list[str]) -> None:
     """What is remembered of a head is that head's."""
-    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for turn in range(3):
             for number in range(5):
                 target, headers = f"/v2/{number}", {"X-Number": str(number)}
                 reply = await client.call("POST", target, b"%d" % turn, headers)
                 assert reply.body == f"{target} {turn}".encode()
                 assert server.requests[-1].head.get("X-Number") == str(number)
-        assert len(went_straight) == 15
+        assert len(fast_path_requests) == 15
 
 
 @pytest.mark.parametrize(
@@ -209,22 +211,22 @@ async def test_what_many_heads_in_turn_make(went_straight: list[str]) -> None:
         ("/v2//x/../y", "/v2//x/../y", "gateway"),
     ],
 )
-async def test_targets(target: str, sent: str, host: str, went_straight: list[str]) -> None:
-    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+async def test_targets(target: str, sent: str, host: str, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for _ in range(2):
             assert (await client.call("GET", target)).body == sent.encode() + b" "
-        assert went_straight == [sent, sent]
+        assert fast_path_requests == [sent, sent]
         assert server.requests[-1].head.get("Host") == host
 
 
 @pytest.mark.parametrize("target", ["/v2/x#y", "http://x/#y", "*"])
-async def test_targets_that_ask_for_nothing(target: str, went_straight: list[str]) -> None:
-    async with FaultyServer() as server, _listening(server) as here, here.client() as client:
+async def test_targets_that_ask_for_nothing(target: str, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
         for _ in range(2):
             reply = await client.call("OPTIONS" if target == "*" else "GET", target)
             assert reply.status == 400
             assert reply.error.startswith("the request target must be a path, got ")
-        assert went_straight == []
+        assert fast_path_requests == []
         assert len(server.requests) == 1
 
 
@@ -247,42 +249,48 @@ TOLD = [b"/v2/0 ", b"/v2/1 one", b"/v2/2 ", b"/v2/3 three", b"/v2/4 "]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-async def test_requests_in_one_segment(count: int, went_straight: list[str]) -> None:
-    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
-        client.send_now(b"".join(_some(count)))
+async def test_requests_in_one_segment(count: int, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        client.send_nowait(b"".join(_some(count)))
         for told in TOLD[-count:]:
-            assert (await client.reply()).body == told
-        assert went_straight == ["/v2/4"]  # behind which nothing came
+            assert (await client.read_response()).body == told
+        assert fast_path_requests == ["/v2/4"]  # behind which nothing came
         assert (await client.ask(GET)).status == 200
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-async def test_requests_one_byte_at_a_time(count: int, went_straight: list[str]) -> None:
+async def test_requests_one_byte_at_a_time(count: int, fast_path_requests: list[str]) -> None:
     data = b"".join(_some(count))
-    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for at in range(len(data)):
             await client.send(data[at : at + 1])
             await asyncio.sleep(0)
         for told in TOLD[-count:]:
-            assert (await client.reply()).body == told
-        assert "/v2/4" in went_straight  # it has no body to wait for
+            assert (await client.read_response()).body == told
+        assert "/v2/4" in fast_path_requests  # it has no body to wait for
         assert (await client.ask(GET)).status == 200
 
 
 @pytest.mark.parametrize("bytewise", [True, False])
-async def test_requests_while_one_is_under_way(bytewise: bool, went_straight: list[str]) -> None:
+async def test_requests_while_one_is_under_way(
+    bytewise: bool, fast_path_requests: list[str]
+) -> None:
     data = b"".join(_some(5))
 
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await ahead.wait()
-        await connection.send(answer(b"first"))
+        await connection.send(http_response(b"first"))
         await _echo(connection)
 
     ahead = asyncio.Event()
-    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
         await client.send(GET)
         await here.until_straight()
         for at in range(len(data)) if bytewise else ():
@@ -290,49 +298,49 @@ async def test_requests_while_one_is_under_way(bytewise: bool, went_straight: li
             await asyncio.sleep(0)
         if not bytewise:
             await client.send(data)
-        await until(lambda: len(here.connection._ahead) == len(data))
+        await until(lambda: len(here.connection._read_ahead) == len(data))
         ahead.set()
-        assert (await client.reply()).body == b"first"
+        assert (await client.read_response()).body == b"first"
         for told in TOLD:
-            assert (await client.reply()).body == told
-        assert went_straight[0] == "/v2/x"
-        assert went_straight[-1] == "/v2/4"
+            assert (await client.read_response()).body == told
+        assert fast_path_requests[0] == "/v2/x"
+        assert fast_path_requests[-1] == "/v2/4"
 
 
 async def test_what_is_no_request_behind_one_that_goes_straight() -> None:
     slow = _Slow()
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
         await client.send(b"what?\r\n\r\n")
-        await until(lambda: here.connection._ahead)
-        slow.go_on.set()
-        assert (await client.reply()).body == b"done"
-        assert (await client.reply()).status == 400
+        await until(lambda: here.connection._read_ahead)
+        slow.continue_in_task.set()
+        assert (await client.read_response()).body == b"done"
+        assert (await client.read_response()).status == 400
         assert await client.rest() == b""
 
 
 async def test_much_is_not_taken_ahead() -> None:
     slow = _Slow()
     body = bytes(1_000_000)
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
-        client.send_now(request("POST", "/v2/x", body))
-        await until(lambda: len(here.connection._ahead) > 64 * 1024)
+        client.send_nowait(request("POST", "/v2/x", body))
+        await until(lambda: len(here.connection._read_ahead) > 64 * 1024)
         await asyncio.sleep(0.02)  # in which it could all come
-        assert len(here.connection._ahead) < 600_000
-        slow.go_on.set()
+        assert len(here.connection._read_ahead) < 600_000
+        slow.continue_in_task.set()
         for _ in range(2):
-            assert (await client.reply()).body == b"done"
+            assert (await client.read_response()).body == b"done"
         assert server.requests[-1].body == body
 
 
-async def test_the_last_request_of_a_connection(went_straight: list[str]) -> None:
+async def test_the_last_request_of_a_connection(fast_path_requests: list[str]) -> None:
     data = request("POST", INFER, infer_json().partition(b"\r\n\r\n")[2], {"Connection": "Close"})
-    tensors = binary_answer(FLOATS.tobytes())
+    tensors = binary_response(FLOATS.tobytes())
     async with (
-        FaultyServer(always(tensors)) as server,
+        ScriptedServer(always_respond(tensors)) as server,
         _listening(server) as here,
         here.client() as client,
     ):
@@ -340,39 +348,45 @@ async def test_the_last_request_of_a_connection(went_straight: list[str]) -> Non
         assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
         assert reply.head.get("Connection") == "close"
         assert await client.rest() == b""
-        assert went_straight == [INFER]
+        assert fast_path_requests == [INFER]
 
 
-async def test_what_comes_behind_the_last_request_is_not_served(went_straight: list[str]) -> None:
+async def test_what_comes_behind_the_last_request_is_not_served(
+    fast_path_requests: list[str],
+) -> None:
     slow = _Slow()
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(request("GET", "/v2/x", headers={"Connection": "close"}))
         await here.until_straight()
         await client.send(GET)
-        await until(lambda: here.connection._ahead)
-        slow.go_on.set()
-        reply = await client.reply()
+        await until(lambda: here.connection._read_ahead)
+        slow.continue_in_task.set()
+        reply = await client.read_response()
         assert (reply.body, reply.head.get("Connection")) == (b"done", "close")
         assert await client.rest() == b""
         assert len(server.requests) == 2
-        assert went_straight == ["/v2/x"]
+        assert fast_path_requests == ["/v2/x"]
 
 
 async def _stays_clogged(connection: ClientConnection) -> bool:
-    if connection.clogged:
+    if connection.write_blocked:
         await asyncio.sleep(0.02)  # in which goes out what still can
-    return connection.clogged
+    return connection.write_blocked
 
 
-async def test_a_client_that_does_not_read_is_asked_no_more(went_straight: list[str]) -> None:
+async def test_a_client_that_does_not_read_is_asked_no_more(fast_path_requests: list[str]) -> None:
     size = 60_000
 
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(answer(received.head.target.encode().ljust(size)))
+            await connection.send(http_response(received.head.target.encode().ljust(size)))
 
-    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
         sent = 0
         while not await _stays_clogged(here.connection):
             await client.send(request("GET", f"/v2/{sent}"))
@@ -380,19 +394,19 @@ async def test_a_client_that_does_not_read_is_asked_no_more(went_straight: list[
             await here.until_asked(1 + sent)
             assert here.connection.unsent < 300_000
             assert sent < 1000
-        assert len(went_straight) == sent
+        assert len(fast_path_requests) == sent
         # One more waits for the client to read, on the ordinary way; the others wait for that.
         await client.send(request("GET", f"/v2/{sent}"))
         await until(lambda: len(server.requests) == 2 + sent)
         for number in range(sent + 1, sent + 20):
             await client.send(request("GET", f"/v2/{number}"))
-        await until(lambda: here.connection._ahead)
-        assert len(went_straight) == sent
+        await until(lambda: here.connection._read_ahead)
+        assert len(fast_path_requests) == sent
         assert len(server.requests) == 2 + sent
         assert here.connection.unsent < 300_000
         sent += 20
         for number in range(sent):
-            assert (await client.reply()).body.rstrip() == f"/v2/{number}".encode()
+            assert (await client.read_response()).body.rstrip() == f"/v2/{number}".encode()
         assert len(server.requests) == 1 + sent
 
 
@@ -408,7 +422,7 @@ async def _resets(client: RawClient) -> None:
 
 
 async def _half_closes(client: RawClient) -> None:
-    client.end_sending()
+    client.shutdown_write()
 
 
 Leave = Callable[[RawClient], Awaitable[None]]
@@ -418,11 +432,11 @@ LEAVE: dict[str, Leave] = {"closes": _closes, "resets": _resets, "half-closes": 
 async def _silent(connection: Connection) -> None:
     """Answer one request."""
     await connection.request()
-    await connection.send(answer())
-    await connection.wait_until_left()
+    await connection.send(http_response())
+    await connection.wait_for_close()
 
 
-async def _left(server: FaultyServer) -> None:
+async def _left(server: ScriptedServer) -> None:
     async with asyncio.timeout(5):
         await (await server.connection()).left.wait()
 
@@ -430,7 +444,7 @@ async def _left(server: FaultyServer) -> None:
 @pytest.mark.parametrize("data", [GET, POST, infer_json()], ids=["GET", "POST", "infer"])
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
 async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes) -> None:
-    async with FaultyServer(_silent) as server, _listening(server) as here:
+    async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(data)
             await here.until_straight()
@@ -444,12 +458,12 @@ async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes
 
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
 async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> None:
-    async with FaultyServer(_silent) as server, _listening(server) as here:
+    async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(GET)
             await here.until_straight()
             await client.send(GET * 3)
-            await until(lambda: len(here.connection._ahead) == 3 * len(GET))
+            await until(lambda: len(here.connection._read_ahead) == 3 * len(GET))
             await leave(client)
             await _left(server)
             await here.until_idle()
@@ -460,12 +474,16 @@ async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> N
 async def test_a_client_that_leaves_within_the_answer(leave: Leave) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await connection.send(CHUNKED + chunk(b"begun"))
-        await connection.wait_until_left()
+        await connection.wait_for_close()
 
-    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
         await client.send(GET)
         await client.head()
         assert await client.chunk() == b"begun"
@@ -480,24 +498,24 @@ async def test_a_client_that_leaves_when_the_answer_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before the task that was to pass it on has run."""
-    go_on = ClientConnection.go_on
+    go_on = ClientConnection.continue_in_task
 
-    def and_leave(self: ClientConnection, rest: Rest, over: Callable[[], None]) -> None:
+    def and_leave(self: ClientConnection, rest: Continuation, over: Callable[[], None]) -> None:
         go_on(self, rest, over)
-        assert isinstance(self._exchange, asyncio.Task)
-        self._exchange.cancel()
+        assert isinstance(self._call, asyncio.Task)
+        self._call.cancel()
 
-    monkeypatch.setattr(ClientConnection, "go_on", and_leave)
+    monkeypatch.setattr(ClientConnection, "continue_in_task", and_leave)
     slow = _Slow(CHUNKED, chunk(b"one"))
-    slow.go_on.set()
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    slow.continue_in_task.set()
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await _left(server)
         await here.until_idle()
 
 
-async def test_a_hundred_clients_leave_at_once(went_straight: list[str]) -> None:
-    async with FaultyServer(_silent) as server, _listening(server) as here:
+async def test_a_hundred_clients_leave_at_once(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_silent) as server, _listening(server) as here:
         clients = []
         for _ in range(100):
             client = connect(here.url)
@@ -505,11 +523,11 @@ async def test_a_hundred_clients_leave_at_once(went_straight: list[str]) -> None
         for _, each in clients:
             await each.send(GET)
         for _, each in clients:
-            assert (await each.reply()).status == 200
+            assert (await each.read_response()).status == 200
         for _, each in clients:
             await each.send(GET)
         await until(lambda: here.outstanding == 100)
-        assert len(went_straight) > 0
+        assert len(fast_path_requests) > 0
         for client, _ in clients:
             await client.__aexit__(None, None, None)
         await here.until_idle()
@@ -520,14 +538,14 @@ async def test_a_hundred_clients_leave_at_once(went_straight: list[str]) -> None
 
 async def test_draining_lets_an_exchange_finish() -> None:
     slow = _Slow()
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await asyncio.sleep(0.02)
         assert not draining.done()
-        slow.go_on.set()
-        reply = await client.reply()
+        slow.continue_in_task.set()
+        reply = await client.read_response()
         assert reply.body == b"done"
         assert reply.head.get("Connection") == "close"
         assert await draining == 0
@@ -537,19 +555,23 @@ async def test_draining_lets_an_exchange_finish() -> None:
 async def test_draining_lets_an_exchange_fail() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await closing.wait()
         await connection.send(INTERIM)
 
     closing = asyncio.Event()
-    async with FaultyServer(script) as server, _listening(server) as here, here.client() as client:
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
         await client.send(GET)
         await here.until_straight()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         closing.set()
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 502
         assert reply.head.get("Connection") == "close"
         assert await draining == 0
@@ -558,7 +580,7 @@ async def test_draining_lets_an_exchange_fail() -> None:
 async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
     slow = _Slow()
     async with (
-        FaultyServer(slow) as server,
+        ScriptedServer(slow) as server,
         _listening(server) as here,
         here.client() as one,
         connect(here.url) as two,
@@ -566,27 +588,27 @@ async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
         await one.send(GET)
         await here.until_straight()
         await two.send(POST[:-1])
-        await until(lambda: len(here.listener._busy) == 2)
+        await until(lambda: len(here.listener._active_calls) == 2)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         await two.send(POST[-1:])
-        assert (await two.reply()).body == b""
+        assert (await two.read_response()).body == b""
         assert not draining.done()
-        slow.go_on.set()
-        assert (await one.reply()).body == b"done"
+        slow.continue_in_task.set()
+        assert (await one.read_response()).body == b"done"
         assert await draining == 0
 
 
 @pytest.mark.parametrize("data", [GET, infer_json()], ids=["GET", "infer"])
 async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -> None:
     slow = _Slow(CHUNKED + chunk(b"one"), chunk(b"two"), chunk(b""))
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(data)
         await here.until_straight()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
-        slow.go_on.set()
-        reply = await client.reply()
+        slow.continue_in_task.set()
+        reply = await client.read_response()
         assert reply.body == b"onetwo"
         assert reply.head.get("Connection") == "close"
         assert await draining == 0
@@ -595,7 +617,7 @@ async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -
 
 async def test_draining_drops_what_takes_too_long() -> None:
     async with (
-        FaultyServer(_silent) as server,
+        ScriptedServer(_silent) as server,
         _listening(server) as here,
         here.client() as client,
     ):
@@ -610,10 +632,10 @@ async def test_draining_drops_what_takes_too_long() -> None:
 
 
 async def test_draining_answers_what_comes_in_the_grace_as_the_last(
-    went_straight: list[str],
+    fast_path_requests: list[str],
 ) -> None:
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _listening(server) as here,
         here.client() as client,
     ):
@@ -621,43 +643,43 @@ async def test_draining_answers_what_comes_in_the_grace_as_the_last(
         await until(lambda: here.listener.draining)
         reply = await client.ask(GET)
         assert (reply.status, reply.head.get("Connection")) == (200, "close")
-        assert went_straight == ["/v2/x"]
+        assert fast_path_requests == ["/v2/x"]
         assert await client.rest() == b""
         await client.close()
         async with asyncio.timeout(5):
             assert await draining == 0
 
 
-async def test_draining_serves_nothing_more(went_straight: list[str]) -> None:
+async def test_draining_serves_nothing_more(fast_path_requests: list[str]) -> None:
     slow = _Slow()
-    async with FaultyServer(slow) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
         await here.until_straight()
         await client.send(request("GET", "/v2/late"))
-        await until(lambda: here.connection._ahead)
+        await until(lambda: here.connection._read_ahead)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
-        slow.go_on.set()
-        assert (await client.reply()).body == b"done"
+        slow.continue_in_task.set()
+        assert (await client.read_response()).body == b"done"
         assert await client.rest() == b""
         assert await draining == 0
-        assert went_straight == ["/v2/x"]
+        assert fast_path_requests == ["/v2/x"]
 
 
 # ---------------------------------------------------------------------------------- and its log
 
 
 async def test_each_exchange_is_logged(
-    caplog: pytest.LogCaptureFixture, went_straight: list[str]
+    caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]
 ) -> None:
     caplog.set_level(logging.INFO)
     answers = {
-        "/v2/five": answer(b"12345"),
+        "/v2/five": http_response(b"12345"),
         "/v2/none": message("HTTP/1.1 204 No Content"),
         "/v2/same": message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"}),
-        "/v2/bad": answer(b"no", status="404 Not Found"),
+        "/v2/bad": http_response(b"no", status="404 Not Found"),
         "/v2/parts": CHUNKED + chunked(b"one", b"two"),
-        INFER: binary_answer(FLOATS.tobytes()),
+        INFER: binary_response(FLOATS.tobytes()),
     }
 
     async def script(connection: Connection) -> None:
@@ -666,11 +688,11 @@ async def test_each_exchange_is_logged(
             if target == "/v2/broken":
                 return
             if target == "/v2/gone":
-                await connection.wait_until_left()
+                await connection.wait_for_close()
                 return
-            await connection.send(answers.get(target, answer()))
+            await connection.send(answers.get(target, http_response()))
 
-    async with FaultyServer(script) as server, _listening(server, AccessLog()) as here:
+    async with ScriptedServer(script) as server, _listening(server, AccessLog()) as here:
         async with here.client() as client:
             for target in answers:
                 if target != INFER:
@@ -701,7 +723,7 @@ async def test_each_exchange_is_logged(
         "GET /v2/x 200 0",
         "POST /v2/gone 0 0",
     ]
-    assert went_straight == [*answers, "/v2/broken", "/v2/gone"]
+    assert fast_path_requests == [*answers, "/v2/broken", "/v2/gone"]
 
 
 # ---------------------------------------------------------------------------------- faults
@@ -709,7 +731,10 @@ async def test_each_exchange_is_logged(
 
 @pytest.mark.parametrize(
     "step",
-    ["gateway.exchange.straight.to_server", "gateway.upstream.http.HttpEndpoint.send_at_once"],
+    [
+        "gateway.proxy.fast_path.planner.to_server",
+        "gateway.upstream.http.endpoint.HttpEndpoint.try_send_nowait",
+    ],
 )
 async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
     step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -718,7 +743,7 @@ async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
         raise ZeroDivisionError
 
     monkeypatch.setattr(step, fails)
-    async with FaultyServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         assert (await client.ask(POST)).body == b"/v2/x hello"
     assert "POST /v2/x failed on the straight way" in caplog.text
     assert "ZeroDivisionError" in caplog.text
@@ -732,7 +757,7 @@ async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
 
     monkeypatch.setattr(straight_module, "whole_as_json", fails)
     async with (
-        FaultyServer(always(binary_answer(bytes(4)))) as server,
+        ScriptedServer(always_respond(binary_response(bytes(4)))) as server,
         _listening(server) as here,
         here.client() as client,
     ):
@@ -744,40 +769,40 @@ async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
     assert f"POST {INFER} failed" in caplog.text
 
 
-async def test_a_client_may_go_on_after_its_server_failed(went_straight: list[str]) -> None:
+async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: list[str]) -> None:
     async def once(connection: Connection) -> None:
         await connection.request()
-        await connection.send(answer())
+        await connection.send(http_response())
         await connection.request()
         await connection.send(INTERIM)
 
     async with (
-        FaultyServer(once, once, _echo) as server,
+        ScriptedServer(once, once, _echo) as server,
         _listening(server) as here,
         here.client() as client,
     ):
         for _ in range(2):
             reply = await client.ask(GET)
             assert (reply.status, reply.head.get("Connection")) == (502, None)
-            text = bad_answer(f"{server.url} closed the connection before it answered").message
+            text = bad_response(f"{server.url} closed the connection before it answered").message
             assert reply.error == text
             assert (await client.ask(GET)).status == 200
-        assert len(went_straight) == 2
+        assert len(fast_path_requests) == 2
 
 
-async def test_a_late_server_makes_room_for_the_next_request(went_straight: list[str]) -> None:
-    limits = replace(LIMITS, idle_time=0.5)
+async def test_a_late_server_makes_room_for_the_next_request(fast_path_requests: list[str]) -> None:
+    limits = replace(LIMITS, idle_timeout=0.5)
     async with (
-        FaultyServer(_silent, _echo) as server,
+        ScriptedServer(_silent, _echo) as server,
         _listening(server, limits=limits) as here,
         here.client() as client,
     ):
         await client.send(GET)
         await here.until_straight()
         await client.send(POST)
-        reply = await client.reply()
+        reply = await client.read_response()
         assert reply.status == 504
         assert reply.error.startswith(f"waiting for {server.url}: nothing moved for 0.5 s")
-        assert (await client.reply()).body == b"/v2/x hello"
+        assert (await client.read_response()).body == b"/v2/x hello"
         await _left(server)
-        assert went_straight == ["/v2/x"]
+        assert fast_path_requests == ["/v2/x"]

@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway import certificates
 from gateway.listener import tls
-from gateway.listener.tls import ServerTls, TlsFileError, TlsFiles, readable_by_others
-from tests.servers.certificates import authority, ca_file, certificate_files
-from tests.servers.running_gateway import until
+from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
+from gateway.system import certificates
+from tests.support.certificates import authority, ca_file, certificate_files
+from tests.support.gateway import until
 
 
 def _new(folder: Path) -> TlsFiles:
@@ -57,7 +57,7 @@ def _written(certificate: str) -> bytes:
 
 
 def test_what_is_spoken(tmp_path: Path) -> None:
-    context = ServerTls(_new(tmp_path)).context
+    context = ReloadingTlsContext(_new(tmp_path)).context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_COMPRESSION
     assert context.options & ssl.OP_NO_RENEGOTIATION
@@ -71,7 +71,7 @@ def test_whether_clients_show_a_certificate(
     tmp_path: Path, required: bool, mode: ssl.VerifyMode
 ) -> None:
     files = TlsFiles(*certificate_files(tmp_path), ca_file(tmp_path), required)
-    assert ServerTls(files).context.verify_mode is mode
+    assert ReloadingTlsContext(files).context.verify_mode is mode
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_files_that_cannot_be_used(
     else:
         Path(files[setting]).write_text(texts.get(text, text))
     with pytest.raises(TlsFileError) as caught:
-        ServerTls(TlsFiles(files["certificate"], files["key"], files["client_ca"]))
+        ReloadingTlsContext(TlsFiles(files["certificate"], files["key"], files["client_ca"]))
     assert str(caught.value) == f"tls.{setting}: {fault.format(**files)}"
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     _, key = certificate_files(tmp_path)
     with pytest.raises(TlsFileError) as caught:
-        ServerTls(TlsFiles(str(tmp_path), key))
+        ReloadingTlsContext(TlsFiles(str(tmp_path), key))
     assert str(caught.value) == f"tls.certificate: cannot read {tmp_path}: Is a directory"
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_vanishes_while_it_is_loaded(
     monkeypatch.setattr(certificates, "_look_into", lambda *_: None)
     os.unlink(key)
     with pytest.raises(TlsFileError, match="a file cannot be read: No such file or directory"):
-        ServerTls(TlsFiles(certificate, key))
+        ReloadingTlsContext(TlsFiles(certificate, key))
 
 
 def test_a_certificate_that_is_too_weak(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_certificate_that_is_too_weak(tmp_path: Path) -> None:
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
     )
     with pytest.raises(TlsFileError) as caught:
-        ServerTls(TlsFiles(certificate, file))
+        ReloadingTlsContext(TlsFiles(certificate, file))
     assert str(caught.value) == f"tls.certificate: {certificate} is too weak: ee key too small"
 
 
@@ -148,7 +148,7 @@ def test_who_may_read_a_file(tmp_path: Path, mode: int, open_to_all: bool) -> No
     file = tmp_path / "key.pem"
     file.touch()
     file.chmod(mode)
-    assert readable_by_others(str(file)) is open_to_all
+    assert is_world_readable(str(file)) is open_to_all
 
 
 def _in_place(files: TlsFiles, new: TlsFiles) -> None:
@@ -166,7 +166,7 @@ def test_files_that_are_replaced(
     tmp_path: Path, replace: Callable[[TlsFiles, TlsFiles], None]
 ) -> None:
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ServerTls(files)
+    here = ReloadingTlsContext(files)
     old, first = here.context, _written(files.certificate)
     expected = _written(new.certificate)
     assert _shown(here.context) == first != expected
@@ -186,7 +186,7 @@ def test_a_symbolic_link_that_is_swapped(tmp_path: Path) -> None:
     new = _new(tmp_path / "2"), _new(tmp_path / "1")
     data = tmp_path / "data"
     data.symlink_to("1")
-    here = ServerTls(TlsFiles(str(data / "certificate.pem"), str(data / "key.pem")))
+    here = ReloadingTlsContext(TlsFiles(str(data / "certificate.pem"), str(data / "key.pem")))
     assert _shown(here.context) == _written(new[1].certificate)
     (tmp_path / "next").symlink_to("2")
     os.rename(tmp_path / "next", data)
@@ -197,7 +197,7 @@ def test_a_symbolic_link_that_is_swapped(tmp_path: Path) -> None:
 
 def test_another_authority_for_clients(tmp_path: Path) -> None:
     files = TlsFiles(*certificate_files(tmp_path), ca_file(tmp_path))
-    here = ServerTls(files)
+    here = ReloadingTlsContext(files)
     other = trustme.CA()
     other.cert_pem.write_to_path(str(files.client_ca))
     here.look()
@@ -211,7 +211,7 @@ def test_broken_files_keep_the_old_and_are_told_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ServerTls(files)
+    here = ReloadingTlsContext(files)
     old = here.context
 
     def look() -> None:
@@ -238,9 +238,9 @@ def test_broken_files_keep_the_old_and_are_told_once(
 
 
 async def test_the_files_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK", 0.01)
+    monkeypatch.setattr(tls, "POLL_INTERVAL", 0.01)
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ServerTls(files)
+    here = ReloadingTlsContext(files)
     old = here.context
     watch = asyncio.create_task(here.watch())
     await asyncio.sleep(0.03)

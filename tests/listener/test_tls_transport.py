@@ -16,7 +16,7 @@ import trustme
 
 from gateway.listener import tls_transport
 from gateway.listener.tls_transport import TlsTransport
-from tests.servers.certificates import (
+from tests.support.certificates import (
     authority,
     ca_file,
     certificate_files,
@@ -24,11 +24,11 @@ from tests.servers.certificates import (
     expired_certificate,
     server_certificate,
 )
-from tests.servers.faulty_server import Connection, FaultyServer, always
-from tests.servers.http_text import answer, request
-from tests.servers.raw_client import connect
-from tests.servers.running_gateway import RunningGateway, gateway_before, nothing_left, until
-from tests.servers.tensors import binary_answer, infer_json
+from tests.support.gateway import RunningGateway, no_leaks, running_gateway, until
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 LARGE = bytes(range(256)) * (256 * 1024)
 """64 MiB."""
@@ -65,9 +65,9 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @asynccontextmanager
 async def _serving(
-    server: FaultyServer, tls: dict[str, str], **limits: Any
+    server: ScriptedServer, tls: dict[str, str], **limits: Any
 ) -> AsyncIterator[RunningGateway]:
-    async with nothing_left(), gateway_before(server.url, tls=tls, **limits) as gateway:
+    async with no_leaks(), running_gateway(server.url, tls=tls, **limits) as gateway:
         assert gateway.url.startswith("https://127.0.0.1:")
         yield gateway
 
@@ -85,12 +85,12 @@ def _address(url: str) -> tuple[str, int]:
 async def _echo(connection: Connection) -> None:
     while True:
         received = await connection.request()
-        await connection.send(answer(received.body))
+        await connection.send(http_response(received.body))
 
 
 async def test_tensors(tls: dict[str, str]) -> None:
     async with (
-        FaultyServer(always(binary_answer(bytes(8)))) as server,
+        ScriptedServer(always_respond(binary_response(bytes(8)))) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
@@ -101,7 +101,7 @@ async def test_tensors(tls: dict[str, str]) -> None:
 
 
 async def test_what_is_spoken(tls: dict[str, str]) -> None:
-    async with FaultyServer() as server, _serving(server, tls) as gateway:
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = client_context()
             context.maximum_version = version
@@ -116,7 +116,7 @@ async def test_what_is_spoken(tls: dict[str, str]) -> None:
 
 async def test_large_bodies_both_ways(tls: dict[str, str]) -> None:
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
         asyncio.timeout(60),
@@ -160,11 +160,11 @@ class _Watching:
 async def test_what_has_passed_leaves_no_large_buffers(
     tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.listener.http.TlsTransport", _Watched)
+    monkeypatch.setattr("gateway.listener.server.TlsTransport", _Watched)
     monkeypatch.setattr(_Watched, "most", 0)
     body = LARGE[: 2**20]
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
@@ -176,24 +176,24 @@ async def test_what_has_passed_leaves_no_large_buffers(
 
 async def test_requests_in_a_row(tls: dict[str, str]) -> None:
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
         bodies = [b"%d" % number * 5000 for number in range(10)]
         await client.send(b"".join(request("POST", "/v2/x", body) for body in bodies))
-        assert [(await client.reply()).body for _ in bodies] == bodies
+        assert [(await client.read_response()).body for _ in bodies] == bodies
 
 
 async def test_a_client_that_sends_byte_by_byte(tls: dict[str, str]) -> None:
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
         for byte in request("POST", "/v2/x", b"hello"):
             await client.send(bytes([byte]))
-        assert (await client.reply()).body == b"hello"
+        assert (await client.read_response()).body == b"hello"
 
 
 async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
@@ -213,7 +213,7 @@ async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
                 return answered.read()
 
     async with (
-        FaultyServer(always(answer(body))) as server,
+        ScriptedServer(always_respond(http_response(body))) as server,
         _serving(server, tls) as gateway,
         gateway.client() as idle,
         asyncio.timeout(20),
@@ -239,7 +239,7 @@ async def test_an_answer_that_breaks_off_is_seen_to(tls: dict[str, str]) -> None
         connection.reset()
 
     async with (
-        FaultyServer(half) as server,
+        ScriptedServer(half) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
@@ -268,7 +268,7 @@ async def test_an_answer_that_ends_with_the_connection(tls: dict[str, str]) -> N
                 said += piece
             return said
 
-    async with FaultyServer(until_close) as server, _serving(server, tls) as gateway:
+    async with ScriptedServer(until_close) as server, _serving(server, tls) as gateway:
         said = await asyncio.to_thread(ask, _address(gateway.url))
         assert said.endswith(b"\r\n\r\nwhole")
 
@@ -363,7 +363,7 @@ async def test_a_client_without_a_handshake_costs_nothing(
             fault(sock)
 
     known = client_context(authority().issue_cert("client"))
-    async with FaultyServer() as server, _serving(server, mutual) as gateway:
+    async with ScriptedServer() as server, _serving(server, mutual) as gateway:
         listener = gateway.gateway._listener
         async with connect(gateway.url, known) as other:
             await asyncio.gather(*(asyncio.to_thread(run, _address(gateway.url)) for _ in range(4)))
@@ -380,7 +380,7 @@ async def test_a_handshake_under_way_may_still_lead_to_an_answer(tls: dict[str, 
             with client.makefile("rb") as answered:
                 return answered.read()
 
-    async with FaultyServer() as server, _serving(server, tls) as gateway:
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
         listener = gateway.gateway._listener
         with socket.create_connection(_address(gateway.url), timeout=10) as late:
             await until(lambda: listener._shaking)
@@ -394,7 +394,7 @@ async def test_a_handshake_under_way_may_still_lead_to_an_answer(tls: dict[str, 
 
 
 async def test_a_handshake_under_way_does_not_hold_up_the_end(tls: dict[str, str]) -> None:
-    async with FaultyServer() as server, _serving(server, tls) as gateway:
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
         listener = gateway.gateway._listener
         with socket.create_connection(_address(gateway.url)) as silent:
             await until(lambda: listener._shaking)
@@ -407,7 +407,7 @@ async def test_a_handshake_under_way_does_not_hold_up_the_end(tls: dict[str, str
 async def test_certificates_that_clients_may_show(mutual: dict[str, str]) -> None:
     known = client_context(authority().issue_cert("client"))
     optional = {**mutual, "client_certificates": "optional"}
-    async with FaultyServer() as server, _serving(server, optional) as gateway:
+    async with ScriptedServer() as server, _serving(server, optional) as gateway:
         await _is_served(gateway.url)
         await _is_served(gateway.url, known)
         with pytest.raises(OSError):
@@ -423,7 +423,7 @@ async def test_connections_go_on_when_the_certificate_changes(
         return der
 
     async with (
-        FaultyServer() as server,
+        ScriptedServer() as server,
         _serving(server, tls) as gateway,
         gateway.client() as before,
     ):
@@ -449,7 +449,7 @@ async def test_a_real_client(tls: dict[str, str]) -> None:
         client.close()
         return bodies
 
-    async with FaultyServer(_echo) as server, _serving(server, tls) as gateway:
+    async with ScriptedServer(_echo) as server, _serving(server, tls) as gateway:
         bodies = await asyncio.to_thread(ask, *_address(gateway.url))
     assert bodies == [LARGE[:size] for size in (0, 10, 300_000)]
 
@@ -470,7 +470,7 @@ async def test_a_client_that_fills_each_read_lets_others_in(
     monkeypatch.setattr(tls_transport, "_RECEIVED", memoryview(bytearray(size)))
     monkeypatch.setattr(TlsTransport, "buffer_updated", updated)
     async with (
-        FaultyServer(_echo) as server,
+        ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
@@ -488,5 +488,8 @@ async def test_an_early_answer_reaches_a_client_that_still_sends(tls: dict[str, 
         client.close()
         return status
 
-    async with FaultyServer(_echo) as server, _serving(server, tls, request_bytes=1024) as gateway:
+    async with (
+        ScriptedServer(_echo) as server,
+        _serving(server, tls, request_bytes=1024) as gateway,
+    ):
         assert await asyncio.to_thread(ask, *_address(gateway.url)) == 413

@@ -36,7 +36,7 @@ def test_many_reasons_are_no_flood_either(caplog: pytest.LogCaptureFixture) -> N
     clock = _Clock()
     log = FailureLog(clock)
     for number in range(1000):
-        log.write(GatewayError(ErrorKind.BAD_ANSWER, f"http://a answered {number} bytes"))
+        log.write(GatewayError(ErrorKind.BAD_RESPONSE, f"http://a answered {number} bytes"))
     assert len(caplog.messages) == 20
     clock.now += 10
     log.write(REFUSED)
@@ -53,7 +53,7 @@ def test_a_clients_error_a_probes_and_one_that_is_logged_elsewhere_are_left_out(
 
 def test_a_servers_line_breaks_make_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     said = "http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028' is unknown"
-    FailureLog(_Clock()).write(GatewayError(ErrorKind.BAD_ANSWER, said))
+    FailureLog(_Clock()).write(GatewayError(ErrorKind.BAD_RESPONSE, said))
     assert caplog.messages == [
         r"request - failed with 502: http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028'"
         " is unknown"

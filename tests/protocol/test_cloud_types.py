@@ -5,9 +5,9 @@ from gateway.protocol.cloud_types import (
     SAGEMAKER,
     VERTEX_AI,
     Cloud,
-    is_of_cloud,
+    format_cloud_type,
+    is_cloud_type,
     parse_cloud_type,
-    typed,
 )
 
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -42,7 +42,7 @@ def test_the_size_is_read(
     content_type: str, cloud: Cloud, parameters: str, size: int | None
 ) -> None:
     for written in (content_type, content_type.upper(), " " + content_type):
-        assert is_of_cloud(written + parameters)
+        assert is_cloud_type(written + parameters)
         found = parse_cloud_type(written + parameters)
         assert found is not None
         assert (found.cloud, found.header_size) == (cloud, size)
@@ -59,7 +59,7 @@ def test_the_size_is_read(
     ],
 )
 def test_other_types_are_none(content_type: str) -> None:
-    assert not is_of_cloud(content_type)
+    assert not is_cloud_type(content_type)
     assert parse_cloud_type(content_type) is None
 
 
@@ -121,4 +121,4 @@ def test_what_a_long_type_costs(unit: str) -> None:
 
 def test_a_type_is_written_as_clients_read_it() -> None:
     # By the length of what comes before the number, without any parser.
-    assert typed(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"
+    assert format_cloud_type(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"

@@ -12,8 +12,8 @@ from gateway.protocol.dialects import (
     OPENVINO,
     TRITON,
     Dialect,
-    TraceForm,
-    common,
+    TracePaths,
+    common_dialect,
 )
 
 
@@ -33,7 +33,7 @@ def test_triton_keeps_trace_settings_per_model(
 
 
 def test_the_specification_has_trace_settings_per_version() -> None:
-    form = TraceForm("/trace", per_version=True)
+    form = TracePaths("/trace", per_version=True)
     assert form.path(None, None) == "/v2/trace"
     assert form.path("m", None) == "/v2/models/m/trace"
     assert form.path("m", "3") == "/v2/models/m/versions/3/trace"
@@ -49,14 +49,14 @@ def test_who_speaks_v1_too() -> None:
 
 
 def test_who_has_no_list_of_models() -> None:
-    lacking = [name for name, dialect in DIALECTS.items() if not dialect.lists_models]
+    lacking = [name for name, dialect in DIALECTS.items() if not dialect.has_model_list]
     assert lacking == ["openvino"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
 def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
-    assert common([dialect]) is dialect
-    assert common([dialect, replace(dialect), dialect]) is dialect
+    assert common_dialect([dialect]) is dialect
+    assert common_dialect([dialect, replace(dialect), dialect]) is dialect
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
                 TRITON,
                 name="triton and json",
                 binary=False,
-                answers_as_asked=False,
-                wants_json_type=True,
+                honors_output_encoding=False,
+                requires_json_type=True,
                 trace=None,
             ),
         ),
@@ -78,9 +78,9 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
             replace(
                 TRITON,
                 name="triton and kserve",
-                answers_as_asked=False,
-                versions=False,
-                wants_json_type=True,
+                honors_output_encoding=False,
+                versioned_paths=False,
+                requires_json_type=True,
                 trace=None,
             ),
         ),
@@ -89,16 +89,16 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
             replace(
                 TRITON,
                 name="openvino and triton",
-                lists_outputs=True,
-                answers_as_asked=False,
+                binary_only_if_listed=True,
+                honors_output_encoding=False,
                 trace=None,
-                lists_models=False,
+                has_model_list=False,
             ),
         ),
         ([TRITON, replace(TRITON, trace=None)], replace(TRITON, trace=None)),
         (
-            [TRITON, replace(TRITON, longest_part=100)],
-            replace(TRITON, longest_part=100),
+            [TRITON, replace(TRITON, max_head_part=100)],
+            replace(TRITON, max_head_part=100),
         ),
         # Servers of KServe that differ in age all speak V1.
         ([KSERVE, replace(KSERVE, binary=False)], replace(KSERVE, binary=False)),
@@ -107,6 +107,6 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
 def test_servers_that_differ_are_spoken_to_as_all_understand(
     dialects: Sequence[Dialect], expected: Dialect
 ) -> None:
-    assert common(dialects) == expected
-    turned = common(dialects[::-1])
+    assert common_dialect(dialects) == expected
+    turned = common_dialect(dialects[::-1])
     assert replace(turned, name="") == replace(expected, name="")

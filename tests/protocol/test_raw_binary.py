@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.raw_binary import raw_binary_preamble
+from gateway.protocol.raw_binary import make_raw_binary_preamble
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 
@@ -38,7 +38,7 @@ ACCEPTED = [
 def test_the_shape_follows_from_the_size(
     metadata: ModelMetadata, size: int, shape: list[int]
 ) -> None:
-    preamble = raw_binary_preamble(metadata, size)
+    preamble = make_raw_binary_preamble(metadata, size)
     assert preamble.prefix == b""
     assert json.loads(preamble.header) == {
         "inputs": [
@@ -62,7 +62,7 @@ def test_the_shape_follows_from_the_size(
 )
 @pytest.mark.parametrize("size", [0, 3, 2**32 - 1])
 def test_bytes_get_their_length(metadata: ModelMetadata, shape: list[int], size: int) -> None:
-    preamble = raw_binary_preamble(metadata, size)
+    preamble = make_raw_binary_preamble(metadata, size)
     assert preamble.prefix == size.to_bytes(4, "little")
     entry = json.loads(preamble.header)["inputs"][0]
     assert entry["shape"] == shape
@@ -88,6 +88,6 @@ REFUSED = [
 @pytest.mark.parametrize(("metadata", "size", "message"), REFUSED)
 def test_what_cannot_be_raw_is_refused(metadata: ModelMetadata, size: int, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        raw_binary_preamble(metadata, size)
+        make_raw_binary_preamble(metadata, size)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert message in caught.value.message

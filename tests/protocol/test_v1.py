@@ -6,33 +6,33 @@ from typing import Any
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.answer_header import OutputTensor
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import Endpoint, EndpointKind, parse_endpoint
+from gateway.protocol.operations import Operation, OperationKind, parse_operation
+from gateway.protocol.response_header import OutputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.protocol.v1 import (
-    Form,
-    Predicted,
+    V1Format,
+    V1ResponseLayout,
     check_fields,
+    check_shape,
     error_document,
     infer_path,
-    is_binary,
-    listed_models,
+    is_base64_output,
     model_entries,
     models_document,
-    says_ready,
-    whole_shape,
+    ready_model_names,
+    reports_ready,
 )
 
 
 @pytest.mark.parametrize("version", [None, "3"])
 def test_the_infer_path_is_one(version: str | None) -> None:
-    path = infer_path(Endpoint(EndpointKind.PREDICT, "m", version))
-    assert parse_endpoint("POST", path) == Endpoint(EndpointKind.INFER, "m", version)
+    path = infer_path(Operation(OperationKind.PREDICT, "m", version))
+    assert parse_operation("POST", path) == Operation(OperationKind.INFER, "m", version)
 
 
 def test_answers_are_named_as_their_requests_are() -> None:
-    assert {form.value: form.answer_key for form in Form} == {
+    assert {form.value: form.response_key for form in V1Format} == {
         "instances": "predictions",
         "inputs": "outputs",
     }
@@ -41,33 +41,33 @@ def test_answers_are_named_as_their_requests_are() -> None:
 @pytest.mark.parametrize(
     ("declared", "found", "form", "batching", "single"),
     [
-        ((-1, 3), (2, 3), Form.ROWS, True, False),
-        ((-1, 3), (0, 3), Form.COLUMNS, False, False),
-        ((3,), (3,), Form.ROWS, False, False),
-        ((3,), (1, 3), Form.ROWS, False, True),
-        ((), (1,), Form.ROWS, False, True),
-        ((), (), Form.COLUMNS, False, False),
-        ((3,), (1, 3), Form.COLUMNS, False, None),
-        ((3,), (2, 3), Form.ROWS, False, None),
-        ((-1,), (1, 3), Form.ROWS, False, None),
-        ((4, 3), (1, 4, 3), Form.ROWS, True, None),
-        ((-1, 3), (2, 4), Form.ROWS, True, None),
+        ((-1, 3), (2, 3), V1Format.ROWS, True, False),
+        ((-1, 3), (0, 3), V1Format.COLUMNS, False, False),
+        ((3,), (3,), V1Format.ROWS, False, False),
+        ((3,), (1, 3), V1Format.ROWS, False, True),
+        ((), (1,), V1Format.ROWS, False, True),
+        ((), (), V1Format.COLUMNS, False, False),
+        ((3,), (1, 3), V1Format.COLUMNS, False, None),
+        ((3,), (2, 3), V1Format.ROWS, False, None),
+        ((-1,), (1, 3), V1Format.ROWS, False, None),
+        ((4, 3), (1, 4, 3), V1Format.ROWS, True, None),
+        ((-1, 3), (2, 4), V1Format.ROWS, True, None),
     ],
 )
 def test_shapes(
     declared: tuple[int, ...],
     found: tuple[int, ...],
-    form: Form,
+    form: V1Format,
     batching: bool,
     single: bool | None,
 ) -> None:
     tensor = TensorSpec("x", DATATYPES["FP32"], declared)
     model = ModelMetadata("m", (tensor,), batching)
     if single is not None:
-        assert whole_shape(model, tensor, found, form) == Predicted(form, single)
+        assert check_shape(model, tensor, found, form) == V1ResponseLayout(form, single)
         return
     with pytest.raises(GatewayError) as caught:
-        whole_shape(model, tensor, found, form)
+        check_shape(model, tensor, found, form)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     for part in ("'x'", "'m'", str(list(declared)), str(list(found))):
         assert part in caught.value.message
@@ -102,7 +102,7 @@ def test_what_may_not_stand_there(fields: dict[str, Any]) -> None:
     [("image_bytes", "BYTES", True), ("image", "BYTES", False), ("n_bytes", "INT64", False)],
 )
 def test_outputs_that_are_binary_by_name(name: str, datatype: str, expected: bool) -> None:
-    assert is_binary(OutputTensor(name, DATATYPES[datatype], (1,), 4)) is expected
+    assert is_base64_output(OutputTensor(name, DATATYPES[datatype], (1,), 4)) is expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_error_of_which_nothing_is_said() -> None:
     [(b"", True), (b'{"ready":true}', True), (b"OK", True), (b'{"ready":false}', False)],
 )
 def test_readiness_in_words(body: bytes, expected: bool) -> None:
-    assert says_ready(body) is expected
+    assert reports_ready(body) is expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_readiness_in_words(body: bytes, expected: bool) -> None:
     ],
 )
 def test_models_that_are_listed(document: Any, models: list[str]) -> None:
-    assert listed_models(document) == models
+    assert ready_model_names(document) == models
 
 
 def test_a_list_without_states_makes_entries_without_them() -> None:
@@ -167,7 +167,7 @@ def test_a_list_without_states_makes_entries_without_them() -> None:
 )
 def test_what_lists_no_models(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
-        listed_models(document)
+        ready_model_names(document)
 
 
 def test_each_model_is_listed_once() -> None:

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from tests.resilience.server import Behaviour
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.raw_client import connect
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process
+from tests.support.raw_client import connect
 
 
 class FleetServer:
@@ -31,7 +31,7 @@ class FleetServer:
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert await self._process.stdout.readline() == b"ready\n"
 
     async def kill(self) -> None:
@@ -70,7 +70,7 @@ async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
         yield servers
 
 
-def gateway_before(
+def running_gateway(
     file: Path,
     servers: Sequence[FleetServer],
     more: str = "",
@@ -88,4 +88,4 @@ def gateway_before(
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
     )
-    return serving(str(file))
+    return gateway_process(str(file))

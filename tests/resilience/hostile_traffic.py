@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.faulty_server import Connection, FaultyServer, Script
-from tests.servers.http_text import answer, chunk, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.tensors import INFER, LENGTH, answer_header, metadata
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response_header, metadata
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
 MIB = 2**20
 HELD = 64 * MIB
@@ -37,7 +37,7 @@ def _uploads(size: int) -> dict[str, bytes]:
     """Write a request of some ``size`` bytes in each form."""
     floats, strings = _json("FP32", b"0.12345", size), _json("BYTES", b'"abcdefghij"', size)
     chunks = chunk(bytes(MIB)) * (size // MIB) + b"0\r\n\r\n"
-    chunked = {"Host": "x", "Transfer-Encoding": "chunked", LENGTH: "0"}
+    chunked = {"Host": "x", "Transfer-Encoding": "chunked", HEADER_LENGTH: "0"}
     instances = b'{"instances":[' + b",".join([b"0.12345"] * (size // 8)) + b"]}"
     return {
         "floats": request("POST", INFER, floats),
@@ -65,7 +65,7 @@ class Running:
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> None:
         """Wait until a condition of its status holds."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.1)
 
@@ -83,17 +83,17 @@ class Running:
 
 
 @asynccontextmanager
-async def gateway_before(script: Script, folder: Path) -> AsyncIterator[Running]:
+async def running_gateway(script: Script, folder: Path) -> AsyncIterator[Running]:
     """Run a gateway before a server that does as the script says."""
     admin = free_port()
-    async with FaultyServer(script) as server:
+    async with ScriptedServer(script) as server:
         file = folder / "gateway.yaml"
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\nhelper: never\nlog: {{access: false}}\n"
+            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-            f"limits: {{held_bytes: {HELD}, spool_bytes: {HELD}}}\n"
+            f"limits: {{max_buffered_bytes: {HELD}, spool_bytes: {HELD}}}\n"
         )
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             yield Running(process, url, f"http://{HOST}:{admin}")
 
 
@@ -118,7 +118,7 @@ async def clients(url: str, count: int, receiving: int = 0) -> AsyncIterator[lis
 async def knows_a_model_and_never_reads(connection: Connection) -> None:
     """Answer for the metadata; leave the bodies of other requests where they are."""
     while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
+        await connection.send(http_response(metadata(-1)))
     connection.stop_reading()
     await asyncio.sleep(120)
 
@@ -126,11 +126,11 @@ async def knows_a_model_and_never_reads(connection: Connection) -> None:
 async def answers_plenty(connection: Connection) -> None:
     """Answer for the metadata, and other requests with 64 MB."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(answer(metadata(-1)))
+        await connection.send(http_response(metadata(-1)))
     connection.requests.clear()  # they are large
     size = 64_000_000
-    header = answer_header(size)
-    head = {LENGTH: str(len(header)), "Content-Length": str(len(header) + size)}
+    header = binary_response_header(size)
+    head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + size)}
     await connection.send(message("HTTP/1.1 200 OK", head, header))
     for _ in range(64):
         await connection.send(bytes(1_000_000))

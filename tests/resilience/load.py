@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tests.servers.http_text import Head, chunked, message, read_body, read_head, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.running_gateway import until
+from tests.support.gateway import until
+from tests.support.http_messages import Head, chunked, message, read_body, read_head, request
+from tests.support.raw_client import RawClient, connect
 
 _INFER = "/v2/models/echo/infer"
 _FEW, _MANY = 8, 40_000

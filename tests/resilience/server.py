@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.servers.http_text import Head, answer, read_body, read_head
-from tests.servers.tensors import LENGTH
+from tests.support.http_messages import Head, http_response, read_body, read_head
+from tests.support.inference_messages import HEADER_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Server:
         body = await read_body(reader, head)
         if head.first.startswith("PUT /behave "):
             self._behaviour = Behaviour(**json.loads(body))
-            writer.write(answer())
+            writer.write(http_response())
             return True
         behaviour = self._behaviour
         if kept and behaviour.forgets:
@@ -80,14 +80,14 @@ class Server:
         headers = {"Server": self._name}
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
-            return answer(error, headers, "503 Service Unavailable")
+            return http_response(error, headers, "503 Service Unavailable")
         if not body:
-            return answer(_METADATA, headers)
-        size = int(head.get(LENGTH) or len(body))
+            return http_response(_METADATA, headers)
+        size = int(head.get(HEADER_LENGTH) or len(body))
         fields = json.dumps(_echo(json.loads(body[:size]))).encode()
-        headers[LENGTH] = str(len(fields))
+        headers[HEADER_LENGTH] = str(len(fields))
         headers["Content-Type"] = "application/octet-stream"
-        return answer(fields + body[size:], headers)
+        return http_response(fields + body[size:], headers)
 
 
 _TENSOR = {"name": "N", "datatype": "INT32", "shape": [-1]}

@@ -27,11 +27,11 @@ from pathlib import Path
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.load import MIXED, Load, load_on
 from tests.resilience.server import Behaviour
-from tests.servers.addresses import HOST, free_port
-from tests.servers.command import PATIENCE, Process, serving
-from tests.servers.http_text import chunk, message, request
-from tests.servers.raw_client import RawClient, connect
-from tests.servers.tensors import LENGTH
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process
+from tests.support.http_messages import chunk, message, request
+from tests.support.inference_messages import HEADER_LENGTH
+from tests.support.raw_client import RawClient, connect
 
 MIB = 2**20
 GROWTH = 32 * MIB
@@ -80,8 +80,8 @@ def _forms() -> dict[str, bytes]:
         "BYTES": request("POST", _INFER, json.dumps({"inputs": [texts]}).encode()),
         "chunked": message(f"POST {_INFER} HTTP/1.1", chunked, chunks),
         "gzip": request("POST", _INFER, gzip.compress(text, 1), {"Content-Encoding": "gzip"}),
-        "binary": request("POST", _INFER, header + tensor, {LENGTH: str(len(header))}),
-        "raw": request("POST", _INFER, tensor, {LENGTH: "0"}),
+        "binary": request("POST", _INFER, header + tensor, {HEADER_LENGTH: str(len(header))}),
+        "raw": request("POST", _INFER, tensor, {HEADER_LENGTH: "0"}),
         "V1": request(
             "POST", "/v1/models/echo:predict", json.dumps({"instances": numbers}).encode()
         ),
@@ -118,7 +118,7 @@ class _Leaver:
             if random.random() < 0.5:
                 await client.reader.read(random.randrange(1, 300_000))
             else:
-                await client.reply()
+                await client.read_response()
         await asyncio.sleep(random.random() * 0.3)
         if random.random() < 0.5:
             client.reset()
@@ -165,7 +165,7 @@ async def _reload(process: Process, file: Path) -> None:
     while True:
         for idle in ("20s", "21s"):
             await asyncio.sleep(5)
-            limits = f"limits: {{held_bytes: 256MiB, idle_time: {idle}}}\n"
+            limits = f"limits: {{max_buffered_bytes: 256MiB, idle_timeout: {idle}}}\n"
             await asyncio.to_thread(file.write_text, text + limits)
             process.signal(signal.SIGHUP)
 
@@ -223,7 +223,7 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\nlog: {{access: false}}\n"
             f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton}}}}\n"
         )
-        async with serving(str(file)) as (process, url):
+        async with gateway_process(str(file)) as (process, url):
             leavers = [_Leaver(url, _forms()) for _ in range(LEAVING)]
             samples, wrong = [], 0
             reading = asyncio.create_task(_read_log(process))
@@ -244,7 +244,7 @@ async def soak(minutes: float, folder: Path) -> list[str]:
                 task.cancel()
             await asyncio.wait((disturbing, reloading))
             process.signal(signal.SIGTERM)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await reading
                 status = await process.process.wait()
     return _judge(samples, wrong, status, process.said)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.resilience.hostile_traffic import ATTACKS, HELD, MIB, gateway_before
-from tests.servers.faulty_server import Script
-from tests.servers.running_gateway import until
+from tests.resilience.hostile_traffic import ATTACKS, HELD, MIB, running_gateway
+from tests.support.gateway import until
+from tests.support.servers.scripted_server import Script
 
 OF_ITS_OWN = 160 * MIB
 GAPS = 1.25
@@ -20,7 +20,7 @@ LEFT = 64 * MIB
 
 @pytest.mark.parametrize("script", ATTACKS)
 async def test_hostile_traffic_stays_within_the_formula(script: Script, tmp_path: Path) -> None:
-    async with gateway_before(script, tmp_path) as gateway:
+    async with running_gateway(script, tmp_path) as gateway:
         start = gateway.memory("VmRSS")
         for attack in ATTACKS[script]:
             await attack(gateway)

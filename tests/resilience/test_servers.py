@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.resilience.fleet import fleet, gateway_before
+from tests.resilience.fleet import fleet, running_gateway
 from tests.resilience.load import MIXED, load_on
 from tests.resilience.server import Behaviour
 
-BRIEFLY = "ejection: {time: 500ms}"
+BRIEFLY = "outlier_detection: {base_ejection_time: 500ms}"
 """For how long a server is left out at first."""
 
 
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("more", "lost"),
-    [("", len(MIXED)), ("routes: [{upstream: fleet, retry: [unanswered]}]\n", 0)],
+    [("", len(MIXED)), ("routes: [{upstream: fleet, retry_on: [unanswered]}]\n", 0)],
     ids=["careful", "unanswered"],
 )
 async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
@@ -28,7 +28,7 @@ async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
 ) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers, more, BRIEFLY) as (process, url),
+        running_gateway(file, servers, more, BRIEFLY) as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -37,7 +37,7 @@ async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
         failures = await load.goes_on()
         assert set(failures) <= {"502"}
         assert failures.total() <= lost
-        await process.until_it_says(f"{servers[0].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: it is left out")
         assert not await load.goes_on()
         before = load.tally.servers[servers[0].name]
         await servers[0].start()
@@ -49,7 +49,7 @@ async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
 async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file: Path) -> None:
     async with (
         fleet(1) as servers,
-        gateway_before(file, servers) as (_, url),
+        running_gateway(file, servers) as (_, url),
         load_on(url) as load,
     ):
         (server,) = servers
@@ -67,12 +67,12 @@ async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file:
 async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers, "limits: {idle_time: 2s}\n") as (process, url),
+        running_gateway(file, servers, "limits: {idle_timeout: 2s}\n") as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
         servers[1].stop()
-        await process.until_it_says(f"{servers[1].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[1].url} failed 5 times in a row: it is left out")
         await load.until(lambda tally: tally.errors[504] >= 5)
         await load.goes_on()
         servers[1].go_on()
@@ -85,7 +85,7 @@ async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> Non
 
 
 async def test_servers_that_close_idle_connections_are_not_noticed(file: Path) -> None:
-    async with fleet() as servers, gateway_before(file, servers) as (_, url):
+    async with fleet() as servers, running_gateway(file, servers) as (_, url):
         for server in servers:
             await server.behave(Behaviour(keep_alive=0.2))
         # So that connections to the servers are idle for about that time.
@@ -98,7 +98,7 @@ async def test_servers_that_close_idle_connections_are_not_noticed(file: Path) -
 async def test_servers_that_do_not_answer_on_kept_connections_are_not_noticed(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers) as (_, url),
+        running_gateway(file, servers) as (_, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -112,7 +112,7 @@ async def test_servers_that_do_not_answer_on_kept_connections_are_not_noticed(fi
 async def test_answers_that_break_off_are_never_taken_for_whole(file: Path) -> None:
     async with (
         fleet(1) as servers,
-        gateway_before(file, servers) as (_, url),
+        running_gateway(file, servers) as (_, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -132,12 +132,12 @@ async def test_answers_that_break_off_are_never_taken_for_whole(file: Path) -> N
 async def test_a_server_whose_answers_break_off_is_left_out(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers) as (process, url),
+        running_gateway(file, servers) as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
         await servers[0].behave(Behaviour(cut=True))
-        await process.until_it_says(f"{servers[0].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: it is left out")
         await load.goes_on()
         assert not await load.goes_on()
         assert set(load.tally.failures) <= {"502", "aborted", "unanswered"}
@@ -147,7 +147,10 @@ async def test_a_server_whose_answers_break_off_is_left_out(file: Path) -> None:
 async def test_errors_of_servers_pass_as_they_are(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers, care="ejection: {failures: 0}") as (_, url),
+        running_gateway(file, servers, care="outlier_detection: {consecutive_failures: 0}") as (
+            _,
+            url,
+        ),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
@@ -163,12 +166,12 @@ async def test_errors_of_servers_pass_as_they_are(file: Path) -> None:
 async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(file, servers, care=BRIEFLY) as (process, url),
+        running_gateway(file, servers, care=BRIEFLY) as (process, url),
         load_on(url) as load,
     ):
         assert not await load.goes_on()
         await servers[2].behave(Behaviour(unavailable=True))
-        await process.until_it_says(f"{servers[2].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[2].url} failed 5 times in a row: it is left out")
         before = load.tally.servers[servers[2].name]
         await load.goes_on()
         await servers[2].behave(Behaviour())
@@ -180,7 +183,7 @@ async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: P
 
 
 async def test_a_slow_server_gets_less_to_do(file: Path) -> None:
-    async with fleet() as servers, gateway_before(file, servers) as (_, url):
+    async with fleet() as servers, running_gateway(file, servers) as (_, url):
         await servers[0].behave(Behaviour(delay=0.5))
         async with load_on(url) as load:
             await load.goes_on(500)

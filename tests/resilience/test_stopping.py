@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.resilience.fleet import FleetServer, fleet, gateway_before
+from tests.resilience.fleet import FleetServer, fleet, running_gateway
 from tests.resilience.load import MIXED, Kind, load_on
-from tests.servers.addresses import HOST
-from tests.servers.certificates import certificate_files, server_certificate
-from tests.servers.command import Process
+from tests.support.addresses import HOST
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway_process import Process
 
 FRESH = (Kind.FRESH,) * 8
 
@@ -44,7 +44,7 @@ async def _stop_under_load(
     listen: str = f"{HOST}:0",
 ) -> None:
     async with (
-        gateway_before(file, servers, more, listen=listen) as (process, url),
+        running_gateway(file, servers, more, listen=listen) as (process, url),
         load_on(url, kinds) as load,
     ):
         assert not await load.goes_on(100)

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.resilience.fleet import fleet, gateway_before
+from tests.resilience.fleet import fleet, running_gateway
 from tests.resilience.load import Kind, load_on
 
 KEPT = (*[Kind.SMALL] * 8, Kind.LARGE, Kind.CHUNKED)
@@ -14,14 +14,14 @@ KEPT = (*[Kind.SMALL] * 8, Kind.LARGE, Kind.CHUNKED)
 async def test_a_worker_that_is_killed_costs_what_it_had_under_way(tmp_path: Path) -> None:
     async with (
         fleet() as servers,
-        gateway_before(tmp_path / "gateway.yaml", servers, "workers: 2\n") as (process, url),
+        running_gateway(tmp_path / "gateway.yaml", servers, "workers: 2\n") as (process, url),
         load_on(url, KEPT) as load,
     ):
         assert not await load.goes_on()
-        victim = int((await process.until_it_says(r"2 workers: (\d+), "))[1])
+        victim = int((await process.wait_for_output(r"2 workers: (\d+), "))[1])
         os.kill(victim, signal.SIGKILL)
-        await process.until_it_says(f"worker {victim} was killed by SIGKILL; another one starts")
-        await process.until_it_says(r"worker (\d+) is up")
+        await process.wait_for_output(f"worker {victim} was killed by SIGKILL; another one starts")
+        await process.wait_for_output(r"worker (\d+) is up")
         await load.goes_on()
         assert set(load.tally.failures) <= {"unanswered", "aborted"}
         assert load.tally.failures.total() <= 5

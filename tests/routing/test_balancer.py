@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.balancer import (
-    BY_LOAD,
-    BalancePolicy,
-    by_hash,
+    LEAST_REQUEST,
+    LoadBalancingPolicy,
+    choose_by_hash,
+    choose_least_request,
+    choose_round_robin,
     chosen,
-    least_outstanding,
-    round_robin,
 )
 
 BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
@@ -30,30 +30,30 @@ BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
     ],
 )
 def test_examples(outstanding: list[int], turn: int, index: int) -> None:
-    assert least_outstanding(outstanding, turn) == index
+    assert choose_least_request(outstanding, turn) == index
 
 
 @given(BUSY, st.integers(0, 1000))
 def test_none_is_less_busy(outstanding: list[int], turn: int) -> None:
-    assert outstanding[least_outstanding(outstanding, turn)] == min(outstanding)
+    assert outstanding[choose_least_request(outstanding, turn)] == min(outstanding)
 
 
 @given(BUSY, st.integers(0, 1000))
 def test_all_that_are_equally_busy_get_their_turn(outstanding: list[int], turn: int) -> None:
     count = len(outstanding)
-    chosen = {least_outstanding(outstanding, turn + i) for i in range(count)}
+    chosen = {choose_least_request(outstanding, turn + i) for i in range(count)}
     assert chosen == {i for i in range(count) if outstanding[i] == min(outstanding)}
 
 
 @given(st.integers(1, 8), st.integers(0, 1000))
 def test_idle_endpoints_get_equal_shares(count: int, turn: int) -> None:
-    chosen = [least_outstanding([0] * count, turn + i) for i in range(3 * count)]
+    chosen = [choose_least_request([0] * count, turn + i) for i in range(3 * count)]
     assert all(chosen.count(i) == 3 for i in range(count))
 
 
 @given(st.integers(1, 8), st.integers(0, 1000))
 def test_each_has_its_turn(count: int, turn: int) -> None:
-    chosen = [round_robin(count, turn + i) for i in range(2 * count)]
+    chosen = [choose_round_robin(count, turn + i) for i in range(2 * count)]
     assert chosen[:count] == chosen[count:]
     assert sorted(chosen[:count]) == list(range(count))
 
@@ -63,7 +63,7 @@ KEYS = [f"user-{i}" for i in range(2000)]
 
 
 def _owners(names: list[str]) -> dict[str, str]:
-    return {key: names[by_hash(names, key)] for key in KEYS}
+    return {key: names[choose_by_hash(names, key)] for key in KEYS}
 
 
 def test_keys_belong_to_endpoints_evenly() -> None:
@@ -88,19 +88,19 @@ def test_only_the_keys_of_one_that_leaves_move(left: int) -> None:
 
 @given(st.text())
 def test_any_text_is_a_key(key: str) -> None:
-    assert by_hash(NAMES[:1], key) == 0
-    assert by_hash(NAMES, key) == by_hash(NAMES, key)
+    assert choose_by_hash(NAMES[:1], key) == 0
+    assert choose_by_hash(NAMES, key) == choose_by_hash(NAMES, key)
 
 
 @pytest.mark.parametrize(
     ("policy", "key", "index"),
     [
-        (BY_LOAD, None, 1),
-        (BY_LOAD, "k", 1),
-        (BalancePolicy(in_turn=True), None, 2),
-        (BalancePolicy(header="x"), None, 1),
-        (BalancePolicy(header="x"), "k", by_hash(["a", "b", "c"], "k")),
+        (LEAST_REQUEST, None, 1),
+        (LEAST_REQUEST, "k", 1),
+        (LoadBalancingPolicy(in_turn=True), None, 2),
+        (LoadBalancingPolicy(header="x"), None, 1),
+        (LoadBalancingPolicy(header="x"), "k", choose_by_hash(["a", "b", "c"], "k")),
     ],
 )
-def test_the_policy_chooses(policy: BalancePolicy, key: str | None, index: int) -> None:
+def test_the_policy_chooses(policy: LoadBalancingPolicy, key: str | None, index: int) -> None:
     assert chosen(policy, ["a", "b", "c"], [2, 0, 1], 2, key) == index

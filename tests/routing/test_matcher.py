@@ -5,12 +5,12 @@ import re
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.endpoints import Endpoint, EndpointKind
-from gateway.routing.matcher import Match, Pattern, first_match
+from gateway.protocol.operations import Operation, OperationKind
+from gateway.routing.matcher import Match, Pattern, find_first_match
 
-INFER = Endpoint(EndpointKind.INFER, "resnet50", "2")
-UNVERSIONED = Endpoint(EndpointKind.INFER, "resnet50")
-INDEX = Endpoint(EndpointKind.REPOSITORY)
+INFER = Operation(OperationKind.INFER, "resnet50", "2")
+UNVERSIONED = Operation(OperationKind.INFER, "resnet50")
+INDEX = Operation(OperationKind.REPOSITORY)
 
 
 def _headers(*headers: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -52,7 +52,7 @@ def _match(
     model: str | None = None,
     version: str | None = None,
     headers: dict[str, str] | None = None,
-    *kinds: EndpointKind,
+    *kinds: OperationKind,
 ) -> Match:
     return Match(
         Pattern.of(model) if model else None,
@@ -87,27 +87,27 @@ def _match(
         (_match(headers={"x-tenant": "*"}), INDEX, (), False),
         (_match(headers={"a": "1", "b": "re:[0-9]"}), INDEX, [("a", "1"), ("b", "7")], True),
         (_match(headers={"a": "1", "b": "2"}), INDEX, [("a", "1")], False),
-        (_match(None, None, None, EndpointKind.INFER), INFER, (), True),
-        (_match(None, None, None, EndpointKind.INFER), INDEX, (), False),
+        (_match(None, None, None, OperationKind.INFER), INFER, (), True),
+        (_match(None, None, None, OperationKind.INFER), INDEX, (), False),
         (
-            _match(None, None, None, EndpointKind.INFER, EndpointKind.REPOSITORY),
+            _match(None, None, None, OperationKind.INFER, OperationKind.REPOSITORY),
             INDEX,
             (),
             True,
         ),
-        (_match("x", None, None, EndpointKind.INFER), INFER, (), False),
+        (_match("x", None, None, OperationKind.INFER), INFER, (), False),
     ],
 )
 def test_what_matches(
-    match: Match, asked: Endpoint, headers: tuple[tuple[str, str], ...], holds: bool
+    match: Match, asked: Operation, headers: tuple[tuple[str, str], ...], holds: bool
 ) -> None:
     assert match.holds(asked, _headers(*headers)) is holds
 
 
 def test_the_first_match_wins() -> None:
     matches = [_match("vgg"), _match("resnet*"), _match("resnet50"), _match()]
-    assert first_match(matches, INFER, _headers()) == 1
-    assert first_match(matches[::-1], INFER, _headers()) == 0
-    assert first_match(matches, INDEX, _headers()) == 3
-    assert first_match(matches[:3], INDEX, _headers()) is None
-    assert first_match([], INFER, _headers()) is None
+    assert find_first_match(matches, INFER, _headers()) == 1
+    assert find_first_match(matches[::-1], INFER, _headers()) == 0
+    assert find_first_match(matches, INDEX, _headers()) == 3
+    assert find_first_match(matches[:3], INDEX, _headers()) is None
+    assert find_first_match([], INFER, _headers()) is None

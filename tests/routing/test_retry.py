@@ -3,20 +3,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind
-from gateway.routing.retry import CAREFUL, RetryBudget, RetryPolicy
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 
-UNANSWERED = RetryPolicy(unanswered=True)
+NO_RESPONSE = RetryPolicy(no_response=True)
 
 
 @pytest.mark.parametrize("kind", ErrorKind)
-@pytest.mark.parametrize("can_be_repeated", [False, True])
+@pytest.mark.parametrize("is_repeatable", [False, True])
 def test_only_what_cannot_have_had_an_effect_unless_more_is_allowed(
-    kind: ErrorKind, can_be_repeated: bool
+    kind: ErrorKind, is_repeatable: bool
 ) -> None:
-    careful = kind in (ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE) and can_be_repeated
-    assert CAREFUL.after(kind, can_be_repeated) is careful
-    also = kind is ErrorKind.UNANSWERED and can_be_repeated
-    assert UNANSWERED.after(kind, can_be_repeated) is (careful or also)
+    careful = kind in (ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE) and is_repeatable
+    assert SAFE_RETRIES_ONLY.after(kind, is_repeatable) is careful
+    also = kind is ErrorKind.NO_RESPONSE and is_repeatable
+    assert NO_RESPONSE.after(kind, is_repeatable) is (careful or also)
 
 
 def test_the_reserve_is_there_at_once() -> None:

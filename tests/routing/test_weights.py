@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.weights import Shares, number_of
+from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 
 BELOW_ONE = nextafter(1.0, 0.0)
 
@@ -37,7 +37,7 @@ BELOW_ONE = nextafter(1.0, 0.0)
     ],
 )
 def test_shares(weights: tuple[int, ...], number: float, index: int) -> None:
-    assert Shares.of(weights).at(number) == index
+    assert CumulativeWeights.of(weights).at(number) == index
 
 
 @given(
@@ -45,23 +45,23 @@ def test_shares(weights: tuple[int, ...], number: float, index: int) -> None:
     st.floats(0, BELOW_ONE) | st.just(BELOW_ONE),
 )
 def test_no_weight_no_share(weights: list[int], number: float) -> None:
-    assert weights[Shares.of(weights).at(number)] > 0
+    assert weights[CumulativeWeights.of(weights).at(number)] > 0
 
 
 def test_each_has_its_share() -> None:
-    shares = Shares.of((70, 20, 0, 10))
+    shares = CumulativeWeights.of((70, 20, 0, 10))
     counts = Counter(shares.at(i / 1000) for i in range(1000))
     assert counts == {0: 700, 1: 200, 3: 100}
 
 
 @given(st.text() | st.text(st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)))
 def test_a_number_of_any_text(text: str) -> None:
-    assert 0.0 <= number_of(text) < 1.0
-    assert number_of(text) == number_of(text)
+    assert 0.0 <= hash_to_fraction(text) < 1.0
+    assert hash_to_fraction(text) == hash_to_fraction(text)
 
 
 def test_numbers_are_the_same_in_every_process() -> None:
-    program = "from gateway.routing.weights import number_of; print(number_of('client-7'))"
+    program = "from gateway.routing.weights import hash_to_fraction as f; print(f('client-7'))"
     printed = {
         subprocess.run(
             [sys.executable, "-c", program],
@@ -73,17 +73,17 @@ def test_numbers_are_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert printed == {f"{number_of('client-7')}\n"}
+    assert printed == {f"{hash_to_fraction('client-7')}\n"}
 
 
 def test_clients_are_spread_by_the_weights() -> None:
-    shares = Shares.of((90, 10))
-    canary = sum(shares.at(number_of(f"client-{i}")) for i in range(10_000))
+    shares = CumulativeWeights.of((90, 10))
+    canary = sum(shares.at(hash_to_fraction(f"client-{i}")) for i in range(10_000))
     assert 900 < canary < 1100
 
 
 def test_a_weight_that_grows_keeps_its_clients() -> None:
-    clients = [number_of(str(i)) for i in range(1000)]
-    few = {number for number in clients if Shares.of((90, 10)).at(number)}
-    more = {number for number in clients if Shares.of((50, 50)).at(number)}
+    clients = [hash_to_fraction(str(i)) for i in range(1000)]
+    few = {number for number in clients if CumulativeWeights.of((90, 10)).at(number)}
+    more = {number for number in clients if CumulativeWeights.of((50, 50)).at(number)}
     assert few < more

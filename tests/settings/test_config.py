@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.settings.addresses import TcpAddress
-from gateway.settings.keys import Keys
+from gateway.settings.api_keys import ApiKeys
 from gateway.settings.load import load
 from gateway.settings.routes import Mirror
 from gateway.settings.schema import ClientTls, Settings
-from gateway.settings.upstreams import Health
-from gateway.settings.words import KeyPath
-from gateway.settings.yaml_source import read_source
+from gateway.settings.upstreams import HealthCheck
+from gateway.settings.values.addresses import TcpAddress
+from gateway.settings.values.wording import KeyPath
+from gateway.settings.yaml.loader import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"
 REFERENCE = CONFIG / "reference.yaml"
@@ -25,7 +25,7 @@ REFERENCE = CONFIG / "reference.yaml"
 # Where the reference file goes on below a field that holds several items.
 ITEM: dict[str, KeyPath] = {
     "upstreams": ("triton",),
-    "keys": ("team-a",),
+    "api_keys": ("team-a",),
     "routes": (0,),
     "upstream": (0,),
     "models": ("resnet50",),
@@ -79,9 +79,9 @@ def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
     assert settings.tls is not None
     upstream = settings.upstreams["triton"]
     assert upstream.tls is not None
-    assert upstream.health == Health()
-    assert (upstream.resolve, upstream.discover) == (10.0, "models")
-    assert settings.routes[0].auth == tuple(settings.keys) == ("team-a", "robots")
+    assert upstream.health_check == HealthCheck()
+    assert (upstream.dns_refresh, upstream.model_discovery) == (10.0, "models")
+    assert settings.routes[0].auth == tuple(settings.api_keys) == ("team-a", "robots")
 
 
 def test_the_reference_shows_every_setting() -> None:
@@ -89,7 +89,7 @@ def test_the_reference_shows_every_setting() -> None:
     of_both = {"robots": "team-a"}
     shown = {
         tuple(of_both.get(str(part), part) for part in path)
-        for path in read_source(with_all(), {}).places
+        for path in parse_yaml(with_all(), {}).positions
     }
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
@@ -118,7 +118,7 @@ def test_the_sidecar_follows_the_environment() -> None:
     assert settings.listen == (TcpAddress("0.0.0.0", 80),)
     assert settings.upstreams["triton"].endpoints == ("http://[::1]:9000",)
     assert settings.limits.request_bytes == 1048576
-    assert settings.limits.drain_time == 2.0
+    assert settings.limits.drain_timeout == 2.0
     assert settings.log.level == "debug"
 
 
@@ -138,16 +138,16 @@ def test_the_canary_follows_the_environment() -> None:
     environ = {"NEXT_URL": "http://next:8000", "MIRROR_SHARE": "100%"}
     settings = load(CONFIG / "canary.yaml", environ)
     assert settings.upstreams["next"].endpoints == ("http://next:8000",)
-    shown = {"upstream": "next", "share": "100%"}
+    shown = {"upstream": "next", "percent": "100%"}
     assert settings.routes[0].mirror == Mirror.model_validate(shown)
     mirror = load(CONFIG / "canary.yaml", {}).routes[0].mirror
-    assert mirror == Mirror.model_validate({**shown, "share": "10%"})
+    assert mirror == Mirror.model_validate({**shown, "percent": "10%"})
 
 
 def test_keys_follow_the_environment() -> None:
     settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
-    assert settings.keys["people"] == Keys(file="/k")
-    assert settings.keys["robots"] == Keys(environment="ROBOT_KEYS", header="X-Api-Key")
+    assert settings.api_keys["people"] == ApiKeys(file="/k")
+    assert settings.api_keys["robots"] == ApiKeys(environment="ROBOT_KEYS", header="X-Api-Key")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)

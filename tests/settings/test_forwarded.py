@@ -18,14 +18,14 @@ from gateway.settings.forwarded import Forwarded, parse_network
     ],
 )
 def test_whom_to_trust(value: object, networks: tuple[str, ...]) -> None:
-    assert Forwarded.model_validate({"trust": value}).trust == networks
-    assert Forwarded.model_validate({"trust": networks}).trust == networks
+    assert Forwarded.model_validate({"trusted_proxies": value}).trusted_proxies == networks
+    assert Forwarded.model_validate({"trusted_proxies": networks}).trusted_proxies == networks
 
 
 @pytest.mark.parametrize("value", ["some", "", None, 7, {}, ["all"], ["10.0.0.0/8", None], [[]]])
 def test_who_cannot_be_trusted(value: object) -> None:
     with pytest.raises(ValidationError):
-        Forwarded.model_validate({"trust": value})
+        Forwarded.model_validate({"trusted_proxies": value})
 
 
 @pytest.mark.parametrize("value", [7, None, "", "all", "10.0.0.0/33", "10.0.0", "host", "::1/129"])

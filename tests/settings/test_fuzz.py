@@ -16,7 +16,7 @@ KEYS = [
     *Settings.model_fields,
     *("endpoints", "dialect", "upstream", "nonfinite", "bytes", "level", "access", "match"),
     *("model", "version", "headers", "kinds", "name", "weight", "sticky", "rewrite", "deny"),
-    *("request_bytes", "json_depth", "idle_time", "triton", "<<", "a b", ""),
+    *("request_bytes", "json_depth", "idle_timeout", "triton", "<<", "a b", ""),
 ]
 SCALARS = [
     *("triton", "http://127.0.0.1:8000", "127.0.0.1:8080", "unix:/s", "64MiB", "5s", "null"),

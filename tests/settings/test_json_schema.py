@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.yaml_source import read_source
+from gateway.settings.yaml.loader import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -19,7 +19,7 @@ EXAMPLES = sorted(CONFIG.glob("*.yaml"))
 
 
 def _errors(file: Path) -> list[str]:
-    value = read_source(file.read_text(), {}).value
+    value = parse_yaml(file.read_text(), {}).value
     return [f"{error.json_path}: {error.message}" for error in SCHEMA.iter_errors(value)]
 
 
@@ -91,9 +91,9 @@ def test_every_value_may_come_from_the_environment(file: Path) -> None:
         "workers: many",
         "upstreams: ${UPSTREAMS}",
         "routes: ${ROUTES}",
-        "routes: [{upstream: u, deny: nothing}]",
-        "routes: [{upstream: u, deny: [nothing]}]",
-        "routes: [{upstream: u, retry: 501}]",
+        "routes: [{upstream: u, deny_operations: nothing}]",
+        "routes: [{upstream: u, deny_operations: [nothing]}]",
+        "routes: [{upstream: u, retry_on: 501}]",
         "models: {m: {inputs: [{name: a, datatype: FP8, shape: [1]}]}}",
         "models: {m: {inputs: [{name: a, datatype: FP32, shape: ['1']}]}}",
         "${NAME}: 1",
@@ -108,12 +108,12 @@ def test_nonsense_is_wrong_by_it(written: str) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        "upstreams: {u: {endpoints: ['http://a:1'], ejection: {statuses: 503}}}",
+        "upstreams: {u: {endpoints: ['http://a:1'], outlier_detection: {failure_statuses: 503}}}",
         "listen: 127.0.0.1:80",
-        "forwarded: {trust: 10.0.0.0/8}",
-        "routes: [{upstream: u, match: {kinds: infer}, deny: repository, auth: a}]",
-        "routes: [{upstream: u, retry: 503, compress: gzip}]",
-        "routes: [{upstream: u, retry: unanswered}]",
+        "forwarded: {trusted_proxies: 10.0.0.0/8}",
+        "routes: [{upstream: u, match: {operations: infer}, deny_operations: repository, auth: a}]",
+        "routes: [{upstream: u, retry_on: 503, compression: gzip}]",
+        "routes: [{upstream: u, retry_on: unanswered}]",
     ],
 )
 def test_a_single_item_stands_for_a_list_of_one(written: str) -> None:

@@ -6,17 +6,24 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.endpoints import KINDS
+from gateway.protocol.operations import OPERATION_KINDS
 from gateway.routing.matcher import Pattern
-from gateway.settings.addresses import TcpAddress, UnixAddress
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load, load_with_places
+from gateway.settings.load import MAX_FILE_BYTES, load, load_with_positions
 from gateway.settings.models import Datatype, Model, Tensor
-from gateway.settings.patterns import parse_pattern
 from gateway.settings.problems import Problem, SettingsError
-from gateway.settings.routes import Kind, Match, Rewrite, Route, RouteLimits, Share
+from gateway.settings.routes import (
+    Match,
+    OperationName,
+    Rewrite,
+    Route,
+    RouteLimits,
+    WeightedUpstream,
+)
 from gateway.settings.schema import ClientTls, Log, Settings
-from gateway.settings.upstreams import Ejection, Health, Upstream
+from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
+from gateway.settings.values.addresses import TcpAddress, UnixAddress
+from gateway.settings.values.patterns import parse_pattern
 
 ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
 
@@ -54,12 +61,12 @@ limits:
   header_bytes: 2048
   json_depth: 200
   spool_bytes: 10MB
-  connect_time: 500ms
-  idle_time: 1.5
-  total_time: 2h
-  drain_time: 1
-  metadata_time: 10m
-  metadata_models: 1
+  connect_timeout: 500ms
+  idle_timeout: 1.5
+  request_timeout: 2h
+  drain_timeout: 1
+  metadata_ttl: 10m
+  metadata_cache_size: 1
 log: {level: warning, access: false}
 """
     )
@@ -77,12 +84,12 @@ log: {level: warning, access: false}
         header_bytes=2048,
         json_depth=200,
         spool_bytes=10_000_000,
-        connect_time=0.5,
-        idle_time=1.5,
-        total_time=7200.0,
-        drain_time=1.0,
-        metadata_time=600.0,
-        metadata_models=1,
+        connect_timeout=0.5,
+        idle_timeout=1.5,
+        request_timeout=7200.0,
+        drain_timeout=1.0,
+        metadata_ttl=600.0,
+        metadata_cache_size=1,
     )
     assert settings.log == Log(level="warning", access=False)
 
@@ -98,19 +105,19 @@ routes:
       model: resnet*
       version: 2
       headers: {X-Tenant: 're:(?i)blue', x-level: 7}
-      kinds: [infer, shared_memory]
+      operations: [infer, shared_memory]
     upstream: [{name: blue, weight: 90}, {name: green, weight: '10'}]
-    sticky: X-User
+    sticky_header: X-User
     rewrite: {model: a%2Fb, version: 1}
-    deny: [repository, other]
+    deny_operations: [repository, other]
     limits:
       request_bytes: 1KiB
       header_bytes: 2KiB
       json_depth: 3
       spool_bytes: 4KiB
-      idle_time: 5
-      total_time: 6m
-  - {match: {model: '[a-c]?'}, upstream: green, deny: []}
+      idle_timeout: 5
+      request_timeout: 6m
+  - {match: {model: '[a-c]?'}, upstream: green, deny_operations: []}
   - upstream: blue
 """
     )
@@ -120,22 +127,25 @@ routes:
                 model="resnet*",
                 version="2",
                 headers={"X-Tenant": "re:(?i)blue", "x-level": "7"},
-                kinds=("infer", "shared_memory"),
+                operations=("infer", "shared_memory"),
             ),
-            upstream=(Share(name="blue", weight=90), Share(name="green", weight=10)),
-            sticky="X-User",
+            upstream=(
+                WeightedUpstream(name="blue", weight=90),
+                WeightedUpstream(name="green", weight=10),
+            ),
+            sticky_header="X-User",
             rewrite=Rewrite(model="a%2Fb", version="1"),
-            deny=("repository", "other"),
+            deny_operations=("repository", "other"),
             limits=RouteLimits(
                 request_bytes=1024,
                 header_bytes=2048,
                 json_depth=3,
                 spool_bytes=4096,
-                idle_time=5.0,
-                total_time=360.0,
+                idle_timeout=5.0,
+                request_timeout=360.0,
             ),
         ),
-        Route(match=Match(model="[a-c]?"), upstream=(Share(name="green", weight=1),)),
+        Route(match=Match(model="[a-c]?"), upstream=(WeightedUpstream(name="green", weight=1),)),
         _to("blue"),
     )
 
@@ -146,31 +156,43 @@ def test_everything_can_be_said_of_an_upstream(file: Path) -> None:
 upstreams:
   u:
     endpoints: [http://triton:8000, http://10.0.0.1:8000]
-    ejection: {failures: 0, time: 1s, longest: 1h, most: 12.5%, statuses: [500]}
-    health: {path: '/ready?x', every: 1m, time: 100ms, healthy: 3, unhealthy: 4}
-    resolve: 30
-    discover: models
+    outlier_detection: {consecutive_failures: 0, base_ejection_time: 1s, max_ejection_time: 1h,
+      max_ejection_percent: 12.5%, failure_statuses: [500]}
+    health_check: {path: '/ready?x', interval: 1m, timeout: 100ms, healthy_threshold: 3,
+      unhealthy_threshold: 4}
+    dns_refresh: 30
+    model_discovery: models
     required: false
 """
     )
     upstream = load(file, {}).upstreams["u"]
-    assert upstream.ejection.most == 0.125
-    ejection = {"failures": 0, "time": 1, "longest": 3600, "most": "12.5%", "statuses": [500]}
+    assert upstream.outlier_detection.max_ejection_percent == 0.125
+    ejection = {
+        "consecutive_failures": 0,
+        "base_ejection_time": 1,
+        "max_ejection_time": 3600,
+        "max_ejection_percent": "12.5%",
+        "failure_statuses": [500],
+    }
     assert upstream == Upstream(
         endpoints=("http://triton:8000", "http://10.0.0.1:8000"),
-        ejection=Ejection.model_validate(ejection),
-        health=Health(path="/ready?x", every=60.0, time=0.1, healthy=3, unhealthy=4),
-        resolve=30.0,
-        discover="models",
+        outlier_detection=OutlierDetection.model_validate(ejection),
+        health_check=HealthCheck(
+            path="/ready?x", interval=60.0, timeout=0.1, healthy_threshold=3, unhealthy_threshold=4
+        ),
+        dns_refresh=30.0,
+        model_discovery="models",
         required=False,
     )
 
 
 def test_probes_need_no_more_than_their_name(file: Path) -> None:
-    file.write_text("upstreams: {u: {endpoints: ['http://u:1'], health: {}, ejection: {}}}")
+    file.write_text(
+        "upstreams: {u: {endpoints: ['http://u:1'], health_check: {}, outlier_detection: {}}}"
+    )
     upstream = load(file, {}).upstreams["u"]
-    assert upstream.health == Health()
-    assert upstream == Upstream(endpoints=("http://u:1",), health=Health())
+    assert upstream.health_check == HealthCheck()
+    assert upstream == Upstream(endpoints=("http://u:1",), health_check=HealthCheck())
 
 
 def _to(upstream: str, **more: Any) -> Route:
@@ -178,7 +200,7 @@ def _to(upstream: str, **more: Any) -> Route:
 
 
 def test_the_kinds_are_those_of_the_protocol() -> None:
-    assert get_args(Kind) == tuple(KINDS)
+    assert get_args(OperationName) == tuple(OPERATION_KINDS)
 
 
 def test_the_datatypes_are_those_of_the_protocol() -> None:
@@ -237,12 +259,12 @@ def test_the_patterns_that_are_not_taken(pattern: str) -> None:
 
 def test_a_route_takes_all_requests_if_nothing_is_said(file: Path) -> None:
     """A route behind it is then never reached."""
-    for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, kinds: null}"):
+    for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, operations: null}"):
         file.write_text(
             f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
         )
         (problem,) = problems(file)
-        assert problem.path_in_file == "routes[1]"
+        assert problem.setting == "routes[1]"
         assert problem.message == "never reached: routes[0] takes every request"
 
 
@@ -302,20 +324,20 @@ def test_a_value_from_the_environment_is_what_is_wanted_in_its_place(file: Path)
     file.write_text(
         """
 upstreams:
-  "7": {endpoints: ['${URL}'], tls: "${NOTHING}", keep_alive: "${TIME}"}
+  "7": {endpoints: ['${URL}'], tls: "${NOTHING}", idle_timeout: "${TIME}"}
 routes:
-  - {upstream: "${NUMBER}", retry: ["${STATUS}"], auth: "${NUMBER}"}
-keys: {"7": {file: "${NUMBER}"}}
+  - {upstream: "${NUMBER}", retry_on: ["${STATUS}"], auth: "${NUMBER}"}
+api_keys: {"7": {file: "${NUMBER}"}}
 models: {m: {inputs: [{name: "${NUMBER}", datatype: "${TYPE}", shape: ["${NUMBER}"]}]}}
 admin: "${NOTHING}"
 """
     )
     environ = {"URL": "http://a:1", "NOTHING": "null", "TIME": "1.5", "NUMBER": "7"}
     settings = load(file, {**environ, "STATUS": "503", "TYPE": "FP32"})
-    assert settings.upstreams["7"] == Upstream(endpoints=("http://a:1",), keep_alive=1.5)
+    assert settings.upstreams["7"] == Upstream(endpoints=("http://a:1",), idle_timeout=1.5)
     assert settings.admin is None
-    assert settings.routes[0] == _to("7", retry=[503], auth=["7"])
-    assert settings.keys["7"].file == "7"
+    assert settings.routes[0] == _to("7", retry_on=[503], auth=["7"])
+    assert settings.api_keys["7"].file == "7"
     assert settings.models["m"].inputs == (Tensor(name="7", datatype="FP32", shape=(7,)),)
 
 
@@ -328,18 +350,22 @@ def test_other_text_in_quotes_is_text(file: Path, written: str) -> None:
 
 SINGLE = {
     "listen": ("listen: 127.0.0.1:1", "listen: [127.0.0.1:1]"),
-    "trust": ("forwarded: {trust: 10.0.0.0/8}", "forwarded: {trust: [10.0.0.0/8]}"),
+    "trust": (
+        "forwarded: {trusted_proxies: 10.0.0.0/8}",
+        "forwarded: {trusted_proxies: [10.0.0.0/8]}",
+    ),
     "kinds": (
-        "routes: [{upstream: triton, match: {kinds: infer}}]",
-        "routes: [{upstream: triton, match: {kinds: [infer]}}]",
+        "routes: [{upstream: triton, match: {operations: infer}}]",
+        "routes: [{upstream: triton, match: {operations: [infer]}}]",
     ),
     "deny, retry, compress": (
-        "routes: [{upstream: triton, deny: trace, retry: 503, compress: gzip}]",
-        "routes: [{upstream: triton, deny: [trace], retry: [503], compress: [gzip]}]",
+        "routes: [{upstream: triton, deny_operations: trace, retry_on: 503, compression: gzip}]",
+        "routes: [{upstream: triton, deny_operations: [trace], retry_on: [503], "
+        "compression: [gzip]}]",
     ),
     "auth": (
-        "keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: a}]",
-        "keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: [a]}]",
+        "api_keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: a}]",
+        "api_keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: [a]}]",
     ),
 }
 
@@ -353,21 +379,26 @@ def test_a_single_item_is_a_list_of_one(file: Path, single: str, several: str) -
 
 
 def test_a_single_endpoint_and_a_single_status_need_no_brackets(file: Path) -> None:
-    file.write_text("upstreams: {u: {endpoints: http://a:1, ejection: {statuses: 500}}}")
+    file.write_text(
+        "upstreams: {u: {endpoints: http://a:1, outlier_detection: {failure_statuses: 500}}}"
+    )
     upstream = load(file, {}).upstreams["u"]
-    assert (upstream.endpoints, upstream.ejection.statuses) == (("http://a:1",), (500,))
+    assert (upstream.endpoints, upstream.outlier_detection.failure_statuses) == (
+        ("http://a:1",),
+        (500,),
+    )
 
 
 def test_what_holds_for_lists_holds_for_a_single_item(file: Path) -> None:
     file.write_text(
-        "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, resolve: 1s}}\n"
+        "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, dns_refresh: 1s}}\n"
         "routes: [{upstream: u, auth: none}]\n"
         "listen: 127.0.0.1:9\n"
         "admin: 127.0.0.1:9\n"
     )
-    assert [(each.path_in_file, each.message) for each in problems(file)] == [
+    assert [(each.setting, each.message) for each in problems(file)] == [
         ("upstreams.u.tls", "no endpoint needs it: none is https"),
-        ("upstreams.u.resolve", "no endpoint has a host name that could be looked up"),
+        ("upstreams.u.dns_refresh", "no endpoint has a host name that could be looked up"),
         ("routes[0].auth", "no keys are named 'none'; there are none"),
         ("admin", "needs an address of its own: clients connect there (listen)"),
     ]
@@ -379,7 +410,7 @@ tls:
   key: {0}/tls.key
   client_ca: {0}
 workers: {1}
-keys:
+api_keys:
   a: {{file: no-keys}}
   b: {{environment: KEYS_OF_B}}
   c: {{environment: KEYS_OF_C}}
@@ -400,29 +431,29 @@ def test_files_that_are_not_there_are_told_together(file: Path, workers: str) ->
     (folder / "there").write_text("")
     file.write_text(NAMED.format(folder, workers))
     with pytest.raises(SettingsError) as error:
-        load_with_places(file, {"KEYS_OF_B": "k"}, with_files=True)
+        load_with_positions(file, {"KEYS_OF_B": "k"}, with_files=True)
     gone = "cannot be read: No such file or directory"
     expected = [
         f"2: tls.certificate: {folder}/tls.crt {gone}",
         f"3: tls.key: {folder}/tls.key {gone}",
         f"4: tls.client_ca: {folder} cannot be read: Is a directory",
-        f"7: keys.a.file: no-keys {gone} (in {Path.cwd()})",
-        "9: keys.c.environment: KEYS_OF_C is not set in the environment",
+        f"7: api_keys.a.file: no-keys {gone} (in {Path.cwd()})",
+        "9: api_keys.c.environment: KEYS_OF_C is not set in the environment",
         f"14: upstreams.u.tls.ca: {folder}/ca.crt {gone}",
         f"16: upstreams.u.tls.key: {folder}/u.key {gone}",
     ]
     if workers == "many":
         expected.insert(3, "5: workers: expected 1 to 256, or auto, got 'many'")
     assert str(error.value) == "\n".join(f"{file}:{line}" for line in expected)
-    assert error.value.is_of_named_files is (workers == "1")
+    assert error.value.is_about_files is (workers == "1")
 
 
 def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
     pipe = file.parent / "keys"
     os.mkfifo(pipe)
     route = "routes: [{upstream: triton, auth: a}]"
-    file.write_text(f"{ONE_UPSTREAM}keys: {{a: {{file: {pipe}}}}}\n{route}\n")
-    load_with_places(file, {}, with_files=True)
+    file.write_text(f"{ONE_UPSTREAM}api_keys: {{a: {{file: {pipe}}}}}\n{route}\n")
+    load_with_positions(file, {}, with_files=True)
 
 
 def test_anchors_and_merge_keys_work(file: Path) -> None:
@@ -469,17 +500,17 @@ def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
     file.write_text(
         "log: {level: loud}\n"
         "routes: [{upstream: tritom}]\n"
-        "limits: {idle_time: '${NONE}', idle: 1}\n"
+        "limits: {idle_timeout: '${NONE}', idle: 1}\n"
         "listen: 1\n"
         f"{ONE_UPSTREAM}"
         "listen: 2\n"
     )
     found = problems(file)
-    assert [(each.line, each.column, each.path_in_file) for each in found] == [
+    assert [(each.line, each.column, each.setting) for each in found] == [
         (1, 7, "log.level"),
         (2, 11, "routes[0].upstream"),
-        (3, 21, "limits.idle_time"),
-        (3, 32, "limits.idle"),
+        (3, 24, "limits.idle_timeout"),
+        (3, 35, "limits.idle"),
         (4, 1, "listen"),
         (6, 1, "listen"),
     ]
@@ -499,7 +530,7 @@ def test_workers_are_counted_or_left_to_the_machine(
 def test_any_other_number_of_workers_is_refused(file: Path, written: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     (problem,) = problems(file)
-    assert (problem.line, problem.path_in_file) == (2, "workers")
+    assert (problem.line, problem.setting) == (2, "workers")
     assert problem.message.startswith("expected 1 to 256, or auto, got ")
 
 
@@ -522,12 +553,15 @@ def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
         Settings(upstreams=upstreams, routes=(_to("b"),))
     with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
         Settings(upstreams=upstreams, routes=(_to("a"), _to("a", match={"model": "m"})))
-    shared = Route(upstream=(Share(name="a", weight=1),))
+    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
     assert shared == _to("a")
 
 
 def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
-    care = "ejection: {most: 7%}, health: {}, resolve: 1s, discover: models"
+    care = (
+        "outlier_detection: {max_ejection_percent: 7%}, health_check: {}, dns_refresh: "
+        "1s, model_discovery: models"
+    )
     upstreams = f"upstreams: {{triton: {{endpoints: ['http://triton:8000'], {care}}}}}\n"
     route = "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {json_depth: 9}}"
     file.write_text(f"{upstreams}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")

@@ -1,2 +1,2 @@
-from tests.servers.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from tests.upstream.endpoints import endpoint_at as endpoint_at

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from gateway.upstream.address import server_at
-from gateway.upstream.http import HttpEndpoint
-from gateway.upstream.tls import CertificateFiles, client_context
-from tests.servers.certificates import authority
-from tests.servers.running_gateway import nothing_left
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.tls import CertificateFiles, client_context
+from tests.support.certificates import authority
+from tests.support.gateway import no_leaks
 
 EndpointAt = Callable[[str], HttpEndpoint]
 
@@ -29,10 +29,10 @@ async def endpoint_at() -> AsyncIterator[EndpointAt]:
     endpoints: list[HttpEndpoint] = []
 
     def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(server_at(url, trusting()), connect_time=5))
+        endpoints.append(HttpEndpoint(parse_server_url(url, trusting()), connect_timeout=5))
         return endpoints[-1]
 
-    async with nothing_left():
+    async with no_leaks():
         yield endpoint_at
         for endpoint in endpoints:
             await endpoint.close()

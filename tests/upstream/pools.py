@@ -4,13 +4,13 @@ from contextlib import suppress
 
 from gateway.errors import GatewayError
 from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool import Pool
-from tests.servers.doubles import Log, ScriptedEndpoint
+from gateway.upstream.pool.pool import Pool
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
 
 def pool_of(count: int) -> Pool:
     """Make a pool of so many, at http://0 and so on."""
-    return Pool([ScriptedEndpoint(Log(), url=f"http://{number}") for number in range(count)])
+    return Pool([ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)])
 
 
 class Times:

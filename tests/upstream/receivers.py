@@ -3,29 +3,29 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.upstream.base import AnswerHead, UpstreamResponse
+from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 
 
 class NotingReceiver:
     """Notes what it is called with; ``done`` is set then."""
 
     def __init__(self) -> None:
-        self.wholes: list[tuple[AnswerHead, bytes]] = []
+        self.wholes: list[tuple[UpstreamResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []
         self.done = asyncio.Event()
         self.then: Callable[[], object] = lambda: None
 
-    def whole(self, head: AnswerHead, body: bytes | memoryview) -> None:
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         self.wholes.append((head, bytes(body)))
         self.then()
         self.done.set()
 
-    def begun(self, response: UpstreamResponse) -> None:
+    def on_headers(self, response: UpstreamResponse) -> None:
         self.responses.append(response)
         self.done.set()
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         self.errors.append(error)
         self.done.set()
 

@@ -4,18 +4,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_answer
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.upstream.base import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from gateway.upstream.metadata_cache import (
     MetadataCache,
-    ServerRefusalError,
+    UpstreamResponseError,
     fetch_max_batch_size,
     fetch_metadata,
 )
-from tests.servers.doubles import URL, Log, ScriptedEndpoint, ScriptedResponse
-from tests.servers.tensors import metadata
+from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from tests.support.doubles.streaming import (
+    URL,
+    EventLog,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+)
+from tests.support.inference_messages import metadata
 
 TTL = 60.0
 
@@ -46,8 +51,8 @@ class _Server(UpstreamEndpoint):
         if self.fault is not None:
             raise self.fault
         if request.target.endswith("/config"):
-            return ScriptedResponse(200, {}, [b'{"max_batch_size":', b"4}"])
-        return ScriptedResponse(200, {}, [metadata(-1, 3)])
+            return ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":', b"4}"])
+        return ScriptedUpstreamResponse(200, {}, [metadata(-1, 3)])
 
     async def close(self) -> None:
         raise AssertionError("not the cache's to close")
@@ -112,7 +117,9 @@ async def test_outputs_are_known_where_they_make_sense(
     document: bytes, outputs: tuple[TensorSpec, ...]
 ) -> None:
     server = ScriptedEndpoint(
-        Log(), ScriptedResponse(200, {}, [document]), ScriptedResponse(404, {}, [])
+        EventLog(),
+        ScriptedUpstreamResponse(200, {}, [document]),
+        ScriptedUpstreamResponse(404, {}, []),
     )
     assert await fetch_metadata("m", None, server) == ModelMetadata("m", (), None, outputs)
 
@@ -129,7 +136,7 @@ async def test_outputs_are_known_where_they_make_sense(
     ],
 )
 async def test_the_largest_batch(status: int, config: bytes, size: int | None) -> None:
-    server = ScriptedEndpoint(Log(), ScriptedResponse(status, {}, [config]))
+    server = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(status, {}, [config]))
     assert await fetch_max_batch_size("m", "1", server) == size
 
 
@@ -264,8 +271,8 @@ async def test_what_all_have_left_is_still_kept(cache: MetadataCache, server: _S
 
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
-    "error": lambda: bad_answer("fell over"),
-    "refusal": lambda: ServerRefusalError(404, "text/plain", b"unknown"),
+    "error": lambda: bad_response("fell over"),
+    "refusal": lambda: UpstreamResponseError(404, "text/plain", b"unknown"),
 }
 
 
@@ -290,7 +297,7 @@ async def test_a_failure_nobody_waits_for_is_nobodys_concern(
     cache: MetadataCache, server: _Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.ready.clear()
-    server.fault = bad_answer("fell over")
+    server.fault = bad_response("fell over")
     get = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
     get.cancel()
@@ -321,43 +328,43 @@ async def test_closing_ends_what_is_under_way(cache: MetadataCache, server: _Ser
     await asyncio.gather(*gets, return_exceptions=True)
 
 
-def _fetch(*turns: ScriptedResponse) -> Awaitable[ModelMetadata]:
-    return fetch_metadata("m", "7", ScriptedEndpoint(Log(), *turns))
+def _fetch(*turns: ScriptedUpstreamResponse) -> Awaitable[ModelMetadata]:
+    return fetch_metadata("m", "7", ScriptedEndpoint(EventLog(), *turns))
 
 
 @pytest.mark.parametrize(
     ("config", "batching"),
     [
-        (ScriptedResponse(200, {}, [b'{"max_batch_size":8}']), True),
-        (ScriptedResponse(200, {}, [b'{"max_batch_size":0}']), False),
-        (ScriptedResponse(200, {}, [b"{}"]), False),
-        (ScriptedResponse(200, {}, [b"[]"]), False),
-        (ScriptedResponse(200, {}, [b"no"]), False),
-        (ScriptedResponse(200, {}, [b'{"max_batch_size":null}']), False),
-        (ScriptedResponse(400), None),
-        (ScriptedResponse(404), None),
-        (ScriptedResponse(501), None),
+        (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":8}']), True),
+        (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":0}']), False),
+        (ScriptedUpstreamResponse(200, {}, [b"{}"]), False),
+        (ScriptedUpstreamResponse(200, {}, [b"[]"]), False),
+        (ScriptedUpstreamResponse(200, {}, [b"no"]), False),
+        (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":null}']), False),
+        (ScriptedUpstreamResponse(400), None),
+        (ScriptedUpstreamResponse(404), None),
+        (ScriptedUpstreamResponse(501), None),
     ],
 )
-async def test_batching(config: ScriptedResponse, batching: bool | None) -> None:
-    found = await _fetch(ScriptedResponse(200, {}, [metadata(-1)]), config)
+async def test_batching(config: ScriptedUpstreamResponse, batching: bool | None) -> None:
+    found = await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), config)
     assert found.batching is batching
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
 async def test_a_config_that_is_not_to_be_had_now_is_a_failure(status: int) -> None:
     """The batch dimension would be guessed, and guessed wrong."""
-    refusal = ScriptedResponse(status, {"Content-Type": "text/x"}, [b"later"])
-    with pytest.raises(ServerRefusalError) as caught:
-        await _fetch(ScriptedResponse(200, {}, [metadata(-1)]), refusal)
+    refusal = ScriptedUpstreamResponse(status, {"Content-Type": "text/x"}, [b"later"])
+    with pytest.raises(UpstreamResponseError) as caught:
+        await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), refusal)
     error = caught.value
     assert (error.status, error.content_type, error.body) == (status, "text/x", b"later")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 503])
 async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
-    with pytest.raises(ServerRefusalError) as caught:
-        await _fetch(ScriptedResponse(status, {}, [b'{"error":', b'"no"}']))
+    with pytest.raises(UpstreamResponseError) as caught:
+        await _fetch(ScriptedUpstreamResponse(status, {}, [b'{"error":', b'"no"}']))
     error = caught.value
     assert (error.status, error.content_type) == (status, "application/json")
     assert error.body == b'{"error":"no"}'
@@ -380,20 +387,22 @@ async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
 )
 async def test_metadata_that_makes_no_sense_names_the_server(document: bytes) -> None:
     with pytest.raises(GatewayError, match=URL) as caught:
-        await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
-    assert caught.value.kind is ErrorKind.BAD_ANSWER
+        await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("document", [b"{}", b'{"inputs":null}', b'{"inputs":[]}'])
 async def test_a_server_may_say_nothing_of_inputs(document: bytes) -> None:
-    found = await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+    found = await _fetch(
+        ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404)
+    )
     assert found.inputs == ()
 
 
 async def test_what_makes_no_sense_is_shown() -> None:
     document = metadata(1, datatype="FP31")
     with pytest.raises(GatewayError) as caught:
-        await _fetch(ScriptedResponse(200, {}, [document]), ScriptedResponse(404))
+        await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
     assert caught.value.message == (
         f"{URL} gave metadata of model 'm' whose inputs make no sense: "
         '[{"name":"IN","datatype":"FP31","shape":[1]}]'
@@ -403,19 +412,21 @@ async def test_what_makes_no_sense_is_shown() -> None:
 async def test_shapes_may_be_texts() -> None:
     # Triton's own metadata has numbers; protobuf's JSON has int64 as text.
     document = json.dumps({"inputs": [{"name": "A", "datatype": "INT8", "shape": ["-1", "3"]}]})
-    found = await _fetch(ScriptedResponse(200, {}, [document.encode()]), ScriptedResponse(404))
+    found = await _fetch(
+        ScriptedUpstreamResponse(200, {}, [document.encode()]), ScriptedUpstreamResponse(404)
+    )
     assert found.inputs[0].shape == (-1, 3)
 
 
 async def test_metadata_without_end_is_a_failure() -> None:
-    endless = ScriptedResponse(200, {}, [bytes(2**20)] * 5)
+    endless = ScriptedUpstreamResponse(200, {}, [bytes(2**20)] * 5)
     with pytest.raises(GatewayError, match="is larger than") as caught:
         await _fetch(endless)
     assert URL in caught.value.message
 
 
 async def test_without_batches_no_config_is_asked_for() -> None:
-    endpoint = ScriptedEndpoint(Log(), ScriptedResponse(200, {}, [metadata(-1)]))
+    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200, {}, [metadata(-1)]))
     found = await fetch_metadata("m", None, endpoint, batches=False)
     assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
     assert found.batching is None

@@ -4,9 +4,9 @@ import sys
 
 PROGRAM = """
 import gc, logging, os, signal, socket, sys, time
-from gateway.workers import parent
-from gateway.workers.parent import NoWorkerError, Parent
-from gateway.workers.post import CLIENT, OPERATOR
+from gateway.workers import supervisor
+from gateway.workers.supervisor import NoWorkerError, Supervisor
+from gateway.workers.ipc import ADMIN, CLIENT
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
@@ -20,10 +20,10 @@ class Events:
 def work(post):
     {work}
 
-parent._LAST_MOMENT = {last_moment}
+supervisor._LAST_MOMENT = {last_moment}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    print("dropped", Parent({{sock: CLIENT}}, {workers}, work, 0.1, Events()).run())
+    print("dropped", Supervisor({{sock: CLIENT}}, {workers}, work, 0.1, Events()).run())
 except NoWorkerError as error:
     print(error)
 """

@@ -10,7 +10,7 @@ from kserve.utils.utils import generate_uuid
 
 from tests.integration.kserve.models import ALWAYS_JSON, GIVES_ID_BACK, MODELS, UNDECLARED
 from tests.integration.triton.models import Model
-from tests.servers.numpy_models import WORK
+from tests.support.servers.numpy_models import WORK
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 1

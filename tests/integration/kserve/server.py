@@ -1,7 +1,7 @@
 """Run a real KServe model server on this machine."""
 
 from tests.integration.kserve.models import DATATYPES, MODELS
-from tests.integration.python_server import PythonServer
+from tests.integration.support.python_server import PythonServer
 
 
 class KServe(PythonServer):

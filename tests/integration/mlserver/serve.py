@@ -15,7 +15,7 @@ from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, Re
 
 from tests.integration.mlserver.models import MODELS, RESHAPED, UNDECLARED
 from tests.integration.triton.models import Model
-from tests.servers.numpy_models import WORK
+from tests.support.servers.numpy_models import WORK
 
 _BY_NAME = {model.name: model for model in MODELS}
 

@@ -1,7 +1,7 @@
 """Run a real MLServer on this machine."""
 
 from tests.integration.mlserver.models import DATATYPES, MODELS
-from tests.integration.python_server import PythonServer
+from tests.integration.support.python_server import PythonServer
 
 
 class MLServer(PythonServer):

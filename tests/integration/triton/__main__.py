@@ -7,7 +7,7 @@ import time
 from types import FrameType
 
 from tests.integration.environment import MissingServerError
-from tests.integration.real_server import HOST, ServerError
+from tests.integration.support.real_server import HOST, ServerError
 from tests.integration.triton.models import Model, Tensor
 from tests.integration.triton.server import TritonServer
 

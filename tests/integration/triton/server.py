@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.integration.real_server import HOST, Program, RealServer, ServerError
+from tests.integration.support.real_server import HOST, Program, RealServer, ServerError
 from tests.integration.triton.installation import find
 from tests.integration.triton.models import DATATYPES, MODELS, Model, write_repository
 

@@ -1,0 +1,129 @@
+"""What the measurements share: servers that start when they are needed, and how rounds go."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property, partial
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from benchmarks.harness.client import HOST, Connection
+from benchmarks.harness.processes import Gateway, running_gateway, server
+from benchmarks.harness.requests import json_of_doubles, normal
+from benchmarks.harness.rounds import go_rounds
+from tests.integration.triton.models import named
+from tests.integration.triton.server import TritonServer
+
+_HELPER_STARTS_WITHIN = 2.0  # seconds
+_MODELS = ("identity_fp32", "identity_fp16", "image")
+
+Job = Callable[[], object]
+
+
+class Lab:
+    """The servers, running from the first use until the context is left.
+
+    ``quick`` asks for fewer rounds.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self.quick = quick
+        self._open = ExitStack()
+        self.triton_version: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def rounds(self, usual: int) -> int:
+        """Give the number of rounds to go."""
+        return max(3, usual // 5) if self.quick else usual
+
+    @cached_property
+    def triton_port(self) -> int:
+        """The port of a real Triton."""
+        triton = self._open.enter_context(TritonServer(named(*_MODELS)))
+        self.triton_version = _version(triton.http_port)
+        return triton.http_port
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        """A gateway in front of Triton, with its helper at work."""
+        gateway = self._open.enter_context(running_gateway(self.triton_port))
+        start_helper(gateway)
+        return gateway
+
+    @cached_property
+    def directly(self) -> Connection:
+        """A connection to Triton."""
+        return self._open.enter_context(Connection(self.triton_port))
+
+    @cached_property
+    def through(self) -> Connection:
+        """A connection to the gateway in front of Triton."""
+        return self._open.enter_context(Connection(self.gateway.port))
+
+    @cached_property
+    def raw_port(self) -> int:
+        """The port of the raw server."""
+        return self._open.enter_context(server("raw_server")).ports[0]
+
+
+def start_helper(gateway: Gateway) -> None:
+    """Send a large body, so that the gateway starts its helper, and wait until it is there."""
+    with Connection(gateway.port) as connection:
+        connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
+    time.sleep(_HELPER_STARTS_WITHIN)
+
+
+def in_rounds(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str, list[float]]:
+    """Give the seconds that each job takes in each of some rounds.
+
+    Each round does every job, so that what disturbs them disturbs all alike; every second round
+    goes backwards, so that none always follows the same one. The first is not timed. A job is
+    done ``in_a_row`` times, of which the median counts, where one alone would pay for what another
+    job did to the caches.
+    """
+    for job in jobs.values():
+        job()
+    gc.collect()
+    ways = {name: partial(_median_time, job, in_a_row) for name, job in jobs.items()}
+    return go_rounds(rounds, ways, short=in_a_row == 1)
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Give the median of the seconds of each job."""
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _median_time(job: Job, in_a_row: int) -> float:
+    return statistics.median(_time(job) for _ in range(in_a_row))
+
+
+def _time(job: Job) -> float:
+    began = perf_counter()
+    job()
+    return perf_counter() - began
+
+
+def _version(port: int) -> str:
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    try:
+        connection.request("GET", "/v2")
+        return str(json.loads(connection.getresponse().read())["version"])
+    finally:
+        connection.close()

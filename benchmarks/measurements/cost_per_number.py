@@ -1,0 +1,97 @@
+"""What a number costs, in small JSON requests and in large ones."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from benchmarks.harness.client import Connection
+from benchmarks.harness.environment import Lab
+from benchmarks.harness.processes import running_gateway
+from benchmarks.harness.requests import Request, json_of_shortest, normal
+from benchmarks.harness.rounds import go_rounds
+from benchmarks.report import Row, below
+from benchmarks.servers.raw_server import model_answering
+
+_MOST_UNEVEN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A number of FP32 values, and how often it is asked for in each round."""
+
+    name: str
+    count: int
+    times: int
+
+
+_SIZES = (
+    _Size("1 k", 1_000, 100),
+    _Size("10 k", 10_000, 40),
+    _Size("100 k", 100_000, 6),
+    _Size("1 M", 1_000_000, 2),
+    _Size("10 M", 10_000_000, 1),
+)
+
+
+def cost(lab: Lab) -> list[Row]:
+    """Measure the time per number, less what a request of one number takes.
+
+    The bound is for one process alone: its helper makes large requests cheaper, and only those.
+    """
+    alone, alone_each = _per_number(lab, "never")
+    _, helped_each = _per_number(lab, "always")
+    sizes = ", ".join(size.name for size in _SIZES)
+    ratio = max(alone_each) / min(alone_each)
+    return [
+        Row(
+            f"JSON → JSON, per number, in requests of {sizes} FP32",
+            "",
+            _shown(alone_each),
+            f"{ratio:.2f} × from least to most, {alone * 1e3:.2f} ms per request aside",
+            below(ratio, _MOST_UNEVEN, f"{_MOST_UNEVEN} ×"),
+        ),
+        Row("… with a helper process", "", _shown(helped_each), ""),
+    ]
+
+
+def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
+    """Give the seconds for a request of one number, and those for each number of the sizes."""
+    one = _to_and_fro(1)
+    requests = {size: _to_and_fro(size.count) for size in _SIZES}
+    gateway_running = running_gateway(lab.raw_port, helper=helper)
+    with gateway_running as gateway, Connection(gateway.port) as through:
+        for request in (one, *requests.values()):
+            through.time(request)
+        ways = {size: partial(_times, through, one, requests[size], size) for size in _SIZES}
+        rounds = go_rounds(lab.rounds(5), ways)
+    pairs = {size: list(chain.from_iterable(each)) for size, each in rounds.items()}
+    alone = statistics.median(aside for each in pairs.values() for aside, _ in each)
+    return alone, [
+        statistics.median(more for _, more in pairs[size]) / (size.count - 1) for size in _SIZES
+    ]
+
+
+def _times(
+    through: Connection, one: Request, request: Request, size: _Size
+) -> list[tuple[float, float]]:
+    """Give, as often as for this size, what one number takes, and how much longer the request.
+
+    They are sent next to each other: a machine has its phases.
+    """
+    pairs = []
+    for _ in range(size.times):
+        aside = through.time(one).total
+        pairs.append((aside, through.time(request).total - aside))
+    return pairs
+
+
+def _shown(per_number: list[float]) -> str:
+    return f"{', '.join(f'{each * 1e9:.0f}' for each in per_number)} ns"
+
+
+def _to_and_fro(count: int) -> Request:
+    values = normal(count)
+    return json_of_shortest(model_answering(values.nbytes), values)

@@ -1,0 +1,116 @@
+"""Large bodies: how fast they pass, and what the gateway holds of them meanwhile.
+
+The server behind the gateway is the raw one, so that it is not what is measured. Before anything
+is timed, each body passes once while the other side pauses: what a gateway without backpressure
+holds, it holds then.
+"""
+
+from __future__ import annotations
+
+from benchmarks.harness.client import Connection
+from benchmarks.harness.environment import Lab, in_rounds, medians
+from benchmarks.harness.proc_stats import PeakMemory
+from benchmarks.harness.processes import running_gateway
+from benchmarks.harness.requests import Request, binary, binary_of_blocks, json_of_shortest, normal
+from benchmarks.report import Row, at_least, below, mebibytes, milliseconds
+from benchmarks.servers.raw_server import PAUSE, model_answering
+
+_MIB = 2**20
+_PASSED = 1024 * _MIB
+_PASS_RATE = 1.0  # GB/s
+_MOST_HELD = 64 * _MIB
+
+_TEXT = 100_000_000
+_TEXT_PER_VALUE = 10.9  # bytes of a normal FP32 value in its shortest digits, with its comma
+_HELD_PER_BINARY_SIZE = 1.3
+
+_ANSWERED = 512 * _MIB
+_FIRST_BYTE_WITHIN = 0.05  # of the time that the whole answer takes
+
+
+def pass_through(lab: Lab) -> list[Row]:
+    """Measure tensors of a gibibyte that stay binary."""
+    block = normal(_MIB // 4).tobytes()
+    shape, blocks = [_PASSED // 4], [block] * (_PASSED // _MIB)
+    large_request = binary_of_blocks(model_answering(4), shape, blocks)
+    refused_a_while = binary_of_blocks(model_answering(4, pausing=True), shape, blocks)
+    large_answer = binary(model_answering(_PASSED), normal(16))
+    return [
+        *_pass(lab, "request", refused_a_while, large_request, 0.0),
+        *_pass(lab, "answer", large_answer, large_answer, PAUSE),
+    ]
+
+
+def _pass(lab: Lab, what: str, first: Request, request: Request, pause: float) -> list[Row]:
+    with (
+        running_gateway(lab.raw_port) as gateway,
+        Connection(gateway.port) as through,
+        Connection(lab.raw_port) as directly,
+    ):
+        _warm_up(through)
+        memory = PeakMemory(gateway.process.pid)
+        through.time(first, pause)
+        times = in_rounds(
+            lab.rounds(5),
+            {"direct": lambda: directly.time(request), "gateway": lambda: through.time(request)},
+        )
+        growth = memory.growth()
+    rates = {name: _PASSED / seconds / 1e9 for name, seconds in medians(times).items()}
+    name = f"binary {what} of 1 GiB"
+    return [
+        Row(
+            name,
+            f"{rates['direct']:.2f} GB/s",
+            f"{rates['gateway']:.2f} GB/s",
+            bound=at_least(rates["gateway"], _PASS_RATE, f"{_PASS_RATE} GB/s"),
+        ),
+        _growth_row(name, growth, _MOST_HELD),
+    ]
+
+
+def text(lab: Lab) -> list[Row]:
+    """Measure a JSON request of 100 MB, of which the binary form is held."""
+    values = normal(int(_TEXT / _TEXT_PER_VALUE))
+    request = json_of_shortest(model_answering(4), values)
+    with running_gateway(lab.raw_port) as gateway, Connection(gateway.port) as through:
+        _warm_up(through)
+        memory = PeakMemory(gateway.process.pid)
+        took = through.time(request).total
+        growth = memory.growth()
+    name = f"JSON request of {len(request.body) / 1e6:.0f} MB ({mebibytes(values.nbytes)} binary)"
+    bound = _HELD_PER_BINARY_SIZE * values.nbytes + _MOST_HELD
+    share = f"{growth / values.nbytes:.2f} × the binary size"
+    return [Row(name, "", milliseconds(took)), _growth_row(name, growth, bound, share)]
+
+
+def answer(lab: Lab) -> list[Row]:
+    """Measure a binary answer of 512 MiB that becomes JSON."""
+    request = json_of_shortest(model_answering(_ANSWERED), normal(16))
+    with running_gateway(lab.raw_port) as gateway, Connection(gateway.port) as through:
+        _warm_up(through)
+        memory = PeakMemory(gateway.process.pid)
+        timing = through.time(request, PAUSE)
+        growth = memory.growth()
+    name = f"answer of {mebibytes(_ANSWERED)} as JSON"
+    share = timing.first_byte / timing.total
+    return [
+        Row(
+            f"{name}: first byte",
+            "",
+            milliseconds(timing.first_byte),
+            f"{share:.2%} of {timing.total:.1f} s",
+            below(share, _FIRST_BYTE_WITHIN, f"{_FIRST_BYTE_WITHIN:.0%}"),
+        ),
+        _growth_row(name, growth, _MOST_HELD),
+    ]
+
+
+def _growth_row(name: str, growth: int, most: float, result: str = "") -> Row:
+    bound = below(growth, most, mebibytes(most))
+    return Row(f"{name}: memory growth", "", mebibytes(growth), result, bound)
+
+
+def _warm_up(connection: Connection) -> None:
+    """Let the gateway do once what it does for every request: its code is no growth."""
+    for ask in (json_of_shortest, binary):
+        connection.time(ask(model_answering(64), normal(16)))

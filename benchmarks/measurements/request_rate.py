@@ -1,0 +1,70 @@
+"""Requests per second over many connections at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+
+import uvloop
+
+from benchmarks.harness.client import HOST, BenchmarkError
+from benchmarks.harness.environment import Lab
+from benchmarks.harness.requests import json_of_doubles, normal
+from benchmarks.report import Row
+
+_CONNECTIONS = 32
+_SECONDS = 1.0
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+
+
+def rate(lab: Lab) -> list[Row]:
+    """Measure small JSON requests, each sent as soon as the answer before it was there."""
+    request = b"".join(json_of_doubles("identity_fp32", normal(16)).wire)
+    ports = {"direct": lab.triton_port, "gateway": lab.gateway.port}
+    answers = dict.fromkeys(ports, 0)
+    rounds = lab.rounds(5)
+    for _ in range(rounds):
+        for name, port in ports.items():
+            answers[name] += uvloop.run(_count(port, request))
+    rates = {name: count / (rounds * _SECONDS) for name, count in answers.items()}
+    return [
+        Row(
+            f"JSON 16 FP32, {_CONNECTIONS} connections, one gateway process",
+            f"{rates['direct']:,.0f} /s",
+            f"{rates['gateway']:,.0f} /s",
+            f"{rates['gateway'] / rates['direct']:.2f} ×",
+        )
+    ]
+
+
+async def _count(port: int, request: bytes) -> int:
+    until = asyncio.get_running_loop().time() + _SECONDS
+    callers = (_call(port, request, until) for _ in range(_CONNECTIONS))
+    return sum(await asyncio.gather(*callers))
+
+
+async def _call(port: int, request: bytes, until: float) -> int:
+    """Send the same request again and again; give the number of answers."""
+    loop = asyncio.get_running_loop()
+    answers = 0
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (HOST, port))
+        while loop.time() < until:
+            await loop.sock_sendall(sock, request)
+            received = b""
+            while not _whole(received):
+                received += await loop.sock_recv(sock, 65536)
+            answers += 1
+    return answers
+
+
+def _whole(received: bytes) -> bool:
+    head, mark, body = received.partition(b"\r\n\r\n")
+    if not mark:
+        return False
+    length = _LENGTH.search(head)
+    if length is None or not head.startswith(b"HTTP/1.1 200 "):
+        raise BenchmarkError(head.decode("latin-1"))
+    return len(body) >= int(length[1])

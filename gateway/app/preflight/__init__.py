@@ -1,0 +1,1 @@
+"""Checks before serving: probes of servers, and settings that lead back to the gateway."""

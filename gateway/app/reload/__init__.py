@@ -1,0 +1,1 @@
+"""New settings: where they come from, what differs, what is in use."""

@@ -1,0 +1,1 @@
+"""Tensor elements ↔ the text of JSON elements."""

@@ -1,0 +1,154 @@
+"""Finds the element that made a run fail, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+import numpy as np
+
+from gateway.codec.json.array_scanner import ElementRun
+from gateway.codec.json.structure_scan import mask_strings
+from gateway.errors import GatewayError
+from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+
+_TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
+_SPACE = " \t\n\r"
+
+_PART = 1024
+"""Bytes of a run that are looked at element by element, about."""
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
+
+
+def diagnose_run(
+    label: str,
+    datatype: Datatype,
+    run: ElementRun,
+    first_index: int,
+    message: ErrorVocabulary = REQUEST,
+) -> GatewayError:
+    """Make the error for a run that could not be converted.
+
+    ``first_index`` is the flat index of the run's first element. The error names the tensor of the
+    message, and index and value of the first element at fault.
+    """
+    text = run.text.decode("utf-8", "surrogateescape")
+    index, depth = first_index, run.depth_before
+    for between, token in _TOKEN.findall(text):
+        depth += between.count("[") - between.count("]")
+        if not token:
+            continue
+        if brackets := _bracket_fault(token, depth):
+            last = index - (depth <= 0 or token.startswith("}"))
+            return message.malformed(f"{label}: data {brackets}, behind element {max(0, last)}")
+        if token.startswith("{"):
+            needed = f"{datatype.name} needs {datatype.family.value}"
+            return message.malformed(f"{label}: element {index} is an object, {needed}")
+        if fault := _token_fault(token, datatype, message.null_is_nan):
+            return message.malformed(f"{label}: element {index} ({_quoted(token)}) {fault}")
+        if index > first_index and not between.strip("]" + _SPACE):
+            break  # no comma
+        index += 1
+    return invalid_array_error(label, max(first_index, index - 1), message)
+
+
+def _bracket_fault(token: str, depth: int) -> str:
+    """Say what is wrong with the brackets before a token, if anything is.
+
+    ``depth`` counts those that are open there.
+    """
+    if depth < 0:
+        return "has a closing bracket too many"
+    if not depth:
+        return f"ends and is followed by {_quoted(token)}"
+    is_string = token.startswith('"')
+    return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
+
+
+def invalid_array_error(label: str, near: int, message: ErrorVocabulary) -> GatewayError:
+    """Make the error for brackets and commas that are no array, near element number ``near``."""
+    return message.malformed(f"{label}: data is not a valid JSON array, near element {near}")
+
+
+def split_run(run: ElementRun) -> Iterator[ElementRun]:
+    """Cut a run at commas into small ones, as far as there are commas."""
+    text = run.text
+    codes, inside = mask_strings(text)
+    outside = inside ^ 1
+    depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
+    start, depth = 0, run.depth_before
+    commas = np.flatnonzero((codes == ord(",")) & outside.view(np.bool_))
+    behind = np.searchsorted(commas, np.arange(_PART, len(text), _PART))
+    for cut in dict.fromkeys(commas[behind[behind < commas.size]].tolist()):
+        depth_after = int(depths[cut])
+        yield ElementRun(text[start:cut], depth, depth_after, run.first and not start)
+        start, depth = cut + 1, depth_after
+    yield ElementRun(text[start:], depth, run.depth_after, run.first and not start)
+
+
+def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:
+    try:
+        value = _decode(token)
+    except ValueError:
+        return "is not a JSON value"
+    if value is None and null_is_nan and datatype.family is Family.FLOAT:
+        return None
+    if type(value) not in _TYPES[datatype.family]:
+        return f"is not {datatype.family.value}, as {datatype.name} needs"
+    if isinstance(value, str):
+        return _text_fault(value) if _sent(token) == token else "is not UTF-8"
+    if _fits(value, token, datatype):
+        return None
+    return f"does not fit {datatype.name}"
+
+
+_TYPES: dict[Family, tuple[type, ...]] = {
+    Family.BOOLEAN: (bool,),
+    Family.INTEGER: (int,),
+    Family.FLOAT: (int, float),
+    Family.TEXT: (str,),
+}
+
+
+def _text_fault(value: str) -> str | None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair"
+    return None
+
+
+def _integer(digits: str) -> int | float:
+    # Python refuses to read integers of thousands of digits; none of them fits any datatype.
+    return int(digits) if len(digits) < 400 else 10**400
+
+
+_decode = json.JSONDecoder(parse_int=_integer).decode
+
+
+def _fits(value: float, token: str, datatype: Datatype) -> bool:
+    if datatype.integers is not None:
+        return datatype.integers.least <= value <= datatype.integers.most
+    if datatype.floats is None or token in ("NaN", "Infinity", "-Infinity"):
+        return True
+    nearest, overflow = abs(float(token)), datatype.floats.overflow
+    if nearest == overflow and math.isfinite(nearest):
+        # The digits tell on which side of it the number is.
+        return Decimal(token.removeprefix("-")) < Decimal(overflow)
+    return nearest < overflow
+
+
+def _sent(token: str) -> str:
+    """Give a token with escapes for its bytes that are not UTF-8."""
+    return token.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _quoted(token: str) -> str:
+    token = _sent(token)
+    return token if len(token) <= 40 else token[:37] + "..."

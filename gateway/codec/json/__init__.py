@@ -1,0 +1,1 @@
+"""JSON text: scanned, cut and read while it arrives."""

@@ -1,0 +1,105 @@
+"""Finds binary tensors behind the JSON of a message that does not tell the length of its header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.json.value_walk import scan_values
+from gateway.errors import bad_request, bad_response
+from gateway.protocol.json_errors import ExtractedArray, original_offset
+from gateway.sizes import SCAN_WINDOW
+
+_KEY = b'"binary_data_size"'
+_SPACE = b" \t\r\n"
+_BACKSLASH = ord("\\")
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+
+
+class HeaderLengthCheck:
+    """Refuses an answer without Inference-Header-Content-Length that has tensors behind its JSON.
+
+    No client could tell where its JSON ends. What has no ``binary_data_size``, or does not begin as
+    JSON that has tensors, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._is_json = True
+        self._has_size = False
+        self._size = 0
+        self._depth = 0
+        self._before = b""
+        """What stands for the string that is open, and the escape in it of which half has come."""
+        self._key_part = b""
+        self._json_size = 0
+        """Bytes of the JSON once its end has come."""
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Look at the next bytes of the answer; raises GatewayError (502)."""
+        for start in range(0, len(data), SCAN_WINDOW):
+            if self._is_json:
+                self._look_at(bytes(data[start : start + SCAN_WINDOW]))
+
+    def _look_at(self, window: bytes) -> None:
+        if not self._begun:
+            start = window.lstrip(_SPACE)
+            self._begun = bool(start)
+            if start and not start.startswith(b"{"):
+                self._is_json = False
+                return
+        behind = window
+        if not self._json_size:
+            end = self._end_of_json(window)
+            seen, behind = self._key_part + window[:end], window[end:]
+            self._has_size = self._has_size or _KEY in seen
+            self._key_part = seen[1 - len(_KEY) :]
+        if behind.strip(_SPACE) and self._has_size:
+            raise bad_response(
+                "the server's answer has binary tensors behind its JSON of "
+                f"{self._json_size} bytes, but no Inference-Header-Content-Length"
+            )
+        self._size += len(window)
+
+    def _end_of_json(self, window: bytes) -> int:
+        """Give where the JSON ends in a window; its size where the end is still to come."""
+        text = self._before + window
+        codes, inside = mask_strings(text)
+        steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
+        places = np.flatnonzero(steps)
+        depths = self._depth + np.cumsum(steps[places], dtype=np.int64)
+        ends = places[depths <= 0]
+        if ends.size:
+            end = int(ends[0]) + 1 - len(self._before)
+            self._json_size = self._size + end
+            return end
+        self._depth = int(depths[-1]) if depths.size else self._depth
+        self._before = b""
+        if text and inside[-1]:
+            self._before = b'"\\' if codes[-1] == _BACKSLASH else b'"'
+        return len(window)
+
+
+def check_header_end(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> None:
+    """Check what was taken for the JSON part of a request, with arrays cut out of it.
+
+    Raises GatewayError (400) if binary tensors stand in it.
+    """
+    ends, _ = scan_values(text)
+    if _KEY in text and ends.size and text[ends[0] :].strip(_SPACE):
+        size = original_offset(int(ends[0]), cuts)
+        raise bad_request(
+            f"bytes follow the request's JSON of {size} bytes: a request with binary tensors needs "
+            f"the header Inference-Header-Content-Length: {size}"
+        )
+
+
+def check_header_length(body: bytes) -> None:
+    """Check a whole answer; raises GatewayError as HeaderLengthCheck does."""
+    if _KEY in body:
+        HeaderLengthCheck().feed(body)

@@ -1,0 +1,76 @@
+"""How deep JSON nests that passes through untouched: what recurses dies of what is too deep."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gateway.errors import GatewayError, bad_request
+from gateway.sizes import SCAN_WINDOW
+
+_QUOTE = ord('"')
+_OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+
+# What may stand before the first bracket: space, and a byte order mark, of which RapidJSON also
+# takes parts.
+_BEFORE = b" \t\r\n\xef\xbb\xbf"
+
+
+def nests_deeper(body: bytes, cap: int) -> bool:
+    """Tell whether a whole body is JSON that nests deeper than ``cap``."""
+    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    if body.count(b"[") + body.count(b"{") <= cap:
+        return False
+    walk = NestingCheck(cap)
+    try:
+        walk.feed(body)
+    except GatewayError:
+        return True
+    return False
+
+
+class NestingCheck:
+    """Walks through a body of which the parts come one after the other, wherever it is cut.
+
+    ``cap`` is in levels of nesting. What does not begin with a bracket is no JSON that nests.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._begun = False
+        self._nests = True
+        self._depth = 0
+        self._inside = 0  # 1 within a string
+        self._escape = b""
+
+    def feed(self, text: bytes | memoryview) -> None:
+        """Look at the next part; raises GatewayError (400) where it nests too deep."""
+        for start in range(0, len(text), SCAN_WINDOW):
+            window = bytes(text[start : start + SCAN_WINDOW])
+            if not self._begun:
+                self._begin(window.lstrip(_BEFORE))
+            if not self._nests:
+                return
+            self._walk(window)
+
+    def _begin(self, text: bytes) -> None:
+        self._begun = bool(text)
+        self._nests = not text or text[:1] in (b"[", b"{")
+
+    def _walk(self, text: bytes) -> None:
+        text = self._escape + text
+        if b"\\" in text:
+            # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+            text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        self._escape = b"\\" if text.endswith(b"\\") else b""
+        marks = np.frombuffer(text.translate(None, _OTHERS), np.uint8)
+        if not marks.size:
+            return
+        inside = np.bitwise_and(np.cumsum(marks == _QUOTE, dtype=np.uint8) + self._inside, 1)
+        depths = self._depth + np.cumsum(_STEPS[marks] * (inside ^ 1), dtype=np.int64)
+        if int(depths.max()) > self._cap:
+            raise bad_request(f"the request's JSON is nested deeper than {self._cap}")
+        self._inside, self._depth = int(inside[-1]), int(depths[-1])

@@ -1,0 +1,216 @@
+"""V1 form → upstream form: a predict request turned into a binary infer request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.policies import BytesEncoding
+from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
+from gateway.codec.v1.rows import RowsReader
+from gateway.codec.v1.values import input_names, is_base64_object, read_members, read_value
+from gateway.errors import bad_request
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.json_errors import describe_json_kind
+from gateway.protocol.request_features import RequestFeatures
+from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata
+from gateway.protocol.v1 import (
+    BASE64_KEY,
+    OTHER_FIELDS,
+    V1Format,
+    V1ResponseLayout,
+    check_fields,
+    check_shape,
+    write_request_header,
+)
+
+_FORMS = {form.value: form for form in V1Format}
+MAX_MEMBERS = 64
+"""Members that a request has at most: each, even of a few bytes, takes some 50 us."""
+_FIRST = 128
+"""Bytes of inputs that show whether they are those of a V2 request."""
+_V2_TENSOR = re.compile(
+    rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """A request as the server will get it, all outputs in binary form, and what the client wants.
+
+    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See
+    JsonRequestConverter
+    for ``input_encodings``.
+    """
+
+    header: bytes
+    features: RequestFeatures
+    tensors: Sequence[bytes]
+    predicted: V1ResponseLayout
+    input_encodings: Mapping[int, BytesEncoding]
+
+
+class PredictRequestConverter:
+    """Converts a predict request as it arrives, by what the model takes.
+
+    ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels,
+    ``tensor_cap`` in inputs. Holds the binary form of the data alone. Results and errors do not
+    depend on how the text is split. Raises GatewayError (400) for a model with more inputs.
+    """
+
+    def __init__(
+        self,
+        model: ModelMetadata,
+        header_cap: int,
+        depth_cap: int,
+        tensor_cap: int = MAX_TENSORS,
+    ) -> None:
+        if len(model.inputs) > tensor_cap:
+            raise REQUEST.too_many_tensors(tensor_cap)
+        self._model = model
+        self._text = JsonTextReader(header_cap, depth_cap)
+        self._held = MemoryCounter()
+        self._tensors = {each.name: NestedTensorBuilder(each, self._held) for each in model.inputs}
+        self._form: V1Format | None = None
+        self._fields: dict[str, object] = {}
+        self._steps = self._request()
+
+    @property
+    def preferred_read_size(self) -> int:
+        """Give the bytes of text that are best fed next: any number will do."""
+        return self._text.preferred_read_size
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that are held: text, what it was converted to, and objects."""
+        return self._text.held + self._held.size
+
+    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
+        """Take the next text of the request; ``last`` tells that it is the end."""
+        self._text.feed(text, last)
+
+    def work(self) -> bool:
+        """Convert a share of what was fed; tell whether there is more of it.
+
+        Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
+        """
+        if next(self._steps, Pause.MORE) is Pause.TURN:
+            return True
+        self._text.compact()
+        return False
+
+    def close(self) -> None:
+        """Stop, wherever it is: its steps refer to it, and it to them."""
+        self._steps.close()
+
+    def finish(self, request_id: str) -> PredictRequest:
+        """Give the request, with an id, once all text was fed, the end as such, and worked off.
+
+        Raises GatewayError (400) that names the input whose shape is not what the model takes.
+        """
+        if self._form is None:
+            raise bad_request("the request has neither instances nor inputs")
+        parameters = check_fields(self._fields)
+        tensors = list(self._tensors.values())
+        found = [tensor.shape() for tensor in tensors]
+        checked = [
+            check_shape(self._model, tensor.declared, shape, self._form)
+            for tensor, shape in zip(tensors, found, strict=True)
+        ]
+        shapes = [
+            shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
+        ]
+        sizes = [tensor.size for tensor in tensors]
+        header, features = write_request_header(
+            self._model.inputs, shapes, sizes, parameters, request_id
+        )
+        single = any(each.single for each in checked)
+        chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
+        input_encodings = {
+            i: BytesEncoding.BASE64 for i, tensor in enumerate(tensors) if tensor.has_base64
+        }
+        return PredictRequest(
+            header, features, chunks, V1ResponseLayout(self._form, single), input_encodings
+        )
+
+    def _request(self) -> Steps[None]:
+        text = self._text
+        mark = yield from text.mark()
+        if mark != b"{":
+            raise bad_request(
+                "the request must be a JSON object with instances or inputs, "
+                f"got {describe_json_kind(mark)}"
+            )
+        text.skip(1)
+        mark = yield from text.mark()
+        if mark == b"}":
+            text.skip(1)
+        for number in count():
+            if mark == b"}":
+                break
+            if number == MAX_MEMBERS:
+                raise bad_request(f"the request has more than {MAX_MEMBERS} members")
+            yield from self._member((yield from text.name()))
+            mark = yield from text.take(b",}", "a comma or the end of the request")
+        yield from text.end()
+
+    def _member(self, name: str) -> Steps[None]:
+        form = _FORMS.get(name)
+        if form is None:
+            value, size = yield from self._text.value()
+            if name in OTHER_FIELDS:
+                self._fields[name] = value
+                self._held.size += size
+            return
+        if self._form is not None:
+            raise bad_request("the request must have either instances or inputs, and once")
+        self._form = form
+        yield from (self._rows() if form is V1Format.ROWS else self._columns())
+
+    def _rows(self) -> Steps[None]:
+        text = self._text
+        if (mark := (yield from text.mark())) != b"[":
+            raise bad_request(f"instances must be an array, got {describe_json_kind(mark)}")
+        if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
+            yield from read_value(text, self._only_tensor("each of the instances"))
+        else:
+            text.skip(1)
+            yield from RowsReader(text, self._tensors).read()
+
+    def _has_objects(self) -> Steps[bool]:
+        """Tell whether the first instance is an object; refuses to have none."""
+        rest = yield from self._text.behind(b"[")
+        if rest == b"]":
+            raise bad_request("instances is empty: there is nothing to predict")
+        return rest == b"{"
+
+    def _columns(self) -> Steps[None]:
+        text = self._text
+        mark = yield from text.mark()
+        if mark == b"[" and _V2_TENSOR.match((yield from text.window(_FIRST))):
+            raise bad_request(
+                "inputs is an array of tensors, as in the V2 protocol: "
+                "send such a request to /v2/models/MODEL/infer"
+            )
+        if mark != b"{" or (yield from self._begins_with_base64()):
+            yield from read_value(text, self._only_tensor("inputs"))
+        else:
+            yield from read_members(text, self._tensors, "inputs")
+
+    def _begins_with_base64(self) -> Steps[bool]:
+        """Tell whether an object that comes first stands for an element of the only input."""
+        if len(self._tensors) > 1 or BASE64_KEY in self._tensors:
+            return False
+        return (yield from is_base64_object(self._text))
+
+    def _only_tensor(self, what: str) -> NestedTensorBuilder:
+        if len(self._tensors) > 1:
+            raise bad_request(
+                f"{what} must be an object that names the inputs: model '{self._model.name}' "
+                f"takes {input_names(self._tensors)}"
+            )
+        (tensor,) = self._tensors.values()
+        return tensor

@@ -1,0 +1,255 @@
+"""One value of a V1 request, of whatever nesting, into its tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gateway.codec.elements.base64_text import Base64Decoder
+from gateway.codec.json.array_scanner import (
+    WINDOW,
+    ArrayScanner,
+    ElementRun,
+    StringPart,
+    find_string_cut,
+)
+from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.json.value_walk import scan_array_values
+from gateway.codec.v1.nested_tensor import NestedTensorBuilder
+from gateway.errors import bad_request
+from gateway.protocol.json_errors import quote_bytes
+from gateway.protocol.v1 import BASE64_KEY
+from gateway.sizes import LISTED_NAMES, QUOTED_NAME
+
+_OPENINGS = b"[ \t\n\r"
+_BASE64_OBJECT = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
+
+_ELEMENTS = 64
+"""Elements that are read one by one before others get their turn."""
+_ALL = 2**63
+_WINDOWS = (2 * 1024, 32 * 1024)
+"""Bytes of elements that are looked at together: most arrays end in the first ones."""
+_MEMBERS = 16
+"""Members of an object, likewise."""
+
+
+def read_members(
+    text: JsonTextReader,
+    tensors: Mapping[str, NestedTensorBuilder],
+    where: str,
+    in_rows: bool = False,
+) -> Steps[None]:
+    """Read an object that has a member for each tensor; ``in_rows``, it is the next row of each.
+
+    ``where`` says which object it is. Raises GatewayError (400) that names a member which is
+    missing, given twice or none of the tensors.
+    """
+    named = set[str]()
+    yield from text.take(b"{", "an object")
+    mark = yield from text.mark()
+    if mark == b"}":
+        text.skip(1)
+    while mark != b"}":
+        name = yield from text.name()
+        if name not in tensors:
+            raise bad_request(
+                f"{where} names '{name[:QUOTED_NAME]}', but the model takes {input_names(tensors)}"
+            )
+        if name in named:
+            raise bad_request(f"{where} names '{name}' twice")
+        named.add(name)
+        if len(named) % _MEMBERS == 0:
+            yield Pause.TURN
+        if in_rows:
+            tensors[name].begin_row()
+        yield from read_value(text, tensors[name])
+        mark = yield from text.take(b",}", "a comma or the end of the object")
+    missing = [name for name in tensors if name not in named]
+    if missing:
+        raise bad_request(f"{where} lacks '{missing[0]}'; the model takes {input_names(tensors)}")
+
+
+def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
+    """List the inputs that a model takes."""
+    return ", ".join(list(tensors)[:LISTED_NAMES]) + (
+        ", ..." if len(tensors) > LISTED_NAMES else ""
+    )
+
+
+def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    """Read an array or a single element of a tensor.
+
+    An array of BYTES is read in runs, as long as there is no object among its first strings.
+    """
+    mark = yield from text.mark()
+    if mark == b"[":
+        if tensor.is_text:
+            yield from text.window()
+        if tensor.is_text and text.holds(b"{"):
+            yield from _read_elements(text, tensor)
+        else:
+            yield from _read_array(text, tensor)
+    elif tensor.is_text and mark in b'"{':
+        yield from _read_element(text, tensor)
+    elif mark == b"{":
+        raise bad_request(
+            f"{tensor.label}: element {tensor.count} is an object, "
+            f"{tensor.declared.datatype.name} needs {tensor.declared.datatype.family.value}"
+        )
+    else:
+        raw = yield from (text.string() if mark == b'"' else text.scalar())
+        tensor.feed(ElementRun(raw, 1, 1, first=True))
+
+
+def is_base64_object(text: JsonTextReader) -> Steps[bool]:
+    """Tell whether an element in base64 comes next, in as many brackets as there may be."""
+    while True:
+        if _BASE64_OBJECT.match(text.seen()):
+            return True
+        # Nothing more is needed once another mark than those has come.
+        if text.size >= WINDOW or text.ended or _is_other(text.seen()):
+            return False
+        yield from text.more()
+
+
+def _is_other(seen: bytes) -> bool:
+    rest = seen.lstrip(_OPENINGS)
+    if not rest.startswith(b"{"):
+        return bool(rest)
+    rest = rest[1:].lstrip()
+    key = b'"b64"'
+    if not rest.startswith(key):
+        return not key.startswith(rest)
+    rest = rest[len(key) :].lstrip()
+    return bool(rest) and not rest.startswith(b":")
+
+
+def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    """Read an array of plain values in runs."""
+    start = text.place
+    scanner = ArrayScanner(tensor.label, text.depth_cap)
+    while True:
+        buffer, at = text.take_all()
+        for item in scanner.scan(buffer, text.ended, at):
+            tensor.feed(item)
+            if tensor.is_text:
+                yield Pause.TURN
+        if scanner.invalid_text is not None:
+            raise bad_request(
+                f"{tensor.label} is not an array of plain values, at byte "
+                f"{start + scanner.invalid_at}, near: {quote_bytes(scanner.invalid_text)}"
+            )
+        del buffer  # it is held by the text alone, while more is waited for
+        text.put_back(*scanner.take_rest())
+        if scanner.ended:
+            return
+        yield from text.more()
+
+
+def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    """Read an array of BYTES, of which some are in base64."""
+    depth = read = 0
+    alone = 1
+    while True:
+        mark = yield from text.mark()
+        if not alone:
+            alone = yield from _read_together(text, tensor, depth)
+        if alone and mark == b"[":
+            text.skip(1)
+            tensor.mark(b"[")
+            depth += 1
+            if depth > text.depth_cap:
+                raise bad_request(f"{tensor.label} is nested deeper than {text.depth_cap}")
+            alone = 0 if alone == 1 else alone
+            if (yield from text.mark()) != b"]":
+                continue
+        elif alone:
+            yield from _read_element(text, tensor)
+            alone -= 1
+            read += 1
+            if read % _ELEMENTS == 0:
+                yield Pause.TURN
+        while (yield from text.take(b",]", "a comma or the end of the array")) == b"]":
+            tensor.mark(b"]")
+            depth -= 1
+            if not depth:
+                return
+        tensor.mark(b",")
+
+
+def _read_together(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) -> Steps[int]:
+    """Read what a window holds of an array; give how many elements are to be read one by one."""
+    for size in _WINDOWS:
+        window = yield from text.window(size)
+        end, ends, deepest = scan_array_values(window)
+        if ends:
+            break
+    if not end:
+        return 1
+    # Whatever is wrong is named when the elements are read one by one.
+    rows = None if depth + deepest > text.depth_cap else tensor.convert_elements(window[:end])
+    if rows is None:
+        return _ALL
+    tensor.take_elements(rows)
+    text.skip(end)
+    yield Pause.TURN
+    return 0
+
+
+def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    """Read one element of BYTES: a string, or an object that holds it in base64."""
+    mark = yield from text.mark()
+    if mark == b'"':
+        yield from _read_string(text, tensor)
+        return
+    if mark != b"{":
+        raise tensor.not_text()
+    text.skip(1)
+    if (yield from text.mark()) != b'"' or (yield from text.name()) != BASE64_KEY:
+        raise tensor.not_text()
+    if (yield from text.mark()) != b'"':
+        raise tensor.not_text()
+    tensor.has_base64 = True
+    yield from _read_base64(text, tensor)
+    if (yield from text.mark()) != b"}":
+        raise tensor.not_text()
+    text.skip(1)
+    tensor.close_element()
+
+
+def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    text.skip(1)
+    decoder = Base64Decoder()
+    tensor.open_element()
+    ended = False
+    while not ended:
+        piece, ended = yield from text.up_to(b'"')
+        try:
+            tensor.feed_element(decoder.feed(piece, last=ended))
+        except ValueError as error:
+            raise bad_request(
+                f"{tensor.label}: element {tensor.count} is not base64 ({error})"
+            ) from None
+
+
+def _read_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    whole = yield from text.short_string()
+    if whole is None:
+        text.skip(1)
+        yield from _read_long_string(text, tensor)
+        whole = b'""'
+    tensor.feed(ElementRun(whole, 1, 1, first=True))
+
+
+def _read_long_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+    while True:
+        window = yield from text.window()
+        cut = find_string_cut(window, len(window) == WINDOW, text.ended)
+        if cut is None:
+            yield from text.more()
+            continue
+        end, closed = cut
+        tensor.feed(StringPart(window[:end]))
+        text.skip(end + closed)
+        if closed:
+            return

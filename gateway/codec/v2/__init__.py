@@ -1,0 +1,1 @@
+"""Readers and writers of the Open Inference Protocol, in JSON and binary form."""

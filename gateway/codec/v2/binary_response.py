@@ -1,0 +1,276 @@
+"""A JSON answer, of which the client wants some outputs in another form: binary, or base64."""
+
+from __future__ import annotations
+
+import json
+from binascii import b2a_base64
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.codec.elements.decode import TensorDecoder, strings_of
+from gateway.codec.elements.encode import make_tensor_encoder
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.json.array_scanner import ElementRun, StringPart
+from gateway.codec.json.data_extractor import Event
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
+from gateway.codec.v2.json_writer import skeleton
+from gateway.errors import bad_response
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.json_errors import ExtractedArray
+from gateway.protocol.request_header import Fields, OutputEncoding, has_base64_content, mark_base64
+from gateway.protocol.response_header import (
+    MAX_OUTPUTS,
+    MAX_RESPONSE_DEPTH,
+    OutputTensor,
+    parse_response_header,
+    read_outputs,
+)
+
+Chunks = list[bytes | memoryview]
+
+_AS_IT_COMES = JsonPolicies()
+_encoded = partial(b2a_base64, newline=False)
+_BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseParts:
+    """An answer taken apart: its fields, its outputs, and what they hold, in the client's form.
+
+    By the index of an output: ``texts`` between the brackets of those that are JSON, the bytes in
+    ``tensors`` of those in binary form. What has neither is somewhere else.
+    """
+
+    fields: Fields
+    outputs: Sequence[OutputTensor]
+    texts: dict[int, Chunks]
+    tensors: dict[int, Chunks]
+
+    def joined(self) -> tuple[bytes, Chunks]:
+        """Give the header and the binary tensors behind it."""
+        entries = self.fields.get("outputs", [])
+        tensors: Chunks = []
+        for index, chunks in sorted(self.tensors.items()):
+            entries[index] = _in_binary(entries[index], sum(map(len, chunks)))
+            tensors += chunks
+        is_text = [index in self.texts for index in range(len(entries))]
+        parts = skeleton(self.fields, RESPONSE.tensors, is_text)
+        header: Chunks = [parts[0]]
+        for index, behind in zip(sorted(self.texts), parts[1:], strict=True):
+            header += [*self.texts[index], behind]
+        return b"".join(header), tensors
+
+
+class BinaryResponseConverter(JsonMessageReader):
+    """Converts a JSON answer as it arrives, and holds it in the client's form.
+
+    The data of outputs that the client wants as JSON stay as the server wrote them, but for BYTES
+    that shall be base64 and do not say that they are: those are encoded, and say so. In others,
+    null becomes NaN, and base64 what it encodes where the output's content type says that it is
+    base64. ``header_cap`` and ``spool_cap`` are in bytes: of the JSON around the data, and of the
+    data.
+    """
+
+    def __init__(
+        self,
+        form: OutputEncoding,
+        header_cap: int,
+        spool_cap: int,
+        policies: JsonPolicies = _AS_IT_COMES,
+    ) -> None:
+        super().__init__(RESPONSE, header_cap, MAX_RESPONSE_DEPTH, tensor_cap=MAX_OUTPUTS)
+        self._form = form
+        self._policies = policies
+        self._spool_cap = spool_cap
+        self._outputs: tuple[OutputTensor, ...] = ()
+
+    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
+        """Convert the next text of the answer; ``last`` tells that it is the end.
+
+        Raises GatewayError (502) that names what is wrong, or says that the cap is exceeded.
+        """
+        super().feed(text, last)
+        self._check_held()
+
+    def work(self) -> bool:
+        """Do a share of what is to be done; see JsonMessageReader."""
+        more = super().work()
+        self._check_held()
+        return more
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        self._convert_share()  # what is held counts in the client's form
+
+    def _check_held(self) -> None:
+        if self.data_held > self._spool_cap:
+            becomes, instead = "binary", "ask for all outputs as JSON"
+            if self._form.all_json:
+                becomes, instead = "base64", "ask for all outputs in binary form"
+            raise bad_response(
+                f"an answer that becomes {becomes} is held, and is larger than {self._spool_cap} "
+                f"bytes (limits.spool_bytes); {instead}"
+            )
+
+    def finish(self) -> tuple[bytes, Chunks]:
+        """Give the header and the binary tensors behind it, once all text was fed.
+
+        Raises GatewayError (502) that names the output for whatever the server got wrong.
+        """
+        parts = self.parts()
+        for index, output in enumerate(parts.outputs):
+            if index in parts.texts or index in parts.tensors or output.binary_size is None:
+                continue
+            if output.binary_size:
+                raise bad_response(
+                    f"output '{output.name}' of the server's answer has {output.binary_size} "
+                    "bytes, which do not follow its JSON"
+                )
+            where = parts.tensors if self._form.wants_binary(output.name) else parts.texts
+            where[index] = []
+        return parts.joined()
+
+    def parts(self) -> ResponseParts:
+        """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
+        header = self._finished()
+        texts: dict[int, Chunks] = {}
+        tensors: dict[int, Chunks] = {}
+        for array in self._arrays:
+            index = array.index
+            if isinstance(array.elements, _KeptText | _EncodedText):
+                texts[index] = [array.elements.text]
+                if isinstance(array.elements, _EncodedText):
+                    mark_base64(header.fields["outputs"][index])
+            else:
+                tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
+            array.elements = None  # what it held is in the parts
+        return ResponseParts(header.fields, self._outputs, texts, tensors)
+
+    def _elements(self, label: str, fields: Fields) -> ElementSink | None:
+        if "name" not in fields:
+            return None
+        if not self._form.wants_binary(str(fields["name"])):
+            return self._text_elements(label, fields)
+        datatype = fields.get("datatype")
+        if isinstance(datatype, str) and datatype in DATATYPES:
+            return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
+        return None
+
+    def _text_elements(self, label: str, fields: Fields) -> ElementSink | None:
+        if not self._policies.wants_base64(str(fields["name"])):
+            return _KeptText(label)
+        # The content type may come behind the data, which are seen in all of the fields.
+        ended = isinstance(fields.get("data"), list)  # the stand-in, which all of them have
+        if not ended and not fields.keys() >= {"datatype", "parameters"}:
+            return None
+        return _EncodedText(label) if becomes_base64(fields) else _KeptText(label)
+
+    def _parse(
+        self, text: bytes, cuts: Sequence[ExtractedArray]
+    ) -> tuple[Fields, tuple[OutputTensor, ...]]:
+        fields = parse_response_header(text, cuts)
+        self._outputs = read_outputs(fields)
+        return fields, self._outputs
+
+
+class _KeptText:
+    """The text between the brackets of an array, as it is; ``label`` names its output."""
+
+    def __init__(self, label: str) -> None:
+        self.size = 0
+        self._label = label
+        self._chunks: list[bytes] = []
+        self._string: list[bytes] = []
+
+    @property
+    def text(self) -> bytes:
+        """Give the text of an array that is there as a whole."""
+        return b"".join(self._chunks)[1:-1]
+
+    def feed(self, item: ElementRun | StringPart) -> None:
+        """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
+        if isinstance(item, StringPart):
+            self._string.append(item.text)
+            self.size += len(item.text)
+            return
+        self._check(item)
+        text = item.text
+        if self._string:
+            # The empty string that stands for it comes first.
+            before, _, behind = text.partition(b'""')
+            text = b"".join((before, b'"', *self._string, b'"', behind))
+            self._string = []
+        self._chunks += [text] if item.first else [b",", text]
+        self.size += len(text)
+
+    def _check(self, run: ElementRun) -> None:
+        """Check that it is JSON, or would be if that had words for NaN and the infinities."""
+        if not run.lacks_element:
+            text = run.balanced()
+            with suppress(*PARSE_ERRORS):
+                parsed(text)
+                return
+            with suppress(ValueError):
+                json.loads(text, parse_int=str, parse_float=str)
+                return
+        raise bad_response(f"{self._label} of the server's answer has data that are no JSON array")
+
+
+class _EncodedText:
+    """The strings of an array, written as base64; ``label`` names its output."""
+
+    def __init__(self, label: str) -> None:
+        self.size = 0
+        self._strings = TensorDecoder(label, DATATYPES["BYTES"], RESPONSE)
+        self._writer = make_tensor_encoder(label, DATATYPES["BYTES"], _BASE64)
+        self._chunks: list[bytes] = []
+
+    @property
+    def text(self) -> bytes:
+        """Give the text between the brackets of an array that is there as a whole."""
+        return b"".join(self._chunks)
+
+    def feed(self, item: ElementRun | StringPart) -> None:
+        """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
+        strings = self._strings
+        before = strings.size
+        if isinstance(item, ElementRun) and not strings.size:
+            values = None if item.lacks_element else strings_of(item)
+            if values is not None:
+                self._encode(values)
+                return
+        strings.feed(item)
+        self.size += strings.size - before
+        if isinstance(item, StringPart):
+            return  # its length is not known yet
+        texts = list(map(self._writer.feed, strings.chunks))
+        self.size += sum(map(len, texts)) - strings.size
+        strings.chunks, strings.size = [], 0
+        self._chunks += texts
+
+    def _encode(self, values: list[str]) -> None:
+        """Write strings at once: there may be very many of them."""
+        texts = b'","'.join(map(_encoded, map(str.encode, values)))
+        if values:
+            self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
+            self.size += len(self._chunks[-1])
+        self._strings.count += len(values)
+        self._writer.count += len(values)
+
+
+def becomes_base64(entry: Fields) -> bool:
+    """Tell whether an output that is wanted as base64 has data that are text by now."""
+    return entry.get("datatype") == "BYTES" and not has_base64_content(entry)
+
+
+def _in_binary(entry: Fields, size: int) -> Fields:
+    """Give an output's fields for data that follows the header as ``size`` bytes."""
+    parameters = dict(entry.get("parameters") or {})
+    if "data" in entry and has_base64_content(entry) and entry["datatype"] == "BYTES":
+        del parameters["content_type"]  # it was that of the data
+    plain = {key: value for key, value in entry.items() if key != "data"}
+    return {**plain, "parameters": {**parameters, "binary_data_size": size}}

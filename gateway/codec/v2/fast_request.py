@@ -1,0 +1,187 @@
+"""Client form → upstream form for a small JSON request at hand as a whole, in a few calls.
+
+Most requests are small, and look like the one before but for their numbers: what stands around
+the data is looked at once and remembered. What is not plain is left to InferRequestConverter, which
+also says what is wrong with a request; for all else both give the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import orjson
+
+from gateway.codec.elements.fast_decode import has_c_decoder
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.elements.rounding import is_rounded, may_decide_ties
+from gateway.codec.json.array_scanner import WINDOW, deepest, end_of_numbers
+from gateway.codec.json.data_extractor import placeholder
+from gateway.codec.offload import ConversionJob
+from gateway.errors import GatewayError
+from gateway.protocol.request_features import RequestFeatures, read_features
+from gateway.protocol.request_header import (
+    DataSource,
+    InputTensor,
+    OutputEncoding,
+    parse_request_header,
+    read_inputs,
+    read_output_encoding,
+    request_binary_outputs,
+    set_binary_size,
+)
+from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+
+LARGEST = WINDOW
+"""Bytes of a request that are converted at once."""
+
+
+_FEW = 2 * 1024
+"""Bytes of an array from which on simdjson and numpy take less time; C always does."""
+
+_MOST_ARRAYS = 256
+_KEY = b'"data"'
+
+_SPACE = b" \t\r\n"
+_NUMERIC = b"0123456789+-.eE, \t\r\n[]"
+
+
+@dataclass(frozen=True, slots=True)
+class FastRequest:
+    """A request as the server will get it: ``body`` starts with ``header_size`` bytes of JSON."""
+
+    body: bytes
+    header_size: int
+    answer: OutputEncoding
+    features: RequestFeatures
+
+
+def fast_convert_request(
+    text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
+) -> FastRequest | None:
+    """Convert a JSON request; ``depth_cap`` is in levels of nesting, ``tensor_cap`` in tensors.
+
+    Gives None where a closer look is needed.
+    """
+    around, arrays = _cut(text)
+    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MOST_ARRAYS:
+        return None
+    plan = _plan(around, len(arrays), depth_cap, tensor_cap)
+    if plan is None:
+        return None
+    parts = [plan.header]
+    try:
+        for tensor, array in zip(plan.tensors, arrays, strict=True):
+            parts.append(_packed(tensor, array, depth_cap))
+    except (ValueError, TypeError, OverflowError, struct.error):
+        return None  # an element that is not of the datatype, or not as many as the shape takes
+    return FastRequest(b"".join(parts), len(plan.header), plan.answer, plan.features)
+
+
+def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
+    """Take the arrays out of a request; give it with stand-ins, and them."""
+    around: list[bytes] = []
+    arrays: list[bytes] = []
+    position = 0
+    while len(arrays) <= _MOST_ARRAYS and (at := text.find(_KEY, position)) >= 0:
+        opening = text.find(b"[", at)
+        stop = end_of_numbers(text, opening, len(text))
+        close = text.rfind(b"]", opening, stop) + 1
+        if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
+            break
+        around += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
+        arrays.append(text[opening:close])
+        position = close
+    around.append(text[position:])
+    return b"".join(around), arrays
+
+
+def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
+    """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
+    if len(array) < tensor.few and not (tensor.is_rounded and may_decide_ties(array)):
+        return tensor.layout.pack(*_numbers(array, depth_cap))
+    if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
+        raise ValueError("nested too deep")
+    data = run_job(tensor.work, array)
+    if data is None or len(data) != tensor.layout.size:
+        raise ValueError("something to be said about the numbers")
+    return bytes(data)
+
+
+def _numbers(array: bytes, depth_cap: int) -> list[Any]:
+    """Parse an array, nested or flat; raises ValueError or TypeError unless all are numbers."""
+    if array.translate(None, _NUMERIC):
+        raise ValueError("other things than numbers")
+    numbers: list[Any] = orjson.loads(array)
+    depth = 1
+    while numbers and type(numbers[0]) is list:
+        numbers = list(chain.from_iterable(numbers))
+        depth += 1
+    if depth > depth_cap:
+        raise ValueError("nested too deep")
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """How the numbers of an input are converted: below ``few`` bytes by struct, else by work."""
+
+    layout: struct.Struct
+    work: ConversionJob
+    few: int
+    is_rounded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What becomes of a request, but for its numbers."""
+
+    header: bytes
+    tensors: tuple[_Tensor, ...]
+    answer: OutputEncoding
+    features: RequestFeatures
+
+
+@lru_cache(maxsize=CACHED_DOCUMENTS)
+def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
+    # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
+    if b"\\" in around or around.count(_KEY) != arrays:
+        return None
+    try:
+        fields = parse_request_header(around, depth_cap)
+        inputs = read_inputs(fields, tensor_cap)
+        answer = read_output_encoding(fields, tensor_cap)
+    except GatewayError:
+        return None
+    features = read_features(fields, inputs)
+    if not features.is_plain:
+        return None
+    entries = [entry for entry in fields["inputs"] if "data" in entry]
+    if [entry["data"] for entry in entries] != [placeholder(number) for number in range(arrays)]:
+        return None
+    if around.count(b'"datatype"') != len(inputs):
+        return None
+    tensors = []
+    for entry, declared in zip(fields["inputs"], inputs, strict=True):
+        if declared.source is DataSource.DATA:
+            layout = _layout(declared)
+            if layout is None:
+                return None
+            work = ConversionJob(to_json=False, datatype=declared.datatype)
+            few = 0 if has_c_decoder(declared.datatype) else _FEW
+            tensors.append(_Tensor(layout, work, few, is_rounded(declared.datatype)))
+            set_binary_size(entry, layout.size)
+        elif declared.source is DataSource.BINARY:
+            return None
+    request_binary_outputs(fields)
+    return _Plan(orjson.dumps(fields), tuple(tensors), answer, features)
+
+
+def _layout(declared: InputTensor) -> struct.Struct | None:
+    code = declared.datatype.struct_code
+    count = element_count(declared.shape)
+    return None if code is None or count > LARGEST else struct.Struct(f"<{count}{code}")

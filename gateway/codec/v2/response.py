@@ -1,0 +1,212 @@
+"""Upstream form → client form: a binary answer turned into JSON, wholly or output by output."""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import (
+    BinaryResponseConverter,
+    Chunks,
+    ResponseParts,
+    becomes_base64,
+)
+from gateway.codec.v2.json_writer import (
+    JsonMessageWriter,
+    TensorPiece,
+    TensorReader,
+    check_count,
+    ends_early,
+)
+from gateway.errors import bad_response
+from gateway.protocol.datatypes import Family
+from gateway.protocol.error_vocabulary import RESPONSE, Tensor
+from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
+from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
+
+
+def response_reader(header_size: int) -> TensorReader:
+    """Make the reader of a binary answer; ``header_size`` is the JSON part's, in bytes."""
+    return TensorReader(header_size, _parse, RESPONSE)
+
+
+def _parse(header: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
+    fields = parse_response_header(header)
+    return fields, read_outputs(fields)
+
+
+class JsonResponseConverter(JsonMessageWriter):
+    """Writes an answer as JSON while it arrives."""
+
+    def __init__(self, header_size: int, policies: JsonPolicies) -> None:
+        super().__init__(response_reader(header_size), RESPONSE)
+        self._policies = policies
+
+    def _converter_of(self, index: int) -> TensorEncoder:
+        return make_output_encoder(self._reader.tensors[index], self._policies)
+
+    def _rewritten(self, fields: Fields) -> Fields:
+        _mark_base64(fields, self._reader.tensors, self._policies)
+        for entry in fields.get("outputs", ()):
+            # It came as JSON although it was asked for in binary form.
+            if has_text_for_base64(entry, self._policies):
+                mark_base64(entry)
+                entry["data"] = _encoded(entry.pop("data"))
+        return fields
+
+
+_OF_CHUNK = 48
+"""Bytes of memory that a piece of a tensor takes beside its own."""
+
+
+class MixedResponseConverter:
+    """Holds an answer of JSON and binary outputs, and brings each into the form that is wanted.
+
+    The header, which comes first, holds the JSON outputs: so all is held until they are known.
+    ``header_size`` is the bytes of the JSON part, data included; ``header_cap`` and ``spool_cap``
+    are in bytes: of the JSON around the data, and of the data in the client's form.
+    """
+
+    def __init__(
+        self,
+        header_size: int,
+        form: OutputEncoding,
+        policies: JsonPolicies,
+        header_cap: int,
+        spool_cap: int,
+    ) -> None:
+        self._missing = header_size
+        self._is_read = False
+        self._form = form
+        self._policies = policies
+        self._spool_cap = spool_cap
+        self._json = BinaryResponseConverter(form, header_cap, spool_cap, policies)
+        self._behind = b""
+        self._parts: ResponseParts | None = None
+        self._reader: TensorReader | None = None
+        self._converters: dict[int, TensorEncoder] = {}
+        self._size = 0
+        self._chunks = 0
+
+    @property
+    def held(self) -> int:
+        """Give the bytes of memory that are held so far."""
+        return self._json.held + len(self._behind) + self._size + _OF_CHUNK * self._chunks
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next data.
+
+        Raises GatewayError: 502 for a broken answer or one over the cap, 406 where a policy refuses
+        a value.
+        """
+        while self.work():
+            pass
+        if self._reader is not None and self._parts is not None:
+            self._take(self._reader, self._parts, data)
+            return
+        text, self._behind = data[: self._missing], bytes(data[self._missing :])
+        self._missing -= len(text)
+        self._is_read = not self._missing
+        self._json.feed(text, last=self._is_read)
+
+    def work(self) -> bool:
+        """Do a part of what had to wait; tell whether there was any. Raises as ``feed`` does."""
+        if self._reader is not None:
+            return False
+        if self._json.work():
+            return True
+        if self._is_read:
+            self._begin_tensors()
+        return False
+
+    def finish(self) -> tuple[bytes, Chunks]:
+        """Give the header and the binary tensors behind it, once all was fed.
+
+        Raises GatewayError as ``feed`` does.
+        """
+        while self.work():
+            pass
+        if self._reader is None or self._parts is None:
+            raise ends_early(RESPONSE)
+        self._reader.finish()
+        _mark_base64(self._parts.fields, self._parts.outputs, self._policies)
+        return self._parts.joined()
+
+    def _begin_tensors(self) -> None:
+        """Go on with what follows the JSON."""
+        parts = self._json.parts()
+        for index, output in enumerate(parts.outputs):
+            if output.binary_size is not None:
+                # What stands in the JSON all the same gives way to what follows it.
+                parts.texts.pop(index, None)
+                parts.tensors.pop(index, None)
+        self._parts = parts
+        self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), RESPONSE)
+        self._take(self._reader, parts, self._behind)
+        self._behind = b""
+
+    def _take(self, reader: TensorReader, parts: ResponseParts, data: bytes | memoryview) -> None:
+        for piece in reader.feed(data):
+            output = parts.outputs[piece.index]
+            if self._form.wants_binary(output.name):
+                # A copy: a view would keep all that it was cut from.
+                self._hold(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
+            else:
+                text = self._text(output, piece)
+                self._hold(parts.texts.setdefault(piece.index, []), text)
+
+    def _text(self, output: Tensor, piece: TensorPiece) -> bytes:
+        if piece.index not in self._converters:
+            self._converters[piece.index] = make_output_encoder(output, self._policies)
+        converter = self._converters[piece.index]
+        text = converter.feed(piece.data)
+        if piece.last:
+            check_count(output, converter, RESPONSE)
+        return text
+
+    def _hold(self, where: Chunks, data: bytes | memoryview) -> None:
+        where.append(data)
+        self._size += len(data)
+        self._chunks += 1
+        if self._json.data_held + self._size > self._spool_cap:
+            raise bad_response(
+                f"an answer of JSON and binary outputs is held, and is larger than "
+                f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
+            )
+
+
+def make_output_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
+    """Make the converter of one output to JSON."""
+    if policies.wants_base64(output.name):
+        policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
+    return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
+
+
+def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
+    """Say of outputs that become base64 because the request wants them so that they are."""
+    if not policies.as_base64:
+        return
+    for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
+        is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
+        if is_text and output.name in policies.as_base64:
+            mark_base64(entry)
+
+
+def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
+    """Tell whether an output has BYTES in JSON that have to become base64."""
+    return (
+        isinstance(entry.get("data"), list)
+        and policies.wants_base64(str(entry.get("name")))
+        and becomes_base64(entry)
+    )
+
+
+def _encoded(data: Any) -> Any:
+    """Encode the strings of an array, of whatever nesting."""
+    if isinstance(data, list):
+        return [_encoded(item) for item in data]
+    return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data

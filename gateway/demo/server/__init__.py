@@ -1,0 +1,1 @@
+"""A small inference server that speaks the protocol as Triton does."""

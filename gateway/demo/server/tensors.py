@@ -1,0 +1,205 @@
+"""Tensors, and their two forms on the wire: binary data and JSON data."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.demo.server.errors import RequestError
+
+Array = npt.NDArray[Any]
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # numpy has no bfloat16, and no model here computes with it
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),  # each element is a `bytes`
+}
+_BINARY_ONLY: Final = frozenset({"FP16", "BF16"})
+_LENGTH_SIZE: Final = 4  # bytes of the length that precedes each BYTES element
+
+
+class NamedFloat(float):
+    """Hold a float that JSON text gave by name (`NaN`, `Infinity`), not in digits.
+
+    This tells a wanted infinity from digits that overflowed to one, as `1e400` does.
+    """
+
+
+# What the elements of JSON `data` may be, by the kind of the numpy dtype.
+_JSON_TYPES: Final[dict[str, frozenset[type]]] = {
+    "b": frozenset({bool}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+    "f": frozenset({int, float, NamedFloat}),
+    "O": frozenset({str}),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """Hold a named tensor; `array` has its shape, and the dtype that `DTYPES` gives."""
+
+    name: str
+    datatype: str
+    array: Array
+
+
+def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
+    """Read the binary data of an input: little-endian, row-major, without padding.
+
+    Raises RequestError when `data` is not exactly what `shape` and `datatype` ask for.
+    """
+    dtype = _dtype(name, datatype)
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        strings = _split_strings(name, data)
+        _check_count(name, count, len(strings), "string elements")
+        return Tensor(name, datatype, _shaped(name, np.array(strings, dtype), shape))
+    _check_count(name, count * dtype.itemsize, len(data), "bytes")
+    return Tensor(name, datatype, _shaped(name, np.frombuffer(data, dtype), shape))
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: object) -> Tensor:
+    """Read the JSON data of an input: a list, flat or nested in any way, row-major.
+
+    Raises RequestError for FP16 and BF16, which have no JSON form, for a wrong number of
+    elements, and for an element of the wrong type or out of the datatype's range.
+    """
+    _dtype(name, datatype)
+    if datatype in _BINARY_ONLY:
+        raise RequestError(
+            f"receiving {datatype} data via JSON is not supported. "
+            f"Please use the binary data format for input {name}"
+        )
+    if not isinstance(data, list):
+        raise RequestError(f"Unable to parse 'data' of input '{name}': not an array")
+    elements = _flatten(data)
+    _check_count(name, math.prod(shape), len(elements), "elements")
+    return Tensor(name, datatype, _shaped(name, _convert(name, datatype, elements), shape))
+
+
+def to_binary(tensor: Tensor) -> bytes:
+    """Write the binary data of an output."""
+    if tensor.datatype == "BYTES":
+        return b"".join(
+            len(element).to_bytes(_LENGTH_SIZE, "little") + element
+            for element in tensor.array.ravel()
+        )
+    return tensor.array.astype(DTYPES[tensor.datatype], copy=False).tobytes()
+
+
+def to_json(tensor: Tensor) -> list[Any]:
+    """Write the JSON data of an output, as a flat list.
+
+    Raises RequestError for FP16 and BF16, and for BYTES that are not UTF-8.
+    """
+    if tensor.datatype in _BINARY_ONLY:
+        raise RequestError(
+            f"sending {tensor.datatype} data via JSON is not supported. "
+            "Please use the binary data format for output"
+        )
+    flat: list[Any] = tensor.array.ravel().tolist()
+    if tensor.datatype != "BYTES":
+        return flat
+    try:
+        return [element.decode() for element in flat]
+    except UnicodeDecodeError:
+        # Triton sends the bytes as they are, and so an answer that no JSON parser takes.
+        raise RequestError(
+            f"output '{tensor.name}' is not UTF-8. Please use the binary data format for output"
+        ) from None
+
+
+def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    if datatype not in DTYPES:
+        raise RequestError(f"invalid datatype for input {name}")
+    return DTYPES[datatype]
+
+
+def _check_count(name: str, expected: int, got: int, what: str) -> None:
+    if got != expected:
+        raise RequestError(
+            f"size mismatch for input '{name}': expected {expected} {what}, got {got}"
+        )
+
+
+def _shaped(name: str, flat: Array, shape: Sequence[int]) -> Array:
+    try:
+        return flat.reshape(shape)
+    except (ValueError, OverflowError):  # more dimensions, or larger ones, than numpy can hold
+        raise RequestError(f"unexpected shape for input '{name}': {list(shape)}") from None
+
+
+def _split_strings(name: str, data: bytes) -> list[bytes]:
+    strings: list[bytes] = []
+    at = 0
+    while at < len(data):
+        start = at + _LENGTH_SIZE
+        at = start + int.from_bytes(data[at:start], "little")
+        strings.append(data[start:at])
+    if at != len(data):
+        raise RequestError(f"input '{name}' ends within a string element")
+    return strings
+
+
+def _flatten(data: list[Any]) -> list[Any]:
+    while list in set(map(type, data)):
+        data = list(chain.from_iterable(e if isinstance(e, list) else (e,) for e in data))
+    return data
+
+
+def _convert(name: str, datatype: str, elements: list[Any]) -> Array:
+    dtype = DTYPES[datatype]
+    wrong_types = set(map(type, elements)) - _JSON_TYPES[dtype.kind]
+    if wrong_types:
+        index = next(i for i, element in enumerate(elements) if type(element) in wrong_types)
+        raise _wrong_element(name, datatype, elements, index)
+    if dtype.kind == "f":
+        return _convert_floats(name, datatype, elements)
+    if dtype.kind == "O":
+        return np.array([_encode(name, element) for element in elements], dtype)
+    if dtype.kind in "iu" and elements:
+        limits = np.iinfo(dtype)
+        for extreme in (min(elements), max(elements)):
+            if not limits.min <= extreme <= limits.max:
+                raise _wrong_element(name, datatype, elements, elements.index(extreme))
+    return np.array(elements, dtype)
+
+
+def _convert_floats(name: str, datatype: str, elements: list[Any]) -> Array:
+    try:
+        with np.errstate(over="ignore"):
+            floats = np.array(elements, np.float64).astype(DTYPES[datatype])
+    except OverflowError:
+        raise RequestError(f"input '{name}' holds an integer too large for {datatype}") from None
+    for index in np.flatnonzero(np.isinf(floats)):
+        if not isinstance(elements[index], NamedFloat):
+            raise _wrong_element(name, datatype, elements, int(index))
+    return floats
+
+
+def _encode(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"input '{name}' holds a lone surrogate, which is no text") from None
+
+
+def _wrong_element(name: str, datatype: str, elements: list[Any], index: int) -> RequestError:
+    value = f"{elements[index]!r:.40}"
+    return RequestError(f"input '{name}' takes {datatype}: element {index} is {value}")

@@ -1,1 +1,0 @@
-"""One request from its first byte to the last byte of its answer."""

@@ -1,0 +1,115 @@
+"""Which dialect a server speaks, told by what it says of itself: ``GET /v2``, server metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from gateway.errors import shorten
+from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.sizes import QUOTED_NAME
+
+_BINARY_FORM = "binary_tensor_data"
+
+# What no other server lists: Triton's name is free (`--id`).
+_OF_TRITON = frozenset((_BINARY_FORM, "model_configuration", "schedule_policy", "sequence"))
+
+# The first releases whose servers take the binary form and answer in it. Neither lists it.
+_BINARY_SINCE = {
+    "kserve": (KSERVE, (0, 14)),
+    "OpenVINO Model Server": (OPENVINO, (2022, 3)),
+}
+
+_RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedDialect:
+    """The dialect of a server, and what told it, in words that follow the server's address.
+
+    Without ``certain`` nothing was shown, and the server may yet be another: as one that stands
+    in for it while it starts.
+    """
+
+    dialect: Dialect
+    reason: str
+    certain: bool = True
+
+
+def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
+    """Tell it by the answer to ``GET /v2``; what shows no binary form is spoken to in JSON."""
+    if status != 200:
+        return _unknown(f"answered GET /v2 with {status}")
+    try:
+        fields = orjson.loads(document)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        return _unknown("answered GET /v2 with what is no JSON object")
+    return _by_fields(fields)
+
+
+def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
+    name, version = _text(fields.get("name")), _text(fields.get("version"))
+    listed = fields.get("extensions")
+    extensions = frozenset(filter(_is_text, listed)) if isinstance(listed, list) else frozenset()
+    who = f"names itself {_shown(name)}" if name else "has no name"
+    who += f", version {_shown(version)}" if version else ""
+    if _BINARY_FORM in extensions:
+        return _with_binary(name, who, extensions)
+    if name in _BINARY_SINCE:
+        return _by_release(name, who, version)
+    if name == "mlserver":
+        return DetectedDialect(JSON, f"{who}: it takes JSON alone")
+    return _unknown(f"{who} and lists no {_BINARY_FORM} among its extensions")
+
+
+def _with_binary(name: str, who: str, extensions: frozenset[str]) -> DetectedDialect:
+    if name == TRITON.name or extensions >= _OF_TRITON:
+        # Built without tracing, or too old for it, it does not list it.
+        dialect = TRITON if "trace" in extensions else replace(TRITON, trace=None)
+        return DetectedDialect(dialect, f"{who} and lists the extensions of Triton")
+    if name in _BINARY_SINCE:
+        return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_FORM}")
+    dialect = replace(
+        BINARY,
+        batches="model_configuration" in extensions,
+        # What lists it serves clients that there are: those of Triton.
+        trace=TRITON.trace if "trace" in extensions else None,
+    )
+    return DetectedDialect(dialect, f"{who} and lists {_BINARY_FORM}")
+
+
+def _by_release(name: str, who: str, version: str) -> DetectedDialect:
+    dialect, since = _BINARY_SINCE[name]
+    release = _RELEASE.match(version)
+    if release is None:
+        return _unknown(f"{who}, which is no release's")
+    if (int(release[1]), int(release[2])) < since:
+        older = replace(dialect, binary=False, binary_only_if_listed=False)
+        return DetectedDialect(
+            older, f"{who}: it takes the binary form since {since[0]}.{since[1]}"
+        )
+    return DetectedDialect(dialect, who)
+
+
+def _unknown(what: str) -> DetectedDialect:
+    return DetectedDialect(
+        JSON, f"{what}: nothing shows that it takes the binary form", certain=False
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _shown(text: str) -> str:
+    return ascii(shorten(text, QUOTED_NAME))

@@ -1,0 +1,368 @@
+"""The JSON part of an infer request: parse, check, rewrite. That of an answer: answer_header.py.
+
+Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
+``binary_data_output``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.errors import bad_request
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
+from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
+
+Fields = dict[str, Any]
+
+V1_REQUEST_HINT = (
+    "inputs is missing; the request has instances, as in the V1 protocol: "
+    "send such a request to /v1/models/MODEL:predict"
+)
+"""What is wrong with a request of another protocol."""
+
+_LARGEST_SIZE = 2**63 - 1
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACES = bytes.maketrans(b"{}", b"[]")
+# An opening bracket is one less, a closing one is one more.
+_MIDDLE = np.int8(sum(b"[]") // 2)
+
+
+class DataSource(Enum):
+    """Where the elements of an input are."""
+
+    DATA = "data"
+    BINARY = "binary_data_size"
+    SHARED_MEMORY = "shared_memory_region"
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One input of a request; ``binary_size`` is in bytes, None unless it travels in binary.
+
+    ``base64`` tells that the strings of its JSON data are base64 of the elements.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    source: DataSource
+    binary_size: int | None = None
+    base64: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEncoding:
+    """The form in which the client wants each output: binary, or JSON.
+
+    ``as_base64`` names those of the latter whose BYTES are to be base64.
+    """
+
+    binary_by_default: bool
+    binary_by_output: Mapping[str, bool]
+    as_base64: frozenset[str] = frozenset()
+
+    def wants_binary(self, output: str) -> bool:
+        """Tell whether the client wants this output in binary form."""
+        return self.binary_by_output.get(output, self.binary_by_default)
+
+    @property
+    def all_binary(self) -> bool:
+        """Tell whether no output has to become JSON."""
+        if self.binary_by_output:
+            return all(self.binary_by_output.values())
+        return self.binary_by_default
+
+    @property
+    def all_json(self) -> bool:
+        """Tell whether every output has to become JSON."""
+        if self.binary_by_output:
+            return not any(self.binary_by_output.values())
+        return not self.binary_by_default
+
+
+def parse_request_header(
+    text: bytes, depth_cap: int, cuts: Sequence[ExtractedArray] = ()
+) -> Fields:
+    """Parse the JSON part of a request into its fields; ``cuts`` are the arrays cut out of it.
+
+    Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
+    """
+    try:
+        fields = parse_json(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_json_error(REQUEST, text, error, cuts) from None
+    checked = check_object(fields, REQUEST)
+    if is_nested_deeper(text, depth_cap):
+        raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
+    return checked
+
+
+def is_nested_deeper(text: bytes, cap: int) -> bool:
+    """Tell whether valid JSON nests in more levels than the cap."""
+    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    if text.count(b"[") + text.count(b"{") <= cap:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", text).translate(_BRACES, _NO_BRACKETS), np.int8)
+    return bool(np.cumsum(_MIDDLE - brackets, dtype=np.int32).max(initial=0) > cap)
+
+
+def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTensor, ...]:
+    """Read and check the inputs of a request.
+
+    Raises GatewayError (400) that names the input for a missing or ill-typed field, an unknown
+    datatype, a negative dimension, or not exactly one source of data; or for more than the cap.
+    """
+    request_id = fields.get("id", "")
+    if not isinstance(request_id, str):
+        raise bad_request(f"id must be a string, got {found(request_id)}")
+    if "inputs" not in fields:
+        raise bad_request(_why_without_inputs(fields))
+    entries = check_entries(fields, REQUEST)
+    if len(entries) > tensor_cap:
+        raise REQUEST.too_many_tensors(tensor_cap)
+    return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
+
+
+def _why_without_inputs(fields: Fields) -> str:
+    if "instances" in fields:
+        return V1_REQUEST_HINT
+    return "inputs is missing; it must be an array of tensors"
+
+
+def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> OutputEncoding:
+    """Read in which form the client wants each output.
+
+    An output's own ``binary_data`` goes before the request's ``binary_data_output``.
+    Raises GatewayError (400) for ill-typed fields, and for more outputs than the cap.
+    """
+    default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
+    by_output: dict[str, bool] = {}
+    as_base64: set[str] = set()
+    outputs = _requested_outputs(fields)
+    if len(outputs) > tensor_cap:
+        raise bad_request(
+            f"the request asks for more than {tensor_cap} outputs{REQUEST.tensor_limit}"
+        )
+    for i, entry in enumerate(outputs):
+        name = _name(entry, f"outputs[{i}]")
+        label = f"output '{name}'"
+        wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
+        if has_base64_content(entry) and not wants_binary and name not in by_output:
+            as_base64.add(name)
+        by_output.setdefault(name, wants_binary)  # of an output listed twice the first counts
+    return OutputEncoding(default, by_output, frozenset(as_base64))
+
+
+def request_binary_outputs(fields: Fields) -> bool:
+    """Ask for every output in binary form; tell whether that changed the request.
+
+    Every listed output gets an explicit ``binary_data``, as servers differ in what they make of
+    ``binary_data_output`` beside a list. Outputs that go to shared memory are left alone.
+    """
+    changed = False
+    outputs = _requested_outputs(fields)
+    for output in outputs:
+        parameters = output.setdefault("parameters", {})
+        if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
+            continue
+        if has_base64_content(output):
+            del parameters["content_type"]  # it is done here
+        parameters["binary_data"] = True
+        changed = True
+    if not outputs:
+        parameters = fields.setdefault("parameters", {})
+        if parameters.get("binary_data_output") is not True:
+            parameters["binary_data_output"] = True
+            changed = True
+    return changed
+
+
+def list_outputs(header: bytes, names: Sequence[str]) -> bytes:
+    """Have a request that lists no outputs list these, each in binary form."""
+    fields = orjson.loads(header)
+    parameters = {"binary_data": True}
+    fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
+    return orjson.dumps(fields)
+
+
+def set_binary_size(entry: Fields, size: int) -> None:
+    """Say that an input's data now follows the header as ``size`` bytes."""
+    entry.pop("data", None)
+    if has_base64_content(entry):
+        del entry["parameters"]["content_type"]  # it was that of the data
+    entry.setdefault("parameters", {})["binary_data_size"] = size
+
+
+def has_base64_content(entry: Fields) -> bool:
+    """Tell whether an input or requested output has the content type base64, as MLServer has it."""
+    parameters = entry.get("parameters")
+    return isinstance(parameters, dict) and parameters.get("content_type") == "base64"
+
+
+def mark_base64(entry: Fields) -> None:
+    """Have an input, or an output, say that its data are base64; or be asked for so."""
+    entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
+
+
+def _read_input(index: int, entry: Fields) -> InputTensor:
+    name = _name(entry, f"inputs[{index}]")
+    label = f"input '{name}'"
+    datatype = _datatype(entry, label)
+    shape = _shape(entry, label)
+    parameters = _parameters(entry, label)
+    present = [
+        source
+        for source, place in (
+            (DataSource.DATA, entry),
+            (DataSource.BINARY, parameters),
+            (DataSource.SHARED_MEMORY, parameters),
+        )
+        if source.value in place
+    ]
+    if not present:
+        raise bad_request(
+            f"{label}: data is missing, and there is neither binary_data_size nor "
+            "shared_memory_region in its parameters"
+        )
+    if len(present) > 1:
+        raise bad_request(
+            f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
+            f"it has {' and '.join(source.value for source in present)}"
+        )
+    size = _binary_size(parameters, label) if present[0] is DataSource.BINARY else None
+    base64 = present[0] is DataSource.DATA and has_base64_content(entry)
+    if base64 and datatype.family is not Family.TEXT:
+        raise bad_request(
+            f"{label}: the content_type base64 is for BYTES only, not for {datatype.name}"
+        )
+    tensor = InputTensor(name, datatype, shape, present[0], size, base64)
+    _check_binary_size(tensor, label)
+    return tensor
+
+
+def _check_binary_size(tensor: InputTensor, label: str) -> None:
+    if tensor.binary_size is None or tensor.datatype.size is None:
+        return
+    expected = element_count(tensor.shape) * tensor.datatype.size
+    if tensor.binary_size != expected:
+        raise bad_request(
+            f"{label}: binary_data_size is {tensor.binary_size}, but shape {list(tensor.shape)} "
+            f"of {tensor.datatype.name} takes {expected} bytes"
+        )
+
+
+def check_object(fields: object, message: ErrorVocabulary) -> Fields:
+    """Check that a message is a JSON object, and give it; raises GatewayError (400, 502)."""
+    if not isinstance(fields, dict):
+        raise message.malformed(
+            f"{message.name} must be a JSON object with {message.tensors}, got {found(fields)}"
+        )
+    return fields
+
+
+def check_entries(fields: Fields, message: ErrorVocabulary) -> list[Fields]:
+    """Give the tensors of a message, each an object; raises GatewayError (400, 502)."""
+    return _entries(fields, message.tensors, message)
+
+
+def _entries(fields: Fields, key: str, message: ErrorVocabulary = REQUEST) -> list[Fields]:
+    entries = fields[key]
+    if not isinstance(entries, list):
+        what = f"{key}{message.of_it}"
+        raise message.malformed(f"{what} must be an array of tensors, got {found(entries)}")
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise message.malformed(
+                f"{key}[{i}]{message.of_it} must be an object, got {found(entry)}"
+            )
+    return entries
+
+
+def _requested_outputs(fields: Fields) -> list[Fields]:
+    return _entries(fields, "outputs") if "outputs" in fields else []
+
+
+def _required(entry: Fields, key: str, label: str) -> Any:
+    """Give a field that must be there; null is another thing."""
+    if key not in entry:
+        raise bad_request(f"{label}: {key} is missing")
+    return entry[key]
+
+
+def _name(entry: Fields, label: str) -> str:
+    name = _required(entry, "name", label)
+    if not isinstance(name, str):
+        raise bad_request(f"{label}: name must be a string, got {found(name)}")
+    return name
+
+
+def _datatype(entry: Fields, label: str) -> Datatype:
+    datatype = _required(entry, "datatype", label)
+    if not isinstance(datatype, str):
+        raise bad_request(
+            f'{label}: datatype must be a string such as "FP32", got {found(datatype)}'
+        )
+    if datatype not in DATATYPES:
+        raise bad_request(
+            f"{label}: unknown datatype {shown(datatype)}; known are {', '.join(DATATYPES)}"
+        )
+    return DATATYPES[datatype]
+
+
+def _shape(entry: Fields, label: str) -> tuple[int, ...]:
+    shape = _required(entry, "shape", label)
+    if not isinstance(shape, list):
+        raise bad_request(f"{label}: shape must be an array of integers, got {found(shape)}")
+    if len(shape) > MAX_RANK:
+        raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise bad_request(f"{label}: shape {shown(shape)} must hold integers of 0 or more only")
+    return tuple(shape)
+
+
+def _parameters(entry: Fields, label: str) -> Fields:
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise bad_request(f"{label}: parameters must be an object, got {found(parameters)}")
+    return parameters
+
+
+def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise bad_request(f"{label}: {key} must be true or false, got {found(value)}")
+    return value
+
+
+def _binary_size(parameters: Fields, label: str) -> int:
+    size = parameters["binary_data_size"]
+    if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
+        raise bad_request(
+            f"{label}: binary_data_size must be an integer of 0 or more, got {found(size)}"
+        )
+    return size
+
+
+def found(value: object) -> str:
+    """Say what a value is that is not of the type it must be."""
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else shown(value)
+
+
+def shown(value: object) -> str:
+    """Give what an error repeats of a value."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,157 @@
+"""The JSON part of a server's answer: parse and check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.errors import GatewayError, bad_response
+from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
+from gateway.protocol.request_header import (
+    Fields,
+    OutputEncoding,
+    check_entries,
+    check_object,
+    is_nested_deeper,
+    shown,
+)
+from gateway.protocol.tensors import MAX_RANK, element_count
+
+MAX_RESPONSE_DEPTH = 200
+"""Levels of nesting that an answer's JSON may have."""
+
+MAX_OUTPUTS = 4096
+"""Outputs that an answer has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary.
+
+    One without elements, of which nothing else is said, is taken for binary of no bytes.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None
+
+
+def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
+    """Parse the JSON part of a server's answer; ``cuts`` are the arrays cut out of it.
+
+    Raises GatewayError (502).
+    """
+    try:
+        fields = parse_json(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_json_error(RESPONSE, text, error, cuts) from None
+    checked = check_object(fields, RESPONSE)
+    if is_nested_deeper(text, MAX_RESPONSE_DEPTH):
+        raise bad_response(f"the server's answer is JSON nested deeper than {MAX_RESPONSE_DEPTH}")
+    return checked
+
+
+def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
+    """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
+    entries = check_entries(fields, RESPONSE) if "outputs" in fields else []
+    if len(entries) > MAX_OUTPUTS:
+        raise RESPONSE.too_many_tensors(MAX_OUTPUTS)
+    return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
+
+
+def _read_output(index: int, entry: Any) -> OutputTensor:
+    try:
+        name, shape = entry["name"], entry["shape"]
+        datatype = DATATYPES[entry["datatype"]]
+        # KServe writes what it has none of as null.
+        parameters = entry.get("parameters") or {}
+        size = parameters.get("binary_data_size")
+    except (KeyError, TypeError, AttributeError):
+        raise bad_response(_why_unread(index, entry)) from None
+    if not isinstance(name, str):
+        raise bad_response(_why_unread(index, entry))
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise bad_response(
+            f"output '{name}' of the server's answer has the shape {shown(shape)}, "
+            "which is no array of integers of 0 or more"
+        )
+    if len(shape) > MAX_RANK:
+        raise bad_response(
+            f"output '{name}' of the server's answer has {len(shape)} dimensions; "
+            f"at most {MAX_RANK} may be"
+        )
+    if not (size is None or (type(size) is int and size >= 0)):
+        raise bad_response(
+            f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
+            "which is no integer of 0 or more"
+        )
+    if size is not None and datatype.size and size != element_count(shape) * datatype.size:
+        raise bad_response(
+            f"output '{name}' of the server's answer has {size} bytes, which do not make "
+            f"shape {shape} of {datatype.name}"
+        )
+    if size is None and 0 in shape and "data" not in entry:
+        # As OpenVINO Model Server has it.
+        size = None if "shared_memory_region" in parameters else 0
+    return OutputTensor(name, datatype, tuple(shape), size)
+
+
+def _why_unread(index: int, entry: Any) -> str:
+    """Tell what is wrong with an output that cannot be read, and name it."""
+    label = f"outputs[{index}] of the server's answer"
+    lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
+    if lacking:
+        return f"{label} lacks its {' and its '.join(lacking)}"
+    if not isinstance(entry["name"], str):
+        return f"{label} has the name {shown(entry['name'])}, which must be a string"
+    label = f"output '{entry['name']}' of the server's answer"
+    datatype = entry["datatype"]
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        return f"{label} has the unknown datatype {shown(datatype)}"
+    return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
+
+
+def check_no_binary_promised(document: bytes) -> None:
+    """Check an answer that tells no header length: no output may come as binary behind its JSON.
+
+    Raises GatewayError (502) that names an output without data of which bytes are promised.
+    """
+    if b'"binary_data_size"' not in document:
+        return
+    try:
+        fields = parse_response_header(document)
+        outputs = read_outputs(fields)
+    except GatewayError:
+        return  # whoever converts it says what is wrong with it
+    for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
+        if output.binary_size and "data" not in entry:
+            raise bad_response(
+                f"output '{output.name}' of the server's answer has {output.binary_size} bytes of "
+                "binary data, but the answer has no Inference-Header-Content-Length"
+            )
+
+
+def has_encoding(fields: Fields, form: OutputEncoding) -> bool:
+    """Tell whether each output of an answer has the form that the client wants.
+
+    One that has neither is in shared memory, unless its shape says that it has no elements.
+    """
+    outputs = fields.get("outputs", [])
+    return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
+
+
+def _is_in_form(entry: Any, form: OutputEncoding) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    has_data, parameters = "data" in entry, entry.get("parameters")
+    has_size = isinstance(parameters, dict) and parameters.get("binary_data_size") is not None
+    if not has_data and not has_size:
+        shape = entry.get("shape")
+        return isinstance(shape, list) and 0 not in shape
+    return has_data != has_size and has_size == form.wants_binary(str(entry.get("name")))

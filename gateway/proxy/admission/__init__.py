@@ -1,0 +1,1 @@
+"""What a call must pass before it is served: concurrency, memory, time."""

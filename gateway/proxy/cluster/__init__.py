@@ -1,0 +1,1 @@
+"""Several servers asked as one."""

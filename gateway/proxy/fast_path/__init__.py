@@ -1,0 +1,1 @@
+"""Calls that are fully buffered on both sides: served without a task."""

@@ -1,0 +1,1 @@
+"""What is done to every call on the way: authentication, headers, compression, mirroring."""

@@ -1,0 +1,118 @@
+"""Which HTTP headers pass through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import bad_request
+from gateway.protocol.dialects import Dialect
+from gateway.upstream.transport import HeaderLines, UpstreamRequest
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# RFC 9110, section 7.6.1, and what older proxies speak; Expect is answered by the listener.
+_HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+# RFC 9110, section 7.6.1: Connection cannot name what is meant for all. Without these, the other
+# end would not read the message as it is read here.
+_OF_THE_MESSAGE = frozenset(
+    ("host", "content-length", "content-type", "content-encoding", HEADER_LENGTH.lower())
+)
+_OF_THE_BODY = frozenset(("content-length", HEADER_LENGTH.lower()))
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def end_to_end(
+    headers: CIMultiDictProxy[str], dropped_headers: frozenset[str] = frozenset()
+) -> CIMultiDict[str]:
+    """Copy the headers that are meant for the other end, without those ``withheld``, lower case."""
+    return CIMultiDict(_without(headers, _HOP_BY_HOP | dropped_headers))
+
+
+def to_server(
+    headers: CIMultiDictProxy[str], dropped_headers: frozenset[str], added_headers: HeaderLines = ()
+) -> CIMultiDictProxy[str]:
+    """Copy the headers that pass to a server, with those that the gateway adds behind them."""
+    passed = end_to_end(headers, dropped_headers)
+    passed.extend(added_headers)
+    return CIMultiDictProxy(passed)
+
+
+def with_body(
+    headers: CIMultiDictProxy[str], changed: Mapping[str, str | None]
+) -> CIMultiDict[str]:
+    """Copy the headers that pass, for a body that was made anew.
+
+    What is said of the old body gives way to ``changed``, in which None leaves a header out.
+    """
+    passed = _without(headers, _replaced_by(tuple(changed)))
+    passed += [(name, value) for name, value in changed.items() if value is not None]
+    return CIMultiDict(passed)
+
+
+@lru_cache
+def _replaced_by(changed: tuple[str, ...]) -> frozenset[str]:
+    return _HOP_BY_HOP | _OF_THE_BODY | {name.lower() for name in changed}
+
+
+def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    if "Connection" in headers:
+        named = ",".join(headers.getall("Connection")).lower().split(",")
+        dropped |= {name.strip() for name in named} - _OF_THE_MESSAGE
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
+    """Refuse a head that a server would not answer: it would seem to have failed.
+
+    Raises GatewayError (400) that names the part which is too long.
+    """
+    longest = None if dialect is None else dialect.max_head_part
+    if longest is None or not has_longer_part(request.target, request.headers, longest):
+        return
+    parts = {"the path and query": len(request.target)}
+    parts |= {"the name of a header": max(map(len, request.headers), default=0)}
+    parts |= {f"header {name}": len(value) for name, value in request.headers.items()}
+    what, size = next((what, size) for what, size in parts.items() if size > longest)
+    raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
+
+
+def has_longer_part(
+    target: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], longest: int
+) -> bool:
+    """Tell whether a target, or a header's name or value, has more bytes."""
+    if len(target) > longest:
+        return True
+    return any(len(name) > longest or len(value) > longest for name, value in headers.items())
+
+
+def header_length(headers: CIMultiDictProxy[str]) -> int | None:
+    """Give the Inference-Header-Content-Length, None where there is none.
+
+    Raises GatewayError (400) unless it is one or more ASCII digits, once.
+    """
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
+        return None
+    if len(values) > 1 or len(values[0]) > 19 or not _DIGITS.fullmatch(values[0]):
+        raise bad_request(
+            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:60]!r}"
+        )
+    return int(values[0])

@@ -1,0 +1,1 @@
+"""Inference calls: requests and responses converted between client and server."""

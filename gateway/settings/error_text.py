@@ -1,0 +1,92 @@
+"""What pydantic refuses → messages for the operator, with what was meant."""
+
+import re
+from collections.abc import Mapping
+
+from pydantic_core import ErrorDetails
+
+from gateway.settings.sections import section_keys, sections_with_key
+from gateway.settings.values.wording import (
+    KeyPath,
+    closest_name,
+    describe,
+    did_you_mean,
+    format_path,
+    suggest,
+)
+
+_LITERAL = re.compile(r"'([^']*)'|\b([0-9]+)\b")
+_SHELL_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_KEY_AND_VALUE = re.compile(r"([A-Za-z_][\w-]*)( *= *|:)(?!//)\S.*")
+_EXAMPLES = {"upstreams": "triton: {endpoints: [http://127.0.0.1:8000]}"}
+
+
+def error_message(details: ErrorDetails) -> str:
+    """Return an error of pydantic's in an operator's words."""
+    got, context, path = details["input"], details.get("ctx", {}), details["loc"]
+    match details["type"]:
+        case "value_error":
+            return str(context["error"]) + (_shell_variable(got) or _dash(got))
+        case "missing":
+            return "required, but missing"
+        case "extra_forbidden":
+            return "unknown key" + _known(path)
+        case "too_short":
+            return "expected at least one, got none"
+        case "literal_error":
+            wanted = context["expected"].replace("'", "")
+            known = [word or number for word, number in _LITERAL.findall(context["expected"])]
+            hint = _shell_variable(got) or did_you_mean(got, known)
+        case "bool_type":
+            wanted, hint = "true or false", _shell_variable(got) or _boolean(got)
+        case "string_type":
+            wanted, hint = "text", _quoted(got)
+        case "tuple_type":
+            wanted, hint = "a list", _dash(got)
+        case "model_type" | "dict_type" | "mapping_type":
+            wanted, hint = "keys and values", _section(path, got)
+        case _:
+            return details["msg"]
+    return f"expected {wanted}, got {describe(got)}{hint}"
+
+
+def _known(path: KeyPath) -> str:
+    keys, name = section_keys(path[:-1]), str(path[-1])
+    known = () if keys is None else keys.names
+    if name.startswith("-"):
+        return "; the - of a list needs a space behind it"
+    homes = " and of ".join([each or "the top level" for each in sections_with_key(name)][:2])
+    if closest_name(name, known) is None and homes:
+        return f"; it is a key of {homes}"
+    return suggest(name, known) + (f" {name} is a key of {homes}" if homes else "")
+
+
+def _boolean(got: object) -> str:
+    word = str(got) if isinstance(got, int) else got
+    return did_you_mean({"1": "true", "0": "false"}.get(str(word), word), ("true", "false"))
+
+
+def _quoted(got: object) -> str:
+    return "; in quotes it is text" if isinstance(got, bool | int | float) else ""
+
+
+def _dash(got: object) -> str:
+    keys = got if isinstance(got, Mapping) else ()
+    if any(str(key).startswith("-") for key in keys):
+        return "; the - of a list needs a space behind it"
+    return ""
+
+
+def _section(path: KeyPath, got: object) -> str:
+    found = _KEY_AND_VALUE.fullmatch(got) if isinstance(got, str) else None
+    if found is not None:
+        return f"; a key is followed by a colon and a space: {found[1]}: ..."
+    if isinstance(got, str) and "://" in got and path[:1] == ("upstreams",) and len(path) == 2:
+        return f"; did you mean {{endpoints: {describe(got)}}}?"
+    example = _EXAMPLES.get(format_path(path))
+    return f"; for example {example}" if example else ""
+
+
+def _shell_variable(got: object) -> str:
+    found = _SHELL_VARIABLE.fullmatch(got) if isinstance(got, str) else None
+    return f"; a value from the environment is written ${{{found[1]}}}" if found else ""

@@ -1,0 +1,1 @@
+"""Single values of the settings: addresses, sizes, durations, patterns."""

@@ -1,0 +1,88 @@
+"""Names and patterns, by which routes say which requests they take and where to."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gateway.settings.values.wording import describe
+
+_EXPRESSION = "re:"
+# RFC 9110, section 5.6.2: a token.
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# RFC 3986, section 3.3: what may stand in one part of a path.
+_PATH_PART = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%-]+")
+# What stands in the brackets of a glob; a ] right behind [ or [! is one of its characters.
+_BRACKETS = re.compile(r"\[!?+(?P<within>\]?+[^\]]*)\]")
+
+
+def parse_pattern(value: object) -> str:
+    """Return a name, a glob or ``re:EXPRESSION``, for which digits may stand. Raises ValueError."""
+    text = _text(value)
+    if not text:
+        wanted = "a name, a pattern such as resnet* or re:EXPRESSION"
+        raise ValueError(f"expected {wanted}, got {_described(value)}")
+    if text.startswith(_EXPRESSION):
+        _check_expression(text.removeprefix(_EXPRESSION))
+    else:
+        _check_glob(text)
+    return text
+
+
+def parse_path_part(value: object) -> str:
+    """Return a model's name or version, for which digits may stand. Raises ValueError."""
+    text = _text(value)
+    if not _PATH_PART.fullmatch(text):
+        raise ValueError(f"expected a name as it stands in a path, got {_described(value)}")
+    return text
+
+
+def parse_header_name(value: object) -> str:
+    """Return the name of an HTTP header. Raises ValueError."""
+    if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
+        raise ValueError(f"expected the name of an HTTP header, got {describe(value)}")
+    return value
+
+
+def with_header_names(value: object) -> object:
+    """Return keys and values as they are. Raises ValueError where a key names no HTTP header."""
+    for name in value if isinstance(value, Mapping) else ():
+        parse_header_name(name)
+    return value
+
+
+def _text(value: object) -> str:
+    """Return text, or the digits of a whole number; none for anything else."""
+    match value:
+        case str():
+            return value
+        case int() if not isinstance(value, bool):
+            return str(value)
+    return ""
+
+
+def _described(value: object) -> str:
+    """Describe a value that is no name, and tell how it becomes one if it can."""
+    hint = "; in quotes it is text" if isinstance(value, bool | float) else ""
+    return describe(value) + hint
+
+
+def _check_expression(text: str) -> None:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{describe(text)} is no regular expression: {error}") from None
+
+
+def _check_glob(text: str) -> None:
+    start = text.find("[")
+    while start >= 0:
+        brackets = _BRACKETS.match(text, start)
+        if brackets is None:
+            raise ValueError(f"the [ in {describe(text)} is not closed")
+        for first, last in _ranges(brackets["within"]):
+            if first > last:
+                raise ValueError(f"the range {first}-{last} in {describe(text)} holds nothing")
+        start = text.find("[", brackets.end())
+
+
+def _ranges(within: str) -> Iterator[tuple[str, str]]:
+    return ((found[1], found[2]) for found in re.finditer(r"(.)-(.)", within))

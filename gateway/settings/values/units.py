@@ -1,0 +1,189 @@
+"""Sizes, durations and shares as operators write them: ``64MiB``, ``500ms``, ``50%``."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gateway.settings.values.wording import describe
+
+_SIZE_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+# As people write them, in lower case → as they are written here.
+_SPELLED_SIZES = {
+    **dict.fromkeys(("b", "byte", "bytes"), "B"),
+    **dict.fromkeys(("kb", "kilobyte", "kilobytes"), "KB"),
+    **dict.fromkeys(("mb", "megabyte", "megabytes"), "MB"),
+    **dict.fromkeys(("gb", "gigabyte", "gigabytes"), "GB"),
+    **dict.fromkeys(("tb", "terabyte", "terabytes"), "TB"),
+    **dict.fromkeys(("k", "ki", "kib", "kibibyte", "kibibytes"), "KiB"),
+    **dict.fromkeys(("m", "mi", "mib", "mebibyte", "mebibytes"), "MiB"),
+    **dict.fromkeys(("g", "gi", "gib", "gibibyte", "gibibytes"), "GiB"),
+    **dict.fromkeys(("t", "ti", "tib", "tebibyte", "tebibytes"), "TiB"),
+}
+_SPELLED_DURATIONS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("d", "day", "days"), "d"),
+}
+_DAY = 86400.0
+_LONGEST_SPELLED = 40  # characters
+
+# Bounded digit counts keep int() and float() clear of their own limits.
+_COUNT = re.compile(r"[0-9]{1,18}")
+_SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
+_SHARE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
+_SPELLED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)[\s,]*")
+_DIGITS_IN_GROUPS = re.compile(r"[0-9]{1,3}(?:[ _',.][0-9]{3})+")
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(Generic[Number]):
+    """Parse a value and hold it to two bounds, both allowed and both written as operators do."""
+
+    parse: Callable[[object], Number]
+    least: str
+    most: str
+
+    def __call__(self, value: object) -> Number:
+        """Return the parsed value. Raises ValueError."""
+        number = self.parse(value)
+        if self.parse(self.least) <= number <= self.parse(self.most):
+            return number
+        raise ValueError(f"expected {self.least} to {self.most}, got {describe(value)}")
+
+
+def parse_count(value: object) -> int:
+    """Return a whole number, given as one or as its digits. Raises ValueError."""
+    match value:
+        case int() if not isinstance(value, bool):
+            return value
+        case str() if _COUNT.fullmatch(value):
+            return int(value)
+    hint = _or(_plain_count(value))
+    raise ValueError(f"expected a whole number, got {describe(value)}{hint}")
+
+
+def parse_percent(value: object) -> float:
+    """Return a part of a whole, from text such as ``50%``. Raises ValueError."""
+    if isinstance(value, str) and (found := _SHARE.fullmatch(value)):
+        return float(found[1]) / 100
+    hint = _or(_plain_share(value))
+    raise ValueError(f"expected a share such as 50%, got {describe(value)}{hint}")
+
+
+def format_percent(share: float) -> str:
+    """Write a part of a whole as ``parse_percent`` reads it."""
+    return f"{share * 100:g}%"
+
+
+def parse_size(value: object) -> int:
+    """Return a size in bytes.
+
+    Takes a whole number of bytes, or text such as ``100``, ``512KiB``, ``10MB``, ``4GiB``. Raises
+    ValueError.
+    """
+    match value:
+        case int() if not isinstance(value, bool):
+            return value
+        case str() if found := _SIZE.fullmatch(value):
+            digits, unit = found.groups()
+            if factor := _SIZE_UNITS.get(unit or "B"):
+                return int(digits) * factor
+    hint = _or(_plain_size(value))
+    raise ValueError(f"expected a size such as 64MiB, got {describe(value)}{hint}")
+
+
+def parse_duration(value: object) -> float:
+    """Return a duration in seconds.
+
+    Takes a number of seconds, or text such as ``500ms``, ``5s``, ``2m``, ``1.5h``. Raises
+    ValueError.
+    """
+    match value:
+        case int() | float() if not isinstance(value, bool):
+            return float(value)
+        case str() if found := _DURATION.fullmatch(value):
+            digits, unit = found.groups()
+            if factor := _DURATION_UNITS.get(unit or "s"):
+                return float(digits) * factor
+    hint = _or(_plain_duration(value))
+    raise ValueError(f"expected a duration such as 30s, got {describe(value)}{hint}")
+
+
+def _or(plain: str | None) -> str:
+    """Return the end of a message: what was meant, written as it is taken."""
+    return f"; did you mean {plain}?" if plain else ""
+
+
+def _plain_count(value: object) -> str | None:
+    match value:
+        case float() if value.is_integer() and abs(value) < 1e15:
+            return str(int(value))
+        case str() if _DIGITS_IN_GROUPS.fullmatch(value[:_LONGEST_SPELLED]):
+            return re.sub("[^0-9]", "", value)
+    return None
+
+
+def _plain_share(value: object) -> str | None:
+    text = value.removesuffix("percent").strip() if isinstance(value, str) else str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", text):
+        return None
+    number = float(text)
+    if "." in text and number <= 1:  # a part of one
+        return format_percent(number)
+    return f"{number:g}%" if number <= 100 else None
+
+
+def _plain_size(value: object) -> str | None:
+    parts = _spelled(value, _SPELLED_SIZES)
+    if not parts:
+        return None
+    total = sum(number * _SIZE_UNITS[unit] for number, unit in parts)
+    # The step is that of the unit that was written: 1000 or 1024.
+    family = [unit for unit in _SIZE_UNITS if ("i" in unit) == ("i" in parts[0][1])]
+    return _in_largest(total, {unit: _SIZE_UNITS[unit] for unit in ("B", *family)})
+
+
+def _plain_duration(value: object) -> str | None:
+    parts = _spelled(value, _SPELLED_DURATIONS)
+    factors = {**_DURATION_UNITS, "d": _DAY}
+    total = sum(number * factors[unit] for number, unit in parts)
+    return _in_largest(round(total * 1000), {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000})
+
+
+def _spelled(value: object, units: Mapping[str, str]) -> list[tuple[float, str]]:
+    """Return the numbers and units of text such as ``1 hour 30 min``; none if it is no such."""
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if len(text) > _LONGEST_SPELLED:
+        return []
+    parts = [(found[1], found[2]) for found in _SPELLED.finditer(text)]
+    is_all = _SPELLED.sub("", text) == ""
+    if not is_all or not all(unit in units for _, unit in parts):
+        return []
+    return [(float(number), units[unit]) for number, unit in parts]
+
+
+def _in_largest(total: float, units: Mapping[str, int]) -> str | None:
+    """Write a number in the largest unit of which it is a whole multiple."""
+    if total <= 0 or total != int(total):
+        return None
+    best = max((unit for unit in units if total % units[unit] == 0), key=lambda unit: units[unit])
+    return f"{int(total) // units[best]}{best}"

@@ -1,0 +1,114 @@
+"""Plain words for what an operator wrote and for what was wanted instead."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import lru_cache
+
+from gateway.errors import shorten
+from gateway.sizes import LISTED_NAMES, QUOTED_NAME
+
+KeyPath = tuple[str | int, ...]
+"""The keys and list positions that lead from the top of a file to a value."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_COMPARED = 60  # characters of a name that are compared with known ones
+_LIKENESS = 0.66  # of 1: what is less alike is no slip of the hand
+
+# What the same thing is called elsewhere: by numpy, Python's logging, Envoy and nginx.
+_ELSEWHERE = {
+    "bool_": "BOOL",
+    "float16": "FP16",
+    "half": "FP16",
+    "bfloat16": "BF16",
+    "float": "FP32",
+    "float32": "FP32",
+    "float64": "FP64",
+    "double": "FP64",
+    "string": "BYTES",
+    "str": "BYTES",
+    "least_outstanding": "least_request",
+    "least_conn": "least_request",
+    "mlserver": "json",
+    "ovms": "openvino",
+    "verbose": "debug",
+    "trace": "debug",
+    "critical": "error",
+    "fatal": "error",
+    "infinite": "unlimited",
+    "inference": "infer",
+    "yes": "true",
+    "on": "true",
+    "no": "false",
+    "off": "false",
+}
+
+
+def format_path(path: KeyPath) -> str:
+    """Return a path as an operator reads it: ``upstreams["a b"].endpoints[0]``."""
+    return "".join(_step(part) for part in path).removeprefix(".")
+
+
+def _step(part: str | int) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part}" if _PLAIN_KEY.fullmatch(part) else f'["{part}"]'
+
+
+def describe(value: object) -> str:
+    """Return a value as it would stand in YAML, cut to a length that a message can hold."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "keys and values"
+        case list() | tuple():
+            return "a list"
+        case _:
+            text = repr(value)
+            return shorten(text, QUOTED_NAME)
+
+
+def spaces(count: int) -> str:
+    """Return an indentation in words."""
+    return "1 space" if count == 1 else f"{count} spaces"
+
+
+def closest_name(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that was meant, as far as that can be told.
+
+    Case and the sign between words do not count; names that other programs use are known as well.
+    """
+    if not isinstance(name, str):
+        return None
+    folded = {_folded(each): each for each in known}
+    wanted = _folded(name[:_COMPARED])
+    elsewhere = _folded(_ELSEWHERE.get(wanted, ""))
+    for each in (wanted, elsewhere, *wanted.split("_")):
+        if each in folded:
+            return folded[each]
+    near = get_close_matches(wanted, folded, n=1, cutoff=_LIKENESS)
+    return folded[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a message: the known name that was meant, or nothing."""
+    near = closest_name(name, known)
+    if near is None:
+        return ""
+    return f"; did you mean {near}{', without quotes' if near == name else ''}?"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message on an unknown name: what was meant, or else all that is known."""
+    every = list(known)
+    shown = ", ".join(every[:LISTED_NAMES]) + (", ..." if len(every) > LISTED_NAMES else "")
+    return did_you_mean(name, every) or f"; known: {shown}"
+
+
+@lru_cache(maxsize=1024)
+def _folded(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", _HUMP.sub("_", name.strip())).casefold()

@@ -1,0 +1,1 @@
+"""YAML text → values with their positions, and errors that name the line."""

@@ -1,0 +1,35 @@
+"""Sizes of caches, chunks and quotations that several modules share; bytes unless said."""
+
+from typing import Final
+
+# Caches of what repeats from call to call; entries of each LRU cache.
+CACHED_HEADS: Final = 512
+"""Heads of requests and responses, and what was made of them."""
+CACHED_DOCUMENTS: Final = 256
+"""JSON headers, by their text."""
+MAX_CACHED_DOCUMENT: Final = 16 * 1024
+"""JSON headers above this size are not cached."""
+
+# What one time slice of the event loop works on.
+CONVERT_CHUNK: Final = 64 * 1024
+"""Bytes of a body that are moved or converted in one time slice."""
+ENCODE_CHUNK: Final = 32 * 1024
+"""Bytes of tensors that become text in one time slice where they may be many tiny elements."""
+SCAN_WINDOW: Final = 64 * 1024
+"""Bytes that are scanned in one call."""
+
+# What the gateway reads of a response to a request of its own.
+MAX_PROBE_RESPONSE: Final = 64 * 1024
+"""Health and readiness."""
+MAX_SERVER_DOCUMENT: Final = 1024 * 1024
+"""Server metadata."""
+MAX_MODEL_DOCUMENT: Final = 4 * 1024 * 1024
+"""Model metadata and lists of models."""
+
+# What errors and log lines quote; characters and names.
+QUOTED_NAME: Final = 60
+"""Characters of a name or value."""
+QUOTED_TEXT: Final = 200
+"""Characters of a path or of a server's own error."""
+LISTED_NAMES: Final = 20
+"""Names in a list of alternatives."""

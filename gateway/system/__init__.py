@@ -1,0 +1,1 @@
+"""What the gateway asks of the operating system: files, memory, sockets, certificates."""

@@ -1,0 +1,56 @@
+"""Connections between two requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from gateway.upstream.http.connection import ServerConnection
+
+
+class IdleConnections:
+    """Keeps connections that wait for their next request, each for ``keep_alive`` seconds."""
+
+    def __init__(self, keep_alive: float) -> None:
+        self._keep_alive = keep_alive
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[float, ServerConnection]] = deque()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> ServerConnection | None:
+        """Give the one that was used last, if there is one that still can be."""
+        while self._waiting:
+            expires, connection = self._waiting.pop()
+            if expires > self._loop.time() and connection.reusable:
+                return connection
+            connection.drop()
+        return None
+
+    def put(self, connection: ServerConnection) -> None:
+        """Keep a connection."""
+        if self._closed:
+            connection.drop()
+            return
+        expires = self._loop.time() + self._keep_alive
+        self._waiting.append((expires, connection))
+        if self._timer is None:
+            self._timer = self._loop.call_at(expires, self._drop_expired)
+
+    def close(self) -> None:
+        """Close all, and whatever is still given back."""
+        self._closed = True
+        for _, connection in self._waiting:
+            connection.drop()
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop_expired(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._waiting.popleft()[1].drop()
+        if self._waiting:
+            self._timer = self._loop.call_at(self._waiting[0][0], self._drop_expired)

@@ -1,0 +1,42 @@
+"""How TLS is spoken to the servers of an upstream."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from gateway.system.certificates import load_authorities, load_certificate
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Name the files of certificates, PEM: who is trusted, and who the gateway is.
+
+    Without ``ca`` the system's certificates are trusted. ``certificate`` and ``key`` are given
+    both, or neither.
+    """
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+
+def client_context(files: CertificateFiles, verify: bool = True) -> ssl.SSLContext:
+    """Make the context of connections to servers, whose certificates are checked if ``verify``.
+
+    Raises CertificateFileError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # What is spoken is HTTP/1.1; a server that could do HTTP/2 as well must not choose that.
+    context.set_alpn_protocols(["http/1.1"])
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if files.ca is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        load_authorities(context, files.ca, "ca")
+    if files.certificate is not None and files.key is not None:
+        load_certificate(context, files.certificate, files.key)
+    return context

@@ -1,0 +1,1 @@
+"""The endpoints of one upstream: leases, outliers, health, DNS, models."""

@@ -1,0 +1,1 @@
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

@@ -1,0 +1,74 @@
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.admin.listener import Admin, Page
+from gateway.listener.server import HttpListener
+from tests.support.raw_client import RawClient, connect
+
+
+async def _fine() -> Page:
+    return Page(b"fine\n")
+
+
+async def _ill() -> Page:
+    return Page(b'{"ill":true}', "application/json", 503)
+
+
+async def _broken() -> Page:
+    raise ZeroDivisionError
+
+
+@asynccontextmanager
+async def _client() -> AsyncIterator[RawClient]:
+    listener = HttpListener(Admin({"/fine": _fine, "/ill": _ill, "/broken": _broken}), None)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        await listener.listen(bound.dup())
+        async with connect("http://{}:{}".format(*bound.getsockname())) as client:
+            yield client
+    await listener.drain(0.1)
+
+
+async def test_a_page() -> None:
+    async with _client() as client:
+        for target in ("/fine", "/fine?x=1"):
+            reply = await client.call("GET", target)
+            assert (reply.status, reply.body) == (200, b"fine\n")
+            assert reply.head.get("Content-Type") == "text/plain; charset=utf-8"
+            assert reply.head.get("Cache-Control") == "no-store"
+
+
+async def test_a_page_has_a_status() -> None:
+    async with _client() as client:
+        reply = await client.call("GET", "/ill")
+        assert (reply.status, reply.json) == (503, {"ill": True})
+
+
+async def test_the_pages_are_listed() -> None:
+    async with _client() as client:
+        assert (await client.call("GET", "/")).body == b"/fine\n/ill\n/broken\n"
+
+
+@pytest.mark.parametrize("target", ["/other", "/fine/", "/v2/health/live", "/%66ine"])
+async def test_what_is_no_page(target: str) -> None:
+    async with _client() as client:
+        reply = await client.call("GET", target)
+        assert reply.status == 404
+        assert reply.error == f"no page '{target}'; there are: /fine, /ill, /broken"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_pages_are_read_only(method: str) -> None:
+    async with _client() as client:
+        reply = await client.call(method, "/fine", b"")
+        assert reply.status == 405
+        assert reply.error == f"{method} /fine: pages are read with GET"
+
+
+async def test_a_page_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async with _client() as client:
+        assert (await client.call("GET", "/broken")).status == 500
+    assert "ZeroDivisionError" in caplog.text

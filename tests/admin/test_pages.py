@@ -1,0 +1,200 @@
+"""What operators read of a gateway, on an address of its own."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.addresses import free_address
+from tests.support.gateway import LIMITS, no_leaks, until
+from tests.support.gateway_process import FAST_FILE_WATCH, gateway_process, write_settings
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def _settings(url: str, **more: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "admin": free_address(),
+            "upstreams": {"u": {"endpoints": [url], "dialect": "triton"}},
+            "limits": LIMITS,
+            **more,
+        }
+    )
+
+
+@asynccontextmanager
+async def _admin(url: str, **more: Any) -> AsyncIterator[tuple[Gateway, RawClient]]:
+    settings = _settings(url, **more)
+    async with Gateway(settings) as gateway, connect(f"http://{settings.admin}") as client:
+        yield gateway, client
+
+
+def _metrics(text: bytes) -> dict[str, float]:
+    families = text_string_to_metric_families(text.decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+async def test_where_it_is_told() -> None:
+    async with _admin(NOWHERE) as (gateway, client):
+        assert gateway.addresses[1] == f"http://{gateway.settings.admin} (admin)"
+        assert (await client.call("GET", "/")).body == b"/live\n/ready\n/status\n/metrics\n"
+
+
+async def test_clients_and_operators_do_not_meet() -> None:
+    async with _admin(NOWHERE) as (gateway, operator), connect(gateway.addresses[0]) as client:
+        assert (await operator.call("GET", "/v2/health/live")).status == 404
+        assert (await client.call("GET", "/live")).status == 503  # asked of the server
+
+
+async def test_it_lives_whatever_its_servers_do() -> None:
+    async with _admin(NOWHERE) as (_, client):
+        assert (await client.call("GET", "/live")).status == 200
+        reply = await client.call("GET", "/ready")
+        assert reply.status == 503
+        error = reply.json["error"]
+        assert error.startswith("not ready: upstream u (cannot connect to http://127.0.0.1:1")
+
+
+async def test_it_is_ready_if_its_servers_are() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        _admin(server.url) as (_, client),
+    ):
+        assert (await client.call("GET", "/ready")).status == 200
+
+
+async def test_it_is_not_ready_while_it_drains() -> None:
+    settings = _settings(NOWHERE, limits={**LIMITS, "drain_timeout": 5})
+    async with ScriptedServer(never_respond) as server:
+        settings = _settings(server.url, limits={**LIMITS, "drain_timeout": 5})
+        gateway = Gateway(settings)
+        await gateway.__aenter__()
+        async with (
+            connect(f"http://{settings.admin}") as operator,
+            connect(gateway.addresses[0]) as client,
+        ):
+            assert (await operator.call("GET", "/live")).status == 200
+            await client.send(request("GET", "/v2/x"))
+            await until(lambda: gateway.listener.requests == 1)
+            leaving = asyncio.create_task(gateway.__aexit__(None, None, None))
+            await until(lambda: gateway.listener.draining)
+            reply = await operator.call("GET", "/ready")
+            assert (reply.status, reply.json) == (503, {"error": "not ready: draining"})
+            assert (await operator.call("GET", "/live")).status == 200
+            assert (await operator.call("GET", "/status")).json["draining"] is True
+            assert b"\ntensorgate_draining 1.0\n" in (await operator.call("GET", "/metrics")).body
+        await leaving
+
+
+async def test_the_status() -> None:
+    limits = {**LIMITS, "max_requests": 7}
+    async with (
+        ScriptedServer(never_respond) as server,
+        _admin(server.url, limits=limits) as (gateway, client),
+    ):
+        async with connect(gateway.addresses[0]) as busy:
+            await busy.send(request("GET", "/v2/x"))
+            await until(lambda: gateway.listener.requests == 1)
+            status = (await client.call("GET", "/status")).json
+        assert status["process"] == os.getpid()
+        assert (status["connections"], status["requests"], status["draining"]) == (1, 1, False)
+        assert status["places"] == {"taken": 1, "waiting": 0}
+        assert status["settings"]["number"] == 1
+        upstream = status["upstreams"]["u"]
+        assert (upstream["required"], upstream["usable"], upstream["places"]) == (True, None, None)
+        assert upstream["dialect"] == {"name": "triton", "reason": "the settings say so"}
+        (endpoint,) = upstream["endpoints"]
+        assert (endpoint["url"], endpoint["outstanding"]) == (server.url, 1)
+
+
+async def test_the_status_tells_how_servers_are_spoken_to() -> None:
+    auto = {"u": {"endpoints": [NOWHERE], "dialect": "auto"}}
+    async with _admin(NOWHERE, upstreams=auto) as (gateway, client):
+        dialect_state = gateway.runtime.upstreams["u"].dialect_state
+        await until(lambda: "cannot connect" in dialect_state.reason)
+        told = (await client.call("GET", "/status")).json["upstreams"]["u"]["dialect"]
+        assert told["name"] is None
+        assert told["reason"].startswith(f"cannot connect to {NOWHERE}")
+    itself = http_response(b'{"name": "kserve", "version": "0.15.0", "extensions": []}')
+    async with ScriptedServer(always_respond(itself)) as server:
+        auto["u"]["endpoints"] = [server.url]
+        async with _admin(server.url, upstreams=auto) as (gateway, client):
+            dialect_state = gateway.runtime.upstreams["u"].dialect_state
+            await until(lambda: dialect_state.dialect)
+            status = (await client.call("GET", "/status")).json
+    assert status["upstreams"]["u"]["dialect"] == {
+        "name": "kserve",
+        "reason": f"{server.url} names itself 'kserve', version '0.15.0'",
+    }
+
+
+async def test_the_metrics() -> None:
+    async with ScriptedServer(never_respond) as server, _admin(server.url) as (gateway, client):
+        async with connect(gateway.addresses[0]) as busy:
+            await busy.send(request("GET", "/v2/x"))
+            await until(lambda: gateway.listener.requests == 1)
+            reply = await client.call("GET", "/metrics")
+        assert (reply.head.get("Content-Type") or "").startswith("text/plain; version=0.0.4")
+        metrics = _metrics(reply.body)
+        assert metrics["tensorgate_requests"] == 1
+        assert metrics["tensorgate_endpoint_requests"] == 1
+        assert metrics["tensorgate_endpoint_ejected"] == 0
+        assert metrics["tensorgate_settings_current"] == 1
+        assert "tensorgate_endpoint_healthy" not in metrics  # no probes are made
+
+
+async def test_it_comes_and_goes_with_a_reload() -> None:
+    async with no_leaks():
+        settings = _settings(NOWHERE)
+        async with Gateway(settings) as gateway:
+            first = settings.admin
+            moved = settings.model_copy(update={"admin": _settings(NOWHERE).admin})
+            await gateway.reload(moved)
+            async with connect(f"http://{moved.admin}") as client:
+                assert (await client.call("GET", "/live")).status == 200
+            with pytest.raises(ConnectionRefusedError):
+                async with connect(f"http://{first}"):
+                    pass
+            await gateway.reload(settings.model_copy(update={"admin": None}))
+            assert len(gateway.addresses) == 1
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # the test's own loop, which proves nothing
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_it_tells_of_settings_that_cannot_be_used(tmp_path: Path, workers: int) -> None:
+    admin = free_address()
+    file = tmp_path / "gateway.yaml"
+    more = f"admin: {admin}\nworkers: {workers}\n"
+    config = write_settings(file, NOWHERE, more=more)
+    async with gateway_process(config, FAST_FILE_WATCH) as (process, _):
+        await process.wait_for_output(r"listening on http://\S+ \(admin\)")
+        file.write_text(file.read_text() + "nonsense: true\n")
+        await process.wait_for_output("settings not reloaded")
+
+        async def failures() -> float:
+            async with connect(f"http://{admin}") as client:
+                status = (await client.call("GET", "/status")).json
+                metrics = _metrics((await client.call("GET", "/metrics")).body)
+            last = status["settings"]["last_failure"]
+            if metrics["tensorgate_settings_current"]:
+                return 0
+            assert "nonsense: unknown key" in last
+            return metrics["tensorgate_reload_failures_total"]
+
+        # Whichever worker answers.
+        for _ in range(6):
+            async with asyncio.timeout(5):
+                while not await failures():  # noqa: ASYNC110  # nobody tells
+                    await asyncio.sleep(0.02)

@@ -1,0 +1,239 @@
+"""Where keys come from: which files and variables cannot be used, and what becomes of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.app.build import api_keys as keys_module
+from gateway.app.build.api_keys import ApiKeys, ApiKeysError
+from gateway.settings.schema import Settings
+from tests.support.gateway import until
+
+
+def _settings(**groups: dict[str, str]) -> Settings:
+    return Settings.model_validate(
+        {
+            "upstreams": {"u": {"endpoints": ["http://127.0.0.1:1"]}},
+            "api_keys": groups,
+            "routes": [{"upstream": "u", "auth": list(groups)}],
+        }
+    )
+
+
+def _of(file: Path, **more: str) -> ApiKeys:
+    return ApiKeys(_settings(team={"file": str(file), **more}), {})
+
+
+def _let_in(keys: ApiKeys, *shown: str, group: str = "team") -> list[bool]:
+    headers: list[dict[str, Any]] = [{"Authorization": f"Bearer {key}"} for key in shown]
+    return [
+        keys.groups[group].authenticates(CIMultiDictProxy(CIMultiDict(each))) for each in headers
+    ]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# the team\nold\nkept\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_without_keys_there_are_no_groups() -> None:
+    settings = {"upstreams": {"u": {"endpoints": ["http://127.0.0.1:1"]}}}
+    assert ApiKeys(Settings.model_validate(settings), {}).groups == {}
+
+
+def test_keys_of_a_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _let_in(_of(file), "old", "kept", "the", "#") == [True, True, False, False]
+    assert caplog.records == []
+
+
+def test_a_file_of_another_system(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbfold\r\nkept\r\n")
+    assert _let_in(_of(file), "old", "kept") == [True, True]
+
+
+def test_the_header_of_a_group(file: Path) -> None:
+    group = _of(file, header="X-Key").groups["team"]
+    assert group.authenticates(CIMultiDictProxy(CIMultiDict({"x-key": "old"})))
+    assert group.header_name == "X-Key"
+
+
+@pytest.mark.parametrize("value", ["old,kept", "old kept", " old,\n kept, ", "old\r\nkept\r\n"])
+def test_keys_of_the_environment(value: str) -> None:
+    keys = ApiKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
+    assert _let_in(keys, "old", "kept", "") == [True, True, False]
+    assert not keys.look()
+
+
+@pytest.mark.parametrize(
+    ("environ", "fault"),
+    [
+        ({}, "is not set"),
+        ({"TEAM": ""}, "there is no key"),
+        ({"TEAM": " , "}, "there is no key"),
+        (
+            {"TEAM": "good secr\xe9t"},
+            "word 2 is no key, which is 1 to 512 visible ASCII characters",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_used(environ: dict[str, str], fault: str) -> None:
+    with pytest.raises(ApiKeysError) as caught:
+        ApiKeys(_settings(team={"environment": "TEAM"}), environ)
+    assert str(caught.value).startswith("api_keys.team.environment: TEAM")
+    assert fault in str(caught.value)
+    assert "secr" not in str(caught.value)
+
+
+def _missing(file: Path) -> None:
+    file.unlink()
+
+
+def _directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (_missing, "cannot be read: No such file or directory"),
+    "a directory": (_directory, "cannot be read: Is a directory"),
+    "a pipe": (_pipe, "there is no key"),
+    "empty": (lambda file: file.write_bytes(b""), "there is no key"),
+    "comments alone": (lambda file: file.write_bytes(b"# none\n\n"), "there is no key"),
+    "no text": (lambda file: file.write_bytes(b"good\nsecret\xff\n"), "line 2 is no key, which is"),
+    "two on a line": (lambda file: file.write_bytes(b"secret key\n"), "line 1 is no key, which is"),
+    "many": (lambda file: file.write_bytes(b"secret\n" * 1001), "more than 1000"),
+    "large": (lambda file: file.write_bytes(b"#" * 1024 * 1024 + b"\n"), "is larger than"),
+}
+
+
+@pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
+def test_files_that_cannot_be_used(file: Path, make: Callable[[Path], object], fault: str) -> None:
+    make(file)
+    with pytest.raises(ApiKeysError) as caught:
+        _of(file)
+    assert str(caught.value).startswith(f"api_keys.team.file: {file}")
+    assert fault in str(caught.value)
+    assert "secr" not in str(caught.value)
+
+
+def test_a_file_that_all_may_read_is_warned_of(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.chmod(0o644)
+    _of(file)
+    assert caplog.messages == [f"api_keys.team.file: every user of this machine can read {file}"]
+
+
+# ---------------------------------------------------------------------------------- renewal
+
+
+def _replace(file: Path, text: str) -> None:
+    new = file.with_name("new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+@pytest.mark.parametrize("change", [_replace, _write])
+def test_new_keys_count_once_they_stay_the_same(
+    file: Path, change: Callable[[Path, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    keys = _of(file)
+    assert not keys.look()
+    change(file, "kept\nsecret-new\nand-one\n")
+    assert not keys.look()
+    assert _let_in(keys, "old", "kept", "secret-new") == [True, True, False]
+    assert keys.look()
+    assert _let_in(keys, "old", "kept", "secret-new") == [False, True, True]
+    assert not keys.look()
+    assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
+
+
+def test_a_file_that_is_still_being_written_is_let_be(file: Path) -> None:
+    keys = _of(file)
+    for number in range(5):
+        file.write_text("new\n" * (number + 1))
+        assert not keys.look()
+    assert keys.look()
+
+
+def test_a_volume_of_kubernetes(tmp_path: Path) -> None:
+    """There, a link leads to a link to a folder, and the one in the middle is replaced."""
+    for name, key in (("one", "old"), ("two", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(key)
+    (tmp_path / "data").symlink_to("one")
+    (tmp_path / "keys").symlink_to("data/keys")
+    keys = _of(tmp_path / "keys")
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").rename(tmp_path / "data")
+    assert [keys.look(), keys.look()] == [False, True]
+    assert _let_in(keys, "old", "new") == [False, True]
+
+
+@pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
+def test_what_cannot_be_used_leaves_the_old_keys(
+    file: Path, make: Callable[[Path], object], fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = _of(file)
+    make(file)
+    for _ in range(5):
+        assert not keys.look()
+    assert _let_in(keys, "old", "kept") == [True, True]
+    (message,) = caplog.messages
+    assert message.startswith(f"api_keys.team.file: {file}")
+    assert fault in message
+    assert message.endswith("; the keys from before stay in use")
+    assert "secr" not in message
+    if file.is_dir():
+        file.rmdir()
+    _replace(file, "mended")
+    assert [keys.look(), keys.look()] == [False, True]
+    assert _let_in(keys, "old", "mended") == [False, True]
+
+
+def test_one_group_of_several(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("one", "two")}
+    for file in files.values():
+        file.write_text("old")
+    keys = ApiKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
+    _replace(files["two"], "new")
+    assert [keys.look(), keys.look()] == [False, True]
+    assert _let_in(keys, "old", "new", group="one") == [True, False]
+    assert _let_in(keys, "old", "new", group="two") == [False, True]
+
+
+async def test_files_are_watched_until_that_is_cancelled(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
+    keys = _of(file)
+    renewals: list[int] = []
+    watch = asyncio.create_task(keys.watch(lambda: renewals.append(1)))
+    for number in range(2):
+        _replace(file, f"new-{number}")
+        await until(lambda: len(renewals) > number)  # noqa: B023
+        assert _let_in(keys, "old", f"new-{number}") == [False, True]
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watch

@@ -1,0 +1,206 @@
+"""Declared models compared with what servers say: what is told, and what it comes to."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gateway.app.preflight.probe import probe
+from gateway.app.preflight.report import ProbeResult, Report
+from gateway.app.reload.resources import gather
+from gateway.settings.schema import Settings
+from tests.support.certificates import ca_file, server_certificate, server_context
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+
+NOWHERE = "http://127.0.0.1:1"
+MODEL = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
+SAME = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[3]}],"outputs":[]}'
+BATCHED = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[-1,3]}],"outputs":[]}'
+
+
+class Server:
+    """A server that is ready, and gives each model's metadata, its config, or 404."""
+
+    def __init__(self, **documents: bytes) -> None:
+        self._documents = documents | {"_v2": b"{}", "_v2_health_ready": b""}
+
+    async def play(self, connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target.removeprefix("/v2/models/")
+            document = self._documents.get(target.replace("/", "_"))
+            if document is None:
+                await connection.send(
+                    http_response(b'{"error":\n"not found"}', status="404 Not Found")
+                )
+            else:
+                await connection.send(http_response(document))
+
+
+async def _probed(
+    *endpoints: str,
+    models: dict[str, Any] | None = None,
+    time: float = 5.0,
+    **more: Any,
+) -> Report:
+    settings = {
+        "upstreams": {"u": {"endpoints": list(endpoints)}},
+        "models": {"m": MODEL} if models is None else models,
+        **more,
+    }
+    async with no_leaks():
+        return await probe(gather(Settings.model_validate(settings)), time)
+
+
+def _findings(report: Report) -> list[ProbeResult]:
+    return [finding for of_model in report.models.values() for finding in of_model]
+
+
+def _told(report: Report) -> list[str]:
+    """Give what is told of models, without the endpoints' URLs."""
+    return ["; ".join(finding.told) for finding in _findings(report)]
+
+
+def _lines(report: Report) -> list[str]:
+    """Give the lines that are printed of models."""
+    lines = list(report.lines())
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("model ")) :]
+
+
+@pytest.mark.parametrize(
+    ("documents", "status", "told"),
+    [
+        ({"m": SAME}, 0, ""),
+        ({"m": SAME, "m_config": b'{"max_batch_size":0}'}, 0, ""),
+        ({"m": SAME, "m_config": b'{"max_batch_size":4}'}, 3, "max_batch_size is 4, declared 0"),
+        ({"m": BATCHED}, 3, "input 'x' is FP32 [-1, 3], declared FP32 [3]"),
+        ({"m": b'{"inputs":[]}'}, 0, "does not say what it takes: what is declared is used"),
+        ({}, 3, 'does not know it: 404 {"error": "not found"}'),
+    ],
+)
+async def test_what_is_told(documents: dict[str, bytes], status: int, told: str) -> None:
+    async with ScriptedServer(Server(**documents).play) as server:
+        report = await _probed(server.url)
+    assert _told(report) == [told]
+    assert report.status == status
+    assert _lines(report) == [
+        "model m:",
+        f"  {server.url} (upstream u): {told or 'as declared'}",
+    ]
+
+
+async def test_a_model_that_batches() -> None:
+    batched = {"m": {**MODEL, "max_batch_size": 4}}
+    documents = {"m": BATCHED, "m_config": b'{"max_batch_size":4}'}
+    async with ScriptedServer(Server(**documents).play) as server:
+        assert (await _probed(server.url, models=batched)).status == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (http_response(b"{}", status="503 Oh"), "answered 503 {}"),
+        (http_response(b"no JSON"), "gave no metadata of model 'm'"),
+        (b"", "closed the connection before it answered"),
+    ],
+)
+async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: str) -> None:
+    async def fail(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            if not data:
+                return
+            await connection.send(data)
+
+    async with ScriptedServer(fail) as server:
+        report = await _probed(server.url)
+    assert told in _told(report)[0]
+    assert report.status == 4
+
+
+async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
+    models = {"m": MODEL, "n": MODEL}
+
+    async def hang_later(connection: Connection) -> None:
+        for body in (b"", b"{}"):
+            await connection.request()
+            await connection.send(http_response(body))
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(Server(m=SAME, n=BATCHED).play) as one,
+        ScriptedServer(hang_later) as two,
+    ):
+        report = await _probed(one.url, two.url, NOWHERE, models=models, time=0.2)
+        assert len(two.connections) == 1
+    assert report.status == 3
+    lines = _lines(report)
+    assert [line for line in lines if not line.startswith(" ")] == ["model m:", "model n:"]
+    assert lines[1:3] == [
+        f"  {one.url} (upstream u): as declared",
+        f"  {two.url} (upstream u): no answer within 0.2 s",
+    ]
+    assert lines[3].startswith(f"  {NOWHERE} (upstream u): cannot connect to {NOWHERE}")
+    assert lines[5].endswith("declared FP32 [3]")
+    assert lines[6:] == [line.replace("model m", "model n") for line in lines[2:4]]
+
+
+async def test_nothing_that_differs_and_some_that_cannot_be_asked() -> None:
+    async with ScriptedServer(Server(m=SAME).play) as server:
+        assert (await _probed(server.url, NOWHERE)).status == 4
+
+
+async def test_tls_and_names(tmp_path: Any) -> None:
+    tls = server_context(server_certificate())
+    async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
+        upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
+        report = await _probed(upstreams={"u": upstream})
+    assert (_told(report), report.status) == ([""], 0)
+
+
+ROUTES = [
+    ([{"upstream": "a"}], "a"),
+    ([{"match": {"model": "m"}, "upstream": "a"}, {"upstream": "b"}], "a"),
+    ([{"match": {"model": "n"}, "upstream": "a"}, {"upstream": "b"}], "b"),
+    ([{"match": {"model": "m*", "version": "2"}, "upstream": "a"}, {"upstream": "b"}], "a b"),
+    ([{"match": {"headers": {"x": "*"}}, "upstream": "a"}, {"upstream": "b"}], "a b"),
+    ([{"match": {"operations": ["generate"]}, "upstream": "a"}, {"upstream": "b"}], "b"),
+    ([{"match": {"operations": ["infer"]}, "upstream": "a"}, {"upstream": "b"}], "a"),
+    ([{"upstream": [{"name": "a", "weight": 0}, {"name": "b", "weight": 1}]}], "b"),
+    ([{"upstream": "a", "mirror": {"upstream": "b"}}], "a b"),
+    ([{"upstream": "a", "rewrite": {"model": "m"}}], "a"),
+    ([{"upstream": "a", "rewrite": {"model": "n"}}], ""),
+    (
+        [{"match": {"model": "m"}, "upstream": "a", "rewrite": {"model": "n"}}, {"upstream": "b"}],
+        "",
+    ),
+    (
+        [
+            {"match": {"model": "m"}, "upstream": "a"},
+            {"match": {"model": "alias"}, "upstream": "b", "rewrite": {"model": "m"}},
+        ],
+        "a b",
+    ),
+]
+
+
+@pytest.mark.parametrize(("routes", "asked"), ROUTES)
+async def test_those_are_asked_that_routes_lead_the_model_to(
+    routes: list[dict[str, Any]], asked: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(ScriptedServer(Server(m=SAME).play))
+            for name in "ab"
+        }
+        upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
+        report = await _probed(upstreams=upstreams, routes=routes)
+    assert " ".join(finding.upstream for finding in _findings(report)) == asked
+    assert report.status == (0 if asked else 3)
+    if not asked:
+        assert _lines(report) == ["model m: no route leads to it"]

@@ -1,0 +1,217 @@
+"""Every server that is used, asked: which ones, in which order, and what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.preflight import probe as of_probe
+from gateway.app.preflight.probe import probe
+from gateway.app.preflight.report import ProbeResult, Report, Verdict
+from gateway.app.reload.resources import gather
+from gateway.demo.server.server import DemoServer
+from gateway.settings.schema import Settings
+from tests.support.certificates import (
+    authority,
+    ca_file,
+    certificate_files,
+    expired_certificate,
+    server_certificate,
+    server_context,
+)
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+NOWHERE = "http://127.0.0.1:1"
+KSERVE = always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
+TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
+
+
+async def _probed(upstreams: dict[str, Any], time: float = 5.0, **more: Any) -> Report:
+    settings = Settings.model_validate({"upstreams": upstreams, **more})
+    async with no_leaks():
+        return await probe(gather(settings), time)
+
+
+def _to(*names: str) -> list[dict[str, Any]]:
+    return [{"upstream": [{"name": name, "weight": 1} for name in names]}]
+
+
+async def test_what_is_printed() -> None:
+    async with DemoServer() as one, ScriptedServer(KSERVE) as two:
+        report = await _probed(
+            {
+                "b": {"endpoints": [NOWHERE, one.url]},
+                "a": {"endpoints": [two.url], "dialect": "triton"},
+            },
+            routes=_to("a", "b"),
+        )
+        assert list(report.lines()) == [
+            "upstream b:",
+            f"  {NOWHERE}: cannot connect to {NOWHERE}: Connection refused",
+            f"  {one.url}: ready; dialect binary: it names itself 'tensorgate-demo', "
+            "version '1.0' and lists binary_tensor_data",
+            "upstream a:",
+            f"  {two.url}: ready; dialect kserve, but triton is declared: it names itself "
+            "'kserve', version '0.15.0'",
+        ]
+    assert report.status == 3
+
+
+async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None:
+    async with ScriptedServer(
+        always_respond(http_response(b"\x1b[2J\n\x00 \xff", status="500 Oh"))
+    ) as server:
+        lines = list((await _probed({"u": {"endpoints": [server.url]}})).lines())
+    assert len(lines) == 2
+    assert "".join(lines).isprintable()
+    assert "answered GET /v2/health/ready with 500 �[2J � �" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("routes", "asked"),
+    [
+        ([{"upstream": "b"}], "b"),
+        (_to("b", "a"), "a b"),
+        ([{"match": {"model": "m"}, "upstream": "c"}, {"upstream": "a"}], "a c"),
+        ([{"match": {"operations": ["health"]}, "upstream": "c"}], "c"),
+        ([{"upstream": "a", "mirror": {"upstream": "c"}}], "a c"),
+        ([{"upstream": [{"name": "a", "weight": 1}, {"name": "b", "weight": 0}]}], "a"),
+        ([{"match": {"model": "m"}, "upstream": "a"}, *_to("c", "a")], "a c"),
+    ],
+    ids=str,
+)
+async def test_upstreams_that_get_requests_are_asked_once(
+    routes: list[dict[str, Any]], asked: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(ScriptedServer(KSERVE))
+            for name in ("a", "b", "c")
+        }
+        upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
+        report = await _probed(upstreams, routes=routes)
+        assert [name for name, server in servers.items() if server.requests] == asked.split()
+    assert [finding.upstream for finding in report.servers] == asked.split()
+    assert report.status == 0
+
+
+async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_probe, "_AT_ONCE", 3)
+    go_on = asyncio.Event()
+
+    async def wait(connection: Connection) -> None:
+        await connection.request()
+        await go_on.wait()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(http_response(b"{}"))
+
+    async with ScriptedServer(wait, host="0.0.0.0") as server:
+        urls = [f"http://127.0.0.{number}:{server.port}" for number in range(9, 0, -1)]
+        probing = asyncio.create_task(_probed({"u": {"endpoints": urls}}))
+        await until(lambda: len(server.requests) == 3)
+        assert len(server.connections) == 3
+        go_on.set()
+        report = await probing
+        assert len(server.connections) == 9
+    assert [finding.url for finding in report.servers] == urls
+    assert report.status == 0
+
+
+async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
+    async with ScriptedServer(never_respond) as server:
+        report = await _probed(
+            {"u": {"endpoints": [server.url]}}, time=0.1, models={"m": TENSOR, "n": TENSOR}
+        )
+        assert len(server.connections) == 1
+        assert list(report.lines()) == [
+            "upstream u:",
+            f"  {server.url}: no answer within 0.1 s",
+            "model m:",
+            f"  {server.url} (upstream u): no answer within 0.1 s",
+            "model n:",
+            f"  {server.url} (upstream u): no answer within 0.1 s",
+        ]
+    assert report.status == 4
+
+
+async def test_names_stay_names() -> None:
+    async with ScriptedServer(KSERVE) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
+        report = await _probed({"u": {"endpoints": [url], **care}})
+    assert [finding.url for finding in report.servers] == [url]
+    assert report.status == 0
+
+
+async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
+    ca = {"ca": ca_file(tmp_path)}
+    (tmp_path / "files").mkdir()
+    certificate, key = certificate_files(tmp_path / "files")
+    async with (
+        ScriptedServer(KSERVE, ssl=server_context(server_certificate())) as well,
+        ScriptedServer(KSERVE, ssl=server_context(expired_certificate())) as expired,
+        ScriptedServer(KSERVE, ssl=server_context(clients=authority())) as asking,
+        ScriptedServer(KSERVE) as plain,
+    ):
+        no_tls = plain.url.replace("http:", "https:")
+        report = await _probed(
+            {
+                "known": {"endpoints": [well.url, expired.url, asking.url], "tls": ca},
+                "other": {"endpoints": [well.url]},
+                "named": {"endpoints": [well.url], "tls": {**ca, "server_name": "else.where"}},
+                "shown": {
+                    "endpoints": [asking.url],
+                    "tls": {**ca, "certificate": certificate, "key": key},
+                },
+                "plain": {"endpoints": [no_tls], "tls": ca},
+            },
+            routes=_to("known", "other", "named", "shown", "plain"),
+            limits={"connect_timeout": "1s"},
+        )
+        told = [finding.told[-1] for finding in report.servers]
+    dialect = "dialect kserve: it names itself 'kserve', version '0.15.0'"
+    assert told[0] == dialect
+    assert told[1] == f"cannot connect to {expired.url}: its certificate has expired"
+    assert told[2].startswith(asking.url)  # why it closes, asyncio's servers do not say
+    assert told[3].startswith(f"cannot connect to {well.url}: its certificate is not trusted")
+    assert told[4] == f"cannot connect to {well.url}: its certificate does not name else.where"
+    assert told[5] == dialect
+    assert told[6].startswith(f"cannot connect to {no_tls}: ")
+    assert report.status == 4
+
+
+def _finding(verdict: Verdict) -> ProbeResult:
+    return ProbeResult("u", NOWHERE, verdict, ())
+
+
+@pytest.mark.parametrize(
+    ("servers", "models", "status"),
+    [
+        ([Verdict.AS_DECLARED], {}, 0),
+        ([Verdict.AS_DECLARED], {"m": [Verdict.AS_DECLARED]}, 0),
+        ([Verdict.AS_DECLARED, Verdict.NOT_READY], {}, 4),
+        ([Verdict.UNAVAILABLE], {}, 4),
+        ([Verdict.NOT_READY, Verdict.MISMATCH, Verdict.UNAVAILABLE], {}, 3),
+        ([Verdict.AS_DECLARED], {"m": [Verdict.UNAVAILABLE]}, 4),
+        ([Verdict.NOT_READY], {"m": [Verdict.MISMATCH]}, 3),
+        ([Verdict.MISMATCH], {"m": [Verdict.UNAVAILABLE]}, 3),
+        ([Verdict.AS_DECLARED], {"m": []}, 3),
+    ],
+)
+def test_what_it_comes_to(
+    servers: list[Verdict], models: dict[str, list[Verdict]], status: int
+) -> None:
+    of_models = {name: [_finding(each) for each in found] for name, found in models.items()}
+    assert Report([_finding(each) for each in servers], of_models).status == status

@@ -1,0 +1,58 @@
+"""Which endpoints lead back to the gateway."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gateway.app.preflight.self_reference import self_references
+from gateway.settings.schema import Settings
+
+
+def _own(listen: object, *endpoints: str) -> list[str]:
+    settings = Settings.model_validate(
+        {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
+    )
+    return [own.endpoint for own in self_references(settings)]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:80"),
+        ("127.0.0.1:80", "https://127.0.0.1:80"),
+        ("127.0.0.1:80", "http://localhost:80"),
+        ("127.0.0.1:80", "http://0.0.0.0:80"),
+        ("localhost:80", "http://LocalHost.:80"),
+        ("0.0.0.0:80", "http://127.0.0.1:80"),
+        ("0.0.0.0:80", "http://127.1.2.3:80"),
+        ("0.0.0.0:80", "http://localhost:80"),
+        ("0.0.0.0:80", f"http://{socket.gethostname()}:80"),
+        ("[::]:80", "http://[::1]:80"),
+        ("gateway:80", "http://gateway:80"),
+        (["127.0.0.1:79", "127.0.0.1:80"], "http://127.0.0.1:80"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_an_address_that_is_listened_on_is_the_gateways_own(listen: object, endpoint: str) -> None:
+    assert _own(listen, "http://other:80", endpoint) == [endpoint]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:81"),
+        ("127.0.0.1:80", "http://127.0.0.2:80"),
+        ("127.0.0.1:80", "http://triton:80"),
+        ("0.0.0.0:80", "http://triton:80"),
+        ("0.0.0.0:80", "http://192.0.2.1:80"),
+        ("0.0.0.0:80", "http://[::1]:80"),
+        ("[::]:80", "http://127.0.0.1:80"),
+        ("192.0.2.1:80", "http://127.0.0.1:80"),
+        ("unix:/run/a", "unix:/run/b"),
+        ("unix:/run/a", "http://127.0.0.1:80"),
+    ],
+)
+def test_another_address_is_none_of_the_gateways(listen: object, endpoint: str) -> None:
+    assert _own(listen, endpoint) == []

@@ -1,0 +1,167 @@
+"""Servers asked whether they are ready and what they are: what is told of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.app.preflight.report import Verdict
+from gateway.app.preflight.server_probe import probe_server
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+
+OF_TRITON = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
+TRITON = {"name": "triton", "version": "2.51.0", "extensions": OF_TRITON}
+OTHER_TRITON = {**TRITON, "name": "mine"}
+KSERVE = {"name": "kserve", "version": "0.15.0"}
+OLD_KSERVE = {"name": "kserve", "version": "0.13.0"}
+OPENVINO = {"name": "OpenVINO Model Server", "version": "2024.1"}
+MLSERVER = {"name": "mlserver", "version": "1.7.1", "extensions": []}
+UNKNOWN = {"name": "x", "extensions": ["binary_tensor_data"]}
+NOTHING = {"error": "not found"}
+NOWHERE = "http://127.0.0.1:1"
+
+WELL, EXIT_MISMATCH = Verdict.AS_DECLARED, Verdict.MISMATCH
+
+
+class Server:
+    """A server that says of itself what it is given, with a status each."""
+
+    def __init__(
+        self, document: Mapping[str, object], status: str = "200 OK", ready: str = "200 OK"
+    ) -> None:
+        self._answers = {
+            "/v2/health/ready": http_response(
+                b"" if ready == "200 OK" else b"starting", status=ready
+            ),
+            "/v2": http_response(json.dumps(document).encode(), status=status),
+        }
+
+    async def play(self, connection: Connection) -> None:
+        while True:
+            await connection.send(self._answers[(await connection.request()).head.target])
+
+
+async def _asked(url: str, declared: str = "auto", time: float = 5.0) -> tuple[Verdict, list[str]]:
+    endpoint = HttpEndpoint(parse_server_url(url), 5.0)
+    try:
+        verdict, told = await probe_server(endpoint, declared, time)
+    finally:
+        await endpoint.close()
+    return verdict, list(told)
+
+
+@pytest.mark.parametrize(
+    ("document", "declared", "verdict", "told"),
+    [
+        (TRITON, "auto", WELL, "dialect triton: it names itself 'triton', version '2.51.0'"),
+        (TRITON, "triton", WELL, "dialect triton, as declared: it names itself 'triton'"),
+        (OTHER_TRITON, "triton", WELL, "dialect triton, as declared: it names itself 'mine'"),
+        ({**TRITON, "extensions": OF_TRITON[:4]}, "triton", WELL, "dialect triton, as declared: "),
+        (
+            TRITON,
+            "kserve",
+            EXIT_MISMATCH,
+            "dialect triton, but kserve is declared: it names itself ",
+        ),
+        (TRITON, "json", EXIT_MISMATCH, "dialect triton, but json is declared: it names itself "),
+        (KSERVE, "kserve", WELL, "dialect kserve, as declared: it names itself 'kserve'"),
+        (KSERVE, "openvino", EXIT_MISMATCH, "dialect kserve, but openvino is declared: "),
+        (OPENVINO, "openvino", WELL, "dialect openvino, as declared: "),
+        (OPENVINO, "triton", EXIT_MISMATCH, "dialect openvino, but triton is declared: "),
+        (OLD_KSERVE, "auto", WELL, "dialect kserve without the binary form: it names itself "),
+        (OLD_KSERVE, "json", WELL, "dialect json, as declared: it names itself 'kserve'"),
+        (
+            OLD_KSERVE,
+            "kserve",
+            EXIT_MISMATCH,
+            "dialect kserve without the binary form, but kserve is declared: it names itself ",
+        ),
+        (MLSERVER, "json", WELL, "dialect json, as declared: it names itself 'mlserver'"),
+        (
+            MLSERVER,
+            "triton",
+            EXIT_MISMATCH,
+            "dialect json, but triton is declared: it names itself ",
+        ),
+        # What takes the binary form, and has a name that is not known, may be any that does.
+        (UNKNOWN, "auto", WELL, "dialect binary: it names itself 'x' and lists "),
+        (UNKNOWN, "triton", WELL, "dialect triton is declared, which it does not show: it names "),
+        (
+            UNKNOWN,
+            "json",
+            EXIT_MISMATCH,
+            "dialect binary, but json is declared: it names itself 'x' ",
+        ),
+    ],
+)
+async def test_what_it_is(
+    document: Mapping[str, object], declared: str, verdict: Verdict, told: str
+) -> None:
+    async with ScriptedServer(Server(document).play) as server:
+        found, (ready, dialect) = await _asked(server.url, declared)
+        assert [each.head.first for each in server.requests] == [
+            "GET /v2/health/ready HTTP/1.1",
+            "GET /v2 HTTP/1.1",
+        ]
+        assert len(server.connections) == 1
+    assert (found, ready) == (verdict, "ready")
+    assert dialect.startswith(told)
+
+
+@pytest.mark.parametrize("declared", ["triton", "kserve", "openvino", "json"])
+async def test_what_shows_nothing_is_told_and_does_not_differ(declared: str) -> None:
+    async with ScriptedServer(Server(NOTHING, "404 Not Found").play) as server:
+        verdict, told = await _asked(server.url, declared)
+    assert verdict is WELL
+    assert told == [
+        "ready",
+        f"dialect {declared} is declared, which it does not show: it answered GET /v2 with 404: "
+        "nothing shows that it takes the binary form",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "verdict"), [("auto", Verdict.NOT_READY), ("json", EXIT_MISMATCH)]
+)
+async def test_one_that_is_not_ready_tells_what_it_is(declared: str, verdict: Verdict) -> None:
+    async with ScriptedServer(Server(KSERVE, ready="503 Oh").play) as server:
+        found, told = await _asked(server.url, declared)
+    assert found is verdict
+    assert told[0] == "not ready: it answered GET /v2/health/ready with 503 starting"
+    assert told[1].startswith("dialect kserve")
+
+
+async def test_one_that_is_ready_and_does_not_tell_what_it_is() -> None:
+    async with ScriptedServer(Server(NOTHING, "500 Oh").play) as server:
+        told = ["ready", f"{server.url}/v2, which tells how it speaks, answered 500"]
+        assert await _asked(server.url) == (Verdict.NOT_READY, told)
+
+
+async def test_one_that_stops_answering() -> None:
+    async def once(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await never_respond(connection)
+
+    async with ScriptedServer(once) as server:
+        told = ["ready", "no answer to GET /v2 within 0.2 s"]
+        assert await _asked(server.url, time=0.2) == (Verdict.NOT_READY, told)
+
+
+async def test_one_that_does_not_answer() -> None:
+    async with ScriptedServer(never_respond) as server:
+        told = ["no answer within 0.2 s"]
+        assert await _asked(server.url, time=0.2) == (Verdict.UNAVAILABLE, told)
+
+
+async def test_one_that_is_not_there(tmp_path: Path) -> None:
+    for url in (NOWHERE, f"unix:{tmp_path}/none"):
+        verdict, (told,) = await _asked(url)
+        assert verdict is Verdict.UNAVAILABLE
+        assert told.startswith(f"cannot connect to {url}: ")

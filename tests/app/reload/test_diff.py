@@ -1,0 +1,73 @@
+"""How a change of settings reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.reload.diff import changes, keep_startup_settings, settings_needing_restart
+from gateway.app.reload.resources import gather
+from gateway.settings.schema import Settings
+from tests.support.certificates import ca_file
+
+
+def _settings(upstreams: dict[str, Any] | None = None, **more: object) -> Settings:
+    every = {"a": {"endpoints": ["http://a:1"]}, "b": {"endpoints": ["http://b:1"]}}
+    return Settings.model_validate(
+        {"upstreams": upstreams or every, "routes": [{"upstream": "b"}], **more}
+    )
+
+
+B, C = {"endpoints": ["http://b:1"]}, {"endpoints": ["http://c:1"]}
+B2 = {"endpoints": ["http://b:2"]}
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (_settings(), "nothing has changed"),
+        (_settings({"b": B}), "upstreams -a"),
+        (_settings({"c": C, "b": B2}), "upstreams +c -a ~b"),
+        (_settings(log={"access": False}), "log changed"),
+        (
+            _settings(
+                {"b": B}, routes=[{"upstream": "b", "deny_operations": ["trace"]}], watch=False
+            ),
+            "upstreams -a, watch, routes changed",
+        ),
+        (_settings(limits={"request_timeout": 7}), "limits changed"),
+        (_settings(limits={"connect_timeout": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"metadata_ttl": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"metadata_cache_size": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"idle_timeout": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(listen="127.0.0.1:9"), "listen changed"),
+    ],
+)
+def test_what_has_changed(now: Settings, told: str) -> None:
+    before = gather(_settings())
+    assert changes(gather(now, before), before) == told
+
+
+def test_many_upstreams_are_not_all_named() -> None:
+    many = {f"u{i}": C for i in range(100)}
+    before = gather(_settings())
+    told = changes(gather(_settings({"b": B, **many}), before), before)
+    assert told.startswith("upstreams +u0 +u1 ")
+    assert told.endswith("+u19 and 81 more")
+
+
+def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
+    ca = ca_file(tmp_path)
+    settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
+    before = gather(settings)
+    assert changes(gather(settings, before), before) == "nothing has changed"
+    with open(ca, "a") as file:
+        file.write("\n")
+    assert changes(gather(settings, before), before) == "upstreams ~b"
+
+
+def test_the_number_of_workers_is_kept() -> None:
+    before, now = _settings(workers=2), _settings(workers="auto", watch=False)
+    assert keep_startup_settings(now, before) == _settings(workers=2, watch=False)
+    assert settings_needing_restart(now, before) == ["workers"]
+    assert settings_needing_restart(before, before) == []

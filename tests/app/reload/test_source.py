@@ -1,0 +1,115 @@
+"""Where settings come from, and when there are newer ones."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.settings.problems import SettingsError
+
+
+def _text(port: int = 1, more: str = "") -> str:
+    return f"upstreams: {{u: {{endpoints: ['https://127.0.0.1:{port}']{more}}}}}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(_text())
+    return file
+
+
+def _changed(source: SettingsSource, after_failure: bool = False) -> bool:
+    return [source.changed(after_failure) for _ in range(3)].count(True) > 0
+
+
+def test_what_was_read_is_not_new(file: Path) -> None:
+    source = SettingsSource(file, {})
+    file.write_text(_text(22))
+    assert source.read().upstreams["u"].endpoints == ("https://127.0.0.1:22",)
+    assert not _changed(source)
+    file.write_text(_text(333))
+    assert _changed(source)
+    assert not _changed(source)
+
+
+def test_what_changes_before_it_is_first_read_is_not_missed(file: Path) -> None:
+    source = SettingsSource(file, {})
+    file.write_text("upstreams: {}\n")
+    with pytest.raises(SettingsError):
+        source.read()
+    file.write_text(_text())
+    assert _changed(source)
+
+
+def test_the_environment_is_filled_in(file: Path) -> None:
+    file.write_text(_text().replace("127.0.0.1", "${HOST}"))
+    assert SettingsSource(file, {"HOST": "h"}).read().upstreams["u"].endpoints == ("https://h:1",)
+
+
+def test_files_of_tls_to_servers_count(file: Path, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("one")
+    file.write_text(_text(more=f", tls: {{ca: {ca}}}"))
+    source = SettingsSource(file, {})
+    source.read()
+    assert not _changed(source)
+    ca.write_text("another")
+    assert _changed(source)
+    assert not _changed(source)
+    file.write_text(_text())
+    source.read()
+    ca.unlink()  # which nobody names any more
+    assert not _changed(source)
+
+
+def test_files_of_tls_with_clients_count_after_a_failure(file: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text("c")
+    key.write_text("zero")
+    file.write_text(f"{_text()}tls: {{certificate: {certificate}, key: {key}}}\n")
+    source = SettingsSource(file, {})
+    source.read()
+    key.write_text("one")
+    assert not _changed(source)
+    key.write_text("another")
+    assert _changed(source, after_failure=True)
+
+
+def test_a_file_that_has_vanished_is_missed_at_the_start_alone(file: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("k")
+    file.write_text(f"{_text()}tls: {{certificate: {key}, key: {key}}}\n")
+    source = SettingsSource(file, {})
+    source.read()
+    key.unlink()
+    source.read()  # what is in use stays in use
+    with pytest.raises(SettingsError, match=r"gateway.yaml:2: tls.key: .* cannot be read"):
+        SettingsSource(file, {}).read()
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, _text().encode())
+    os.close(writing)
+    try:
+        source = SettingsSource(Path(f"/dev/fd/{reading}"), {})
+        assert list(source.read().upstreams) == ["u"]
+        assert not _changed(source)
+        with pytest.raises(SettingsError, match="is no file that can be read again"):
+            source.read()
+    finally:
+        os.close(reading)
+
+
+def test_why_not(file: Path) -> None:
+    file.write_text("upstreams: {u: {endpoints: []}}\nlisten: 1\n")
+    source = SettingsSource(file, {})
+    with pytest.raises(SettingsError) as caught:
+        source.read()
+    told = failure_text(caught.value, file)
+    assert told.startswith(f"{file}:1: upstreams.u.endpoints: ")
+    assert told.endswith(" (2 problems)")
+    assert failure_text(OSError("no luck"), file) == f"{file}: no luck"

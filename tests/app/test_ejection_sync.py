@@ -1,0 +1,167 @@
+"""Gateways that share a board, as workers do."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gateway.app import ejection_sync
+from gateway.app.gateway import Gateway
+from gateway.routing.health import EjectionState
+from gateway.settings.schema import Settings
+from gateway.settings.upstreams import HealthCheck as HealthSettings
+from gateway.upstream.pool import reachability
+from gateway.workers.shared_state import SharedEjections
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the board all the time."""
+    monkeypatch.setattr(ejection_sync, "_LOOK", 0.01)
+
+
+class _Server(ScriptedServer):
+    """Closes without an answer until it is well."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.well = False
+
+    async def _answer(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            if not self.well:
+                return
+            await connection.send(http_response())
+
+
+def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") -> Settings:
+    endpoints = [server.url for server in servers]
+    return Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {
+                "u": {
+                    "endpoints": endpoints,
+                    "dialect": "triton",
+                    "outlier_detection": {"base_ejection_time": time},
+                }
+            },
+            "limits": {"connect_timeout": connect_timeout, "drain_grace": 0},
+        }
+    )
+
+
+def _first(gateway: Gateway) -> EjectionState:
+    """Tell how the first endpoint does."""
+    return gateway.runtime.upstreams["u"].pool.members[0].health
+
+
+async def _client(stack: AsyncExitStack, gateway: Gateway) -> RawClient:
+    return await stack.enter_async_context(connect(gateway.addresses[0]))
+
+
+async def _ask(client: RawClient, times: int) -> list[int]:
+    return [(await client.call("GET", "/v2/x")).status for _ in range(times)]
+
+
+async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
+        bad = await stack.enter_async_context(_Server())
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
+        settings = _settings(bad, *good, time="1500ms")
+        one = await stack.enter_async_context(Gateway(settings, board=board))
+        other = await stack.enter_async_context(Gateway(settings, board=board))
+        assert (await _ask(await _client(stack, one), 15)).count(502) == 5
+        await until(lambda: _first(other).ejections == 1)
+        assert _first(other).failures == 0
+        # The new pool hears, and tells.
+        await other.reload(_settings(bad, *good, time="1500ms", connect_timeout="2s"))
+        assert _first(other).ejections == 1
+        bad.well = True
+        client = await _client(stack, other)
+        while _first(other).ejections:
+            await asyncio.sleep(0.01)
+            assert set(await _ask(client, 3)) == {200}
+        await until(lambda: not _first(one).ejections)
+        assert len(bad.requests) >= 6
+
+
+async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
+        bad = await stack.enter_async_context(_Server())
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
+        settings = _settings(bad, *good, time="60s")
+        async with Gateway(settings, board=board) as one:
+            await _ask(await _client(stack, one), 15)
+        late = await stack.enter_async_context(Gateway(settings, board=board))
+        await until(lambda: _first(late).ejections == 1)
+        assert set(await _ask(await _client(stack, late), 9)) == {200}
+        assert len(bad.requests) == 5
+
+
+async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    board = SharedEjections()
+    async with no_leaks(), AsyncExitStack() as stack:
+        async with ScriptedServer() as server:
+            port = server.port
+            settings = _settings(server, time="60s")
+            # Once it is probed healthy, that stays so for the whole test.
+            upstream = settings.upstreams["u"]
+            care = upstream.model_copy(
+                update={
+                    "health_check": HealthSettings.model_validate({"path": "/up", "interval": "1h"})
+                }
+            )
+            settings = settings.model_copy(update={"upstreams": {"u": care}})
+            one, other = [
+                await stack.enter_async_context(Gateway(settings, board=board)) for _ in range(2)
+            ]
+            pools = [each.runtime.upstreams["u"].pool for each in (one, other)]
+            await until(lambda: all(pool.is_usable for pool in pools))
+        assert 503 in await _ask(await _client(stack, one), 4)
+        await until(lambda: pools[1].unreachable)
+        missing = await other.runtime.routes.readiness.missing()
+        assert missing == "upstream u (another worker cannot connect to upstream u)"
+        async with ScriptedServer(port=port):
+            await until(lambda: not any(pool.unreachable for pool in pools))
+
+
+async def test_without_a_board_each_finds_out_alone() -> None:
+    async with no_leaks(), AsyncExitStack() as stack:
+        bad = await stack.enter_async_context(_Server())
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
+        settings = _settings(bad, *good, time="60s")
+        for _ in range(2):
+            gateway = await stack.enter_async_context(Gateway(settings))
+            assert (await _ask(await _client(stack, gateway), 15)).count(502) == 5
+
+
+async def test_a_fault_of_our_own_is_logged_and_makes_nobody_deaf(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks = 0
+
+    def pools() -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        raise KeyError
+
+    heard = ejection_sync.EjectionSync(SharedEjections())
+    async with no_leaks():
+        heard.start(pools)  # type: ignore[arg-type]
+        await until(lambda: looks > 1)
+        await heard.close()
+    assert caplog.record_tuples[0][:2] == ("tensorgate", logging.ERROR)
+    assert "what other workers say was not heard" in caplog.text

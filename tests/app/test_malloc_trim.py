@@ -1,0 +1,44 @@
+import subprocess
+import sys
+
+import pytest
+
+from gateway.system.memory import has_malloc_trim
+
+MIB = 2**20
+
+# In a process of its own, as what it does holds for all of it.
+PROGRAM = """
+import asyncio, time
+from gateway.app import spare_memory
+from gateway.system.memory import tune_malloc, resident
+
+spare_memory._LOOK = 0.05
+tune_malloc()
+
+async def main():
+    before = resident()
+    bodies, rest = [], []
+    async with spare_memory.MallocTrim():
+        await asyncio.sleep(0)
+        for _ in range(500):
+            bodies.append([bytes(40_000) for _ in range(10)])
+            rest.append(bytes(1000))
+        bodies.clear()
+        print(resident() - before)
+        until = time.monotonic() + 30
+        while resident() - before > {spare} and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        print(resident() - before)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not has_malloc_trim(), reason="the C library gives nothing back")
+def test_what_is_free_goes_back_though_some_above_it_stays() -> None:
+    program = PROGRAM.format(spare=64 * MIB)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    freed, kept = map(int, said.stdout.split())
+    assert freed > 128 * MIB
+    assert kept < 64 * MIB

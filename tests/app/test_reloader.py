@@ -1,0 +1,191 @@
+"""Settings that are read anew: when, and what becomes of those that cannot be used."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.app import reloader as reload
+from gateway.app.gateway import Gateway
+from gateway.app.reload.revision import Revision
+from gateway.app.reload.source import SettingsSource
+from gateway.app.reloader import Reloader
+from gateway.settings.schema import Settings
+from tests.support.certificates import ca_file
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file that is yet to be written."""
+    return tmp_path / "gateway.yaml"
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+def _written(file: Path, url: str, more: str = "") -> None:
+    upstreams = f"{{u: {{endpoints: [{url}], dialect: triton}}}}"
+    _write(file, f"listen: 127.0.0.1:0\noffload: never\nupstreams: {upstreams}\n{more}")
+
+
+@asynccontextmanager
+async def _from(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]]:
+    source = SettingsSource(file, {})
+    levels: list[str] = []
+    revision = Revision(0.0, str(file))
+    async with (
+        no_leaks(),
+        Gateway(source.read(), revision=revision) as gateway,
+        Reloader(gateway, source, lambda s: levels.append(s.log.level)) as reloader,
+    ):
+        yield gateway, reloader, levels
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at files often."""
+    monkeypatch.setattr(reload, "POLL_INTERVAL", 0.01)
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_file_that_changes_is_used(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate")
+    _written(file, NOWHERE)
+    async with (
+        ScriptedServer(always_respond(http_response(b"new"))) as server,
+        _from(file) as (gateway, _, levels),
+    ):
+        async with connect(gateway.addresses[0]) as client:
+            _written(file, server.url, "log: {level: error}\n")
+            await until(lambda: gateway.revision.number == 2)
+            assert (await client.call("GET", "/v2/x")).body == b"new"
+        assert gateway.revision.reloads == 1
+        assert gateway.revision.loaded_at > 0
+        assert levels == ["error"]
+        assert f"settings reloaded from {file}: upstreams ~u, log changed" in caplog.messages
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_bad_file_is_told_once_and_changes_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer(always_respond(http_response(b"x"))) as server:
+        _written(file, server.url)
+        async with _from(file) as (gateway, reloader, levels):
+            broken = "upstreams: {u: {endpoints: []}}\nlisten: 1\n"
+            _write(file, broken)
+            await until(lambda: gateway.revision.failures == 1)
+            _write(file, f"{broken}# the same fault, in another file\n")
+            await until(lambda: gateway.revision.failures == 2)
+            why = f"{file}:1: upstreams.u.endpoints: expected at least one, got none (2 problems)"
+            told = f"settings not reloaded: {why}; going on with those from before"
+            assert caplog.messages == [told]
+            assert gateway.revision.last_failure == why
+            assert gateway.revision.number == 1
+            async with connect(gateway.addresses[0]) as client:
+                assert (await client.call("GET", "/v2/x")).body == b"x"
+            reloader.request_reload()  # who asks is told
+            await until(lambda: len(caplog.messages) == 2)
+            assert levels == []
+            _written(file, server.url)
+            await until(lambda: gateway.revision.number == 2)
+            assert gateway.revision.last_failure is None
+            assert gateway.revision.failures == 3
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_file_that_is_named_may_come_later(file: Path, tmp_path: Path) -> None:
+    ca = tmp_path / "late.pem"
+    _written(file, NOWHERE)
+    async with _from(file) as (gateway, _, _):
+        tls = f"endpoints: ['https://127.0.0.1:1'], tls: {{ca: {ca}}}"
+        _write(file, f"upstreams: {{u: {{{tls}}}}}\nlisten: 127.0.0.1:0\n")
+        await until(lambda: gateway.revision.failures == 1)
+        assert f"upstreams.u.tls.ca: cannot read {ca}" in (gateway.revision.last_failure or "")
+        shutil.copyfile(ca_file(tmp_path), ca)
+        await until(lambda: gateway.revision.number == 2)
+
+
+async def test_what_is_wished_during_a_reload_leads_to_one_more(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _written(file, NOWHERE)
+    async with _from(file) as (gateway, reloader, _):
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        calls = []
+        reload_ = gateway.reload
+
+        async def slow(settings: Settings) -> str:
+            calls.append(settings)
+            begun.set()
+            await go_on.wait()
+            return await reload_(settings)
+
+        monkeypatch.setattr(gateway, "reload", slow)
+        reloader.request_reload()
+        await begun.wait()
+        for _ in range(3):
+            reloader.request_reload()
+        await asyncio.sleep(0)
+        assert len(calls) == 1
+        go_on.set()
+        await until(lambda: gateway.revision.number == 3)
+        await asyncio.sleep(0.02)
+        assert len(calls) == 2
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_fault_of_its_own_ends_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _written(file, NOWHERE)
+    async with _from(file) as (gateway, reloader, _):
+        with monkeypatch.context() as patch:
+
+            async def fail(_: Settings) -> str:
+                raise RuntimeError("no luck")
+
+            patch.setattr(gateway, "reload", fail)
+            reloader.request_reload()
+            await until(lambda: gateway.revision.failures == 1)
+            assert "no luck" in caplog.text
+        reloader.request_reload()
+        await until(lambda: gateway.revision.number == 2)
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_file_need_not_be_watched(file: Path) -> None:
+    _written(file, NOWHERE, "watch: false\n")
+    async with _from(file) as (gateway, reloader, _):
+        _written(file, NOWHERE, "limits: {drain_timeout: 1}\n")
+        await asyncio.sleep(0.1)
+        assert gateway.revision.number == 1
+        reloader.request_reload()
+        await until(lambda: gateway.revision.number == 2)
+        assert gateway.settings.limits.drain_timeout == 1
+        _written(file, NOWHERE)  # it is watched from now on
+        await until(lambda: gateway.revision.number == 3)
+
+
+async def test_the_number_of_workers_waits_for_the_next_start(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _written(file, NOWHERE)
+    async with _from(file) as (gateway, reloader, _):
+        _written(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
+        reloader.request_reload()
+        await until(lambda: gateway.revision.number == 2)
+        assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]
+        assert gateway.settings.limits.drain_timeout == 1
+        assert gateway.settings.workers == 1

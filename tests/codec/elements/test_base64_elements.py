@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.elements.base64_elements import Base64ElementDecoder
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from tests.codec import strategies
+from tests.codec.reference import pack_bytes
+
+
+def decoded(pieces: list[bytes]) -> bytes:
+    """Decode a tensor that is held in such pieces."""
+    tensor = TensorDecoder("", DATATYPES["BYTES"])
+    tensor.chunks = list(pieces)
+    tensor.size = sum(map(len, pieces))
+    elements = Base64ElementDecoder("input 'x'", tensor)
+    while elements.decode_piece():
+        pass
+    data = b"".join(tensor.chunks)
+    assert tensor.size == len(data)
+    return data
+
+
+def refusal(pieces: list[bytes]) -> str:
+    with pytest.raises(GatewayError) as caught:
+        decoded(pieces)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    return caught.value.message
+
+
+def ways(data: bytes) -> list[list[bytes]]:
+    return [[data], strategies.bytewise(data), *(strategies.cut(data, seed) for seed in range(9))]
+
+
+@pytest.mark.parametrize("size", [*range(9), 255, 256, 257])
+def test_elements_of_every_size(size: int) -> None:
+    elements = [b"", random.Random(size).randbytes(size), b"\xff\xd8", b""]
+    texts = pack_bytes([base64.b64encode(element) for element in elements])
+    for pieces in ways(texts):
+        assert decoded(pieces) == pack_bytes(elements)
+
+
+@pytest.mark.parametrize("longest", [0, 3, 40, 190, 300])
+def test_many_elements_are_decoded_in_pieces_of_any_size(longest: int) -> None:
+    rng = random.Random(longest)
+    elements = [rng.randbytes(rng.randrange(longest + 1)) for _ in range(400)]
+    texts = pack_bytes([base64.b64encode(element) for element in elements])
+    for pieces in ways(texts):
+        assert decoded(pieces) == pack_bytes(elements)
+
+
+@pytest.mark.parametrize(
+    "fault", [b"Q", b"Q===", b"QR==", b"QQ\0=", b"QQ==QQ==", b"=QQQ", b"QQQ\n"]
+)
+@pytest.mark.parametrize("index", [0, 200, 399])
+def test_one_of_many_elements_that_is_no_base64_is_named(fault: bytes, index: int) -> None:
+    elements = [b"QQ==", b"QUJD", b"", b"QUI="] * 100
+    elements[index] = fault
+    for pieces in ways(pack_bytes(elements)):
+        assert refusal(pieces).startswith(f"input 'x': element {index} is not base64")
+
+
+def test_no_elements() -> None:
+    assert decoded([]) == decoded([b""]) == b""
+
+
+Fault = Callable[[int], str]
+
+
+def misplaced(mark: str, at: int) -> Fault:
+    return lambda before: f"character {before + at} ({mark!r}) is not of its alphabet"
+
+
+def padded(at: int, length: int) -> Fault:
+    return lambda before: f"its padding begins at character {before + at} of {before + length}"
+
+
+def uneven(length: int) -> Fault:
+    return lambda before: f"its length of {before + length} is no multiple of 4"
+
+
+def surplus(_: int) -> str:
+    return "its last character holds bits behind the last byte"
+
+
+# Texts, and what is said of them where so many characters stand before.
+FAULTS: list[tuple[str, Fault]] = [
+    ("YW-j", misplaced("-", 2)),
+    ("YW_j", misplaced("_", 2)),
+    ("YWJj ", misplaced(" ", 4)),
+    ("YWJj\n", misplaced("\n", 4)),
+    ("\tYWJj", misplaced("\t", 0)),
+    ("YWé=", misplaced("é", 2)),
+    ("😀", misplaced("😀", 0)),
+    ("\0", misplaced("\0", 0)),
+    ("data:image/jpeg;base64,/9j/", misplaced(":", 4)),
+    ("Y", uneven(1)),
+    ("YQ", uneven(2)),
+    ("YQ=", uneven(3)),
+    ("YWJjZ", uneven(5)),
+    ("YWJj=", uneven(5)),
+    ("YQ==YQ==", padded(2, 8)),
+    ("YQ=a", padded(2, 4)),
+    ("Y===", padded(1, 4)),
+    ("====", padded(0, 4)),
+    ("=YWJ", padded(0, 4)),
+    ("YWJj====", padded(4, 8)),
+    ("YR==", surplus),
+    ("YWK=", surplus),
+]
+
+
+@pytest.mark.parametrize(("text", "fault"), FAULTS)
+@pytest.mark.parametrize("before", [0, 4, 400])
+def test_what_is_not_base64(text: str, fault: Fault, before: int) -> None:
+    element = "YWJj" * (before // 4) + text
+    texts = pack_bytes([b"YQ==", b"", element.encode(), b"-"])
+    message = f"input 'x': element 2 is not base64, as its content_type says: {fault(before)}"
+    assert refusal([texts]) == message
+    # As the scanner cuts it: where characters end.
+    half = len(texts) - len(text.encode()) - 5
+    assert refusal([texts[:half], texts[half:]]) == message
+
+
+@strategies.LAW
+@given(st.lists(st.binary(max_size=40), max_size=9), strategies.SEEDS)
+def test_what_was_encoded_is_decoded(elements: list[bytes], seed: int) -> None:
+    texts = pack_bytes([base64.b64encode(element) for element in elements])
+    for pieces in ([texts], strategies.bytewise(texts), strategies.cut(texts, seed)):
+        assert decoded(pieces) == pack_bytes(elements)
+
+
+def plainly(text: str) -> bytes | None:
+    try:
+        element = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return element if base64.b64encode(element).decode() == text else None
+
+
+@strategies.LAW
+@given(st.lists(st.text("Ybz+/=-A", max_size=9), max_size=4), strategies.SEEDS)
+def test_any_text_is_decoded_or_refused(texts: list[str], seed: int) -> None:
+    elements = list(map(plainly, texts))
+    data = pack_bytes([text.encode() for text in texts])
+    for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
+        if None in elements:
+            start = f"input 'x': element {elements.index(None)} is not base64, as its"
+            assert refusal(pieces).startswith(start)
+        else:
+            assert decoded(pieces) == pack_bytes([each for each in elements if each is not None])

@@ -1,0 +1,449 @@
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from decimal import Decimal
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.codec.elements import diagnose
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.json.array_scanner import ElementRun, StringPart
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from tests.codec import reference, strategies
+from tests.codec.exact_rounding import FORMATS, nearest
+from tests.codec.near_ties import near_ties
+from tests.codec.reference import FLOATS, INTEGERS, LARGEST
+
+
+def convert(datatype: str, text: str | bytes) -> bytes:
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
+    data = text.encode() if isinstance(text, str) else text
+    tensor.feed(ElementRun(data, 0, 0, first=True))
+    result = b"".join(tensor.chunks)
+    assert tensor.size == len(result)
+    return result
+
+
+def values(datatype: str, text: str) -> list[Any]:
+    data = np.frombuffer(convert(datatype, text), DATATYPES[datatype].dtype)
+    return list(data.astype(np.float64) if datatype in FLOATS else data)
+
+
+def refusal(datatype: str, text: str) -> str:
+    with pytest.raises(GatewayError) as caught:
+        convert(datatype, text)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    return caught.value.message
+
+
+def fits(datatype: str, text: str) -> bool:
+    try:
+        convert(datatype, text)
+    except GatewayError as error:
+        return not error.message.endswith(f"does not fit {datatype}")
+    return True
+
+
+# ---------------------------------------------------------------------------------- integers
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integers_up_to_their_limits(datatype: str) -> None:
+    limits = np.iinfo(DATATYPES[datatype].dtype)
+    least, most = int(limits.min), int(limits.max)
+    assert values(datatype, f"[{least},0,-0,1,{most}]") == [least, 0, 0, 1, most]
+    for beyond in (least - 1, most + 1, 10**30, -(10**30)):
+        message = refusal(datatype, f"[7,{beyond}]")
+        assert message == f"input 'x': element 1 ({beyond}) does not fit {datatype}"
+
+
+@strategies.LAW
+@given(st.sampled_from(INTEGERS), st.lists(st.integers(-(2**65), 2**65)))
+def test_any_integers(datatype: str, numbers: list[int]) -> None:
+    limits = np.iinfo(DATATYPES[datatype].dtype)
+    fitting = [n for n in numbers if int(limits.min) <= n <= int(limits.max)]
+    assert values(datatype, json.dumps(fitting)) == fitting
+    assert fits(datatype, json.dumps(numbers)) is (numbers == fitting)
+
+
+# ---------------------------------------------------------------------------------- floats
+
+
+def check_rounding(datatype: str, text: str) -> None:
+    expected = nearest(text, datatype)
+    assert fits(datatype, f"[{text}]") is (expected is not None)
+    if expected is not None:
+        assert convert(datatype, f"[{text}]") == expected
+
+
+@settings(strategies.LAW, max_examples=1000)
+@given(near_ties())
+def test_floats_are_rounded_once_to_nearest_ties_to_even(case: tuple[str, str]) -> None:
+    check_rounding(*case)
+
+
+@settings(strategies.LAW, max_examples=300)
+@given(st.lists(near_ties(), min_size=1), st.sampled_from([",", " ,\n", "],[[]],["]))
+def test_near_ties_in_an_array_are_each_rounded_once(
+    cases: list[tuple[str, str]], between: str
+) -> None:
+    datatype = cases[0][0]
+    expected = {text: nearest(text, datatype) for _, text in cases}
+    texts = [text for _, text in cases if expected[text] is not None]
+    array = f"[[{between.join(texts)}]]"
+    assert convert(datatype, array) == b"".join(expected[text] or b"" for text in texts)
+
+
+def test_a_number_between_two_ties_of_rounding_twice() -> None:
+    assert values("FP32", "[2785021513700485228e-19]") == [np.float32(0.27850214)]
+    assert values("FP32", "[7.006492321624085e-46,7.006492321624086e-46]") == [0, 2.0**-149]
+    assert values("FP16", "[2049.0000000000000000001,2049]") == [2050, 2048]
+    assert values("BF16", "[NaN,256.99999999999999999e0,257e0]")[1:] == [256, 256]
+
+
+@pytest.mark.parametrize("datatype", FORMATS)
+def test_digits_tell_the_largest_float_from_what_does_not_fit(datatype: str) -> None:
+    precision, _, most = FORMATS[datatype]
+    limit = 2 ** (most + 1) - 2 ** (most - precision)
+    for sign in ("", "-"):
+        largest = values(datatype, f"[{sign}{limit - 1}.99999999999999999999,0.5]")
+        assert largest == [float(f"{sign}{LARGEST[datatype]!r}"), 0.5]
+        for beyond in (f"{sign}{limit}", f"{sign}{limit}.0000000000000000000001"):
+            shown = beyond if len(beyond) <= 40 else beyond[:37] + "..."
+            message = refusal(datatype, f"[{sign}{limit - 1}.99999999999999999999,{beyond}]")
+            assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
+
+
+def test_digits_tell_the_largest_double_from_what_does_not_fit() -> None:
+    limit = 2**1024 - 2**970
+    assert values("FP64", f"[{limit - 1}.9,-{limit - 1}]") == [LARGEST["FP64"], -LARGEST["FP64"]]
+    assert "element 1 (" in refusal("FP64", f"[{limit - 1},{limit}.0]")
+
+
+@strategies.LAW
+@given(st.sampled_from(list(FORMATS)), st.floats(allow_nan=False, allow_infinity=False))
+def test_any_floats(datatype: str, value: float) -> None:
+    check_rounding(datatype, repr(value))
+
+
+# One below and above the places where rounding by way of another datatype goes wrong.
+@pytest.mark.parametrize("datatype", FORMATS)
+@pytest.mark.parametrize("significand", [0x80, 0x81, 0xFE, 0xFF])
+@pytest.mark.parametrize("hair", [0, 2.0**-25, -(2.0**-25), 2.0**-30, -(2.0**-30), 2.0**-44])
+def test_no_rounding_happens_twice(datatype: str, significand: int, hair: float) -> None:
+    check_rounding(datatype, repr((significand + 0.5) / 128 + hair))
+    check_rounding(datatype, repr(-(significand + 0.5) / 128 + hair))
+    check_rounding(datatype, repr((significand + 0.5) / 128 * 2.0**-133 * (1 + hair)))
+
+
+@pytest.mark.parametrize("datatype", FORMATS)
+def test_the_largest_float_and_the_first_that_does_not_fit(datatype: str) -> None:
+    precision, _, most = FORMATS[datatype]
+    largest = LARGEST[datatype]
+    limit = 2.0 ** (most + 1) - 2.0 ** (most - precision)
+    for sign in (1, -1):
+        assert values(datatype, f"[{sign * largest!r}]") == [sign * largest]
+        assert values(datatype, f"[{sign * math.nextafter(limit, 0)!r}]") == [sign * largest]
+        for beyond in (int(limit), math.nextafter(limit, math.inf), 1e39, 1e300):
+            text = repr(sign * beyond)
+            message = refusal(datatype, f"[0.5,{text}]")
+            assert message == f"input 'x': element 1 ({text}) does not fit {datatype}"
+
+
+@pytest.mark.parametrize("datatype", FORMATS)
+def test_subnormals(datatype: str) -> None:
+    precision, least, _ = FORMATS[datatype]
+    tiny = 2.0 ** (least - precision + 1)
+    texts = [str(Decimal(factor * tiny)) for factor in (1, -3, 0.5, 0.51, 1.5, 2.5)]
+    assert values(datatype, f"[{','.join(texts)}]") == [
+        tiny,
+        -3 * tiny,
+        0,
+        tiny,
+        2 * tiny,
+        2 * tiny,
+    ]
+    assert convert(datatype, f"[{-tiny / 4!r}]") == convert(datatype, "[-0.0]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.1",
+        "0.30000000000000004",
+        "1.7976931348623157e308",
+        "2.2250738585072011e-308",
+        "5e-324",
+        "2.4703282292062327e-324",
+        "2.4703282292062328e-324",
+        "9007199254740993",
+        "9007199254740993.0",
+        "9007199254740992.9999999999999999999999999",
+        "123456789012345678901234567890",
+        "18446744073709551615",
+        "-9223372036854775809",
+        "1e-99999",
+        "0e99999",
+        "0." + "1" * 5000,
+        "1" + "0" * 300,
+        "0." + "0" * 400 + "1",
+        "1.00000000000000011102230246251565",
+        "1.00000000000000011102230246251566",
+    ],
+)
+def test_doubles_are_exact(text: str) -> None:
+    assert values("FP64", f"[{text}]") == [float(text)]
+
+
+@strategies.LAW
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.integers(15, 21))
+def test_doubles_of_any_digits_are_exact(numbers: list[float], digits: int) -> None:
+    texts = [f"{x:.{digits}e}" for x in numbers]
+    texts = [text for text in texts if math.isfinite(float(text))]
+    assert values("FP64", f"[{','.join(texts)}]") == [float(text) for text in texts]
+    assert values("FP64", json.dumps(numbers)) == numbers
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize(
+    "text", ["1e99999", "-1e400", "1" + "0" * 399, "7" * 400, "7" * 5000, "1e" + "9" * 5000]
+)
+def test_what_fits_no_float(datatype: str, text: str) -> None:
+    shown = text if len(text) <= 40 else text[:37] + "..."
+    message = refusal(datatype, f"[1,{text}]")
+    assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_floats_that_are_not_finite(datatype: str) -> None:
+    found = values(datatype, "[NaN,1,-Infinity, Infinity ,[NaN],-2.5,NaN]")
+    assert [str(x) for x in found] == ["nan", "1.0", "-inf", "inf", "nan", "-2.5", "nan"]
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize(
+    "text", ["[NaN,[],-Infinity,2]", "[[],[NaN],[-Infinity,[2]]]", "[NaN,-Infinity,2,[]]"]
+)
+def test_nan_beside_empty_arrays(datatype: str, text: str) -> None:
+    assert [str(x) for x in values(datatype, text)] == ["nan", "-inf", "2.0"]
+
+
+def test_nan_beside_integers_beyond_64_bits() -> None:
+    assert values("FP64", "[NaN,100000000000000000000]")[1] == 1e20
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize("beside", ["1", "NaN", "1e3,[],NaN", "[]"])
+def test_minus_zero_is_a_sign_only_where_it_is_a_float(datatype: str, beside: str) -> None:
+    integer_datatype, real, *_ = values(datatype, f"[-0,-0.0,{beside}]")
+    assert (math.copysign(1, integer_datatype), math.copysign(1, real)) == (1, -1)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("-NaN", "+NaN", "nan", "NAN", "NaNNaN", "NaN1", "1NaN", "Na", "inf", "-inf", "N", "I"),
+        *("+Infinity", "--Infinity", "- Infinity", "Infinity0", "InfinityNaN", "-I", "1I"),
+    ],
+)
+def test_no_other_spelling_is_taken(token: str) -> None:
+    assert refusal("FP32", f"[1,{token}]").startswith("input 'x': element 1 (")
+    assert refusal("FP32", f"[1,NaN,{token},NaN]").startswith("input 'x': element 2 (")
+
+
+def test_nan_is_no_integer() -> None:
+    assert refusal("INT32", "[NaN]").endswith("(NaN) is not an integer, as INT32 needs")
+
+
+@pytest.mark.parametrize("datatype", FORMATS)
+def test_infinity_beside_a_number_that_does_not_fit(datatype: str) -> None:
+    assert refusal(datatype, "[Infinity,1e39]").endswith(
+        f"element 1 (1e39) does not fit {datatype}"
+    )
+
+
+# ---------------------------------------------------------------------------------- booleans, text
+
+
+def test_booleans() -> None:
+    assert convert("BOOL", "[true,[false, [true]],[]]") == b"\1\0\1"
+    assert convert("BOOL", "[]") == b""
+
+
+@strategies.LAW
+@given(st.lists(st.text()), st.booleans())
+def test_texts_are_length_and_utf8(texts: list[str], ascii_only: bool) -> None:
+    text = json.dumps(texts, ensure_ascii=ascii_only)
+    assert convert("BYTES", text) == reference.pack_bytes([t.encode() for t in texts])
+
+
+def test_texts_may_hold_a_zero() -> None:
+    assert convert("BYTES", r'["a\u0000b",""]') == b"\3\0\0\0a\0b" + b"\0\0\0\0"
+
+
+@pytest.mark.parametrize("datatype", reference.DATATYPES)
+@pytest.mark.parametrize(
+    "text", ["[", "[}", "[{}]", '[{"a":1}]', "[null]", "[,]", "[x]", '["\t"]', '["a"', "[1}", "[]]"]
+)
+def test_what_no_datatype_takes(datatype: str, text: str) -> None:
+    assert refusal(datatype, text).startswith("input 'x': ")
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+def test_runs_add_up() -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES["INT16"])
+    for run in (
+        ElementRun(b"[[1,2", 0, 2, first=True),
+        ElementRun(b"3],[4", 2, 2, first=False),
+        ElementRun(b"5]]", 2, 0, first=False),
+    ):
+        tensor.feed(run)
+    assert (tensor.count, tensor.size) == (5, 10)
+    assert b"".join(tensor.chunks) == struct.pack("<5h", 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("datatype", ["INT8", "FP32", "BYTES", "BOOL"])
+@pytest.mark.parametrize("text", [b"]", b" ]", b"", b"  "])
+def test_a_run_without_an_element_behind_a_comma_is_refused(datatype: str, text: bytes) -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
+    with pytest.raises(GatewayError, match="data is not a valid JSON array, near element 0"):
+        tensor.feed(ElementRun(text, 1, 0 if b"]" in text else 1, first=False))
+
+
+def test_the_index_of_a_fault_counts_all_runs() -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES["UINT8"])
+    tensor.feed(ElementRun(b"[1,2", 0, 1, first=True))
+    with pytest.raises(GatewayError, match=r"^input 'x': element 3 \(256\) does not fit UINT8$"):
+        tensor.feed(ElementRun(b"3,256]", 1, 0, first=False))
+
+
+# ---------------------------------------------------------------------------------- long strings
+
+
+def test_a_string_in_parts() -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
+    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
+    tensor.feed(StringPart(b"one, "))
+    tensor.feed(StringPart("zw\\u00f6lf, 😀".encode()))
+    tensor.feed(ElementRun(b'"","b"', 1, 1, first=False))
+    tensor.feed(StringPart(b""))
+    tensor.feed(ElementRun(b'""]', 1, 0, first=False))
+    assert tensor.count == 4
+    assert b"".join(tensor.chunks) == reference.pack_bytes(
+        [b"a", "one, zwölf, 😀".encode(), b"b", b""]
+    )
+    assert tensor.size == sum(map(len, tensor.chunks))
+
+
+@pytest.mark.parametrize("part", [b"\\ud83d", b"\\x", b"a\nb", b"\xff", b'"'])
+def test_a_part_that_is_no_text_names_its_element(part: bytes) -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
+    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
+    with pytest.raises(GatewayError, match=r"^input 'x': element 1 is not a valid JSON string \("):
+        tensor.feed(StringPart(part))
+
+
+@pytest.mark.parametrize("datatype", reference.DTYPES)
+def test_a_long_string_is_no_number(datatype: str) -> None:
+    tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
+    with pytest.raises(GatewayError) as caught:
+        tensor.feed(StringPart(b"a" * 500))
+    wanted = DATATYPES[datatype].family.value
+    assert caught.value.message == (
+        f"input 'x': element 0 (\"{'a' * 36}...) is not {wanted}, as {datatype} needs"
+    )
+
+
+# ---------------------------------------------------------------------------------- the work
+
+MANY = 2000
+
+
+def calls(datatype: str, text: str) -> int:
+    """Count the calls that converting takes, those of functions in C and generators too."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    data = text.encode()
+    convert(datatype, data)  # so that nothing is imported meanwhile
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        convert(datatype, data)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"),
+    [
+        ("FP32", f"[{'1,' * MANY}{10**30}]"),
+        ("FP32", f"[{'1,' * MANY}{10**30},NaN]"),
+        ("FP32", f"[{'1,' * MANY}NaN,[]]"),
+        ("BOOL", f"[{'true,' * MANY}false]"),
+        ("BOOL", f"[{'[true],' * MANY}[false]]"),
+    ],
+)
+def test_no_call_is_made_for_a_number(datatype: str, text: str) -> None:
+    assert calls(datatype, text) < 200
+
+
+def test_arrays_of_different_depth_are_walked_through_once() -> None:
+    deepest = "[" * 60 + '"a"' + "]" * 60
+    assert calls("BYTES", "[" + '"a",' * MANY + deepest + "]") < 3 * MANY + 200
+
+
+@pytest.mark.parametrize(
+    ("datatype", "good", "bad"),
+    [
+        ("INT8", "1", "300"),
+        ("FP32", "1", "true"),
+        ("FP32", "[1]", "1e99"),
+        ("FP32", "NaN", "null"),
+        ("BOOL", "true", "1"),
+        ("BYTES", '","', "1"),
+        ("BYTES", r'"\\\""', r'"\x"'),
+    ],
+)
+def test_the_element_at_fault_is_looked_for_in_a_small_part(
+    datatype: str, good: str, bad: str
+) -> None:
+    text = "[" + f"{good}," * 20_000 + f"{bad}," + f"{good}," * 100 + good + "]"
+    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+        message = refusal(datatype, text)
+    assert message.startswith(f"input 'x': element 20000 ({bad}) ")
+    assert look.call_count < 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("[" + "1," * 20_000 + ",1]", 20_000),
+        ("[" + "1," * 20_000 + "1 1]", 20_000),
+        ("[" + "1," * 20_000 + "1],[1]", 20_000),
+        ("[" + "[1]," * 20_000 + "1]" + ",[1]" * 20_000, 20_000),
+        ("[1]" + ",[1]" * 20_000, 0),
+    ],
+)
+def test_brackets_and_commas_at_fault_are_looked_for_in_a_small_part(text: str, near: int) -> None:
+    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+        message = refusal("FP32", text)
+    words, _, element = message.rpartition(" ")
+    assert words == "input 'x': data is not a valid JSON array, near element"
+    assert abs(int(element) - near) < 1000
+    assert look.call_count < 2000

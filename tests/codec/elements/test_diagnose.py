@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gateway.codec.elements.diagnose import diagnose_run
+from gateway.codec.json.array_scanner import ElementRun
+from gateway.errors import ErrorKind
+from gateway.protocol.datatypes import DATATYPES
+from tests.codec.reference import FLOATS, INTEGERS, LARGEST
+
+
+def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    run = ElementRun(data, depth, 0, first=True)
+    error = diagnose_run("input 'x'", DATATYPES[datatype], run, first_index)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    return error.message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text", "message"),
+    [
+        ("UINT8", "[0,300]", "element 1 (300) does not fit UINT8"),
+        ("UINT64", "[-1]", "element 0 (-1) does not fit UINT64"),
+        ("INT32", "[1,[2,[1.0]]]", "element 2 (1.0) is not an integer, as INT32 needs"),
+        ("INT32", "[1e2]", "element 0 (1e2) is not an integer, as INT32 needs"),
+        ("INT8", "[NaN]", "element 0 (NaN) is not an integer, as INT8 needs"),
+        ("INT8", '[ 1 , "2" ]', 'element 1 ("2") is not an integer, as INT8 needs'),
+        ("INT8", "[true]", "element 0 (true) is not an integer, as INT8 needs"),
+        ("BOOL", "[true, 1]", "element 1 (1) is not true or false, as BOOL needs"),
+        ("BOOL", '["true"]', 'element 0 ("true") is not true or false, as BOOL needs'),
+        ("FP32", "[1,null]", "element 1 (null) is not a number, as FP32 needs"),
+        ("FP32", "[NaN,-Infinity,true]", "element 2 (true) is not a number, as FP32 needs"),
+        ("FP32", '["1"]', 'element 0 ("1") is not a number, as FP32 needs'),
+        ("FP32", "[{}]", "element 0 is an object, FP32 needs a number"),
+        ("FP32", "[1e40]", "element 0 (1e40) does not fit FP32"),
+        ("FP64", "[1e400]", "element 0 (1e400) does not fit FP64"),
+        ("FP64", "[-1e400]", "element 0 (-1e400) does not fit FP64"),
+        ("BYTES", '["a",5]', "element 1 (5) is not a string, as BYTES needs"),
+        ("BYTES", '["a,b",["]"],null]', "element 2 (null) is not a string, as BYTES needs"),
+        ("BYTES", r'["\ud83d"]', r'element 0 ("\ud83d") holds half of a surrogate pair'),
+        ("BYTES", r'["\udc00"]', r'element 0 ("\udc00") holds half of a surrogate pair'),
+        ("BYTES", r'["a","\x"]', r'element 1 ("\x") is not a JSON value'),
+        ("BYTES", '["a","b', 'element 1 ("b) is not a JSON value'),
+        ("FP32", "[1,nan]", "element 1 (nan) is not a JSON value"),
+        ("FP32", "[+1]", "element 0 (+1) is not a JSON value"),
+        ("FP32", "[01]", "element 0 (01) is not a JSON value"),
+        ("FP32", "[1.]", "element 0 (1.) is not a JSON value"),
+        ("FP32", "[-NaN]", "element 0 (-NaN) is not a JSON value"),
+        ("FP32", b"[1,\xff]", "element 1 (\\xff) is not a JSON value"),
+        ("BYTES", b'["a","\xc3\xff"]', 'element 1 ("\\xc3\\xff") is not UTF-8'),
+        ("FP32", "[[1],[2}", "data lacks a closing bracket, behind element 1"),
+        ("FP32", "[1,[2]},{", "data lacks a closing bracket, behind element 1"),
+        ("FP32", "[}", "data lacks a closing bracket, behind element 0"),
+        ("FP32", "[1,2]]}", "data has a closing bracket too many, behind element 1"),
+        ("FP32", "[1,2] x}", "data ends and is followed by x}, behind element 1"),
+        ("BYTES", '["a"] "b"', 'data ends and is followed by "b", behind element 0'),
+        ("FP32", "[]5", "data ends and is followed by 5, behind element 0"),
+    ],
+)
+def test_the_first_element_at_fault_is_named(
+    datatype: str, text: str | bytes, message: str
+) -> None:
+    assert fault(datatype, text) == f"input 'x': {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("[1,]", 0),
+        ("[1,,2]", 1),
+        ("[1 2]", 0),
+        ("[1,2][3]", 2),
+        ("[[1]2]", 0),
+        ("[1,[2] 3]", 1),
+        ("[,1]", 0),
+        ("]", 0),
+        ("", 0),
+        (" " * 100_000 + ",", 0),
+        ("," + " " * 100_000, 0),
+    ],
+)
+def test_where_no_element_is_at_fault_the_place_is_named(text: str, near: int) -> None:
+    assert fault("INT32", text) == f"input 'x': data is not a valid JSON array, near element {near}"
+    assert fault("INT32", text, 1000).endswith(f"near element {1000 + near}")
+
+
+def test_elements_of_earlier_runs_count() -> None:
+    assert fault("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
+
+
+@pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
+@pytest.mark.parametrize("digits", [400, 5000, 60_000])
+def test_thousands_of_digits_are_named_in_short(datatype: str, digits: int) -> None:
+    message = fault(datatype, "[1," + "7" * digits + "]")
+    assert message == f"input 'x': element 1 ({'7' * 37}...) does not fit {datatype}"
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_limits_of_integers(datatype: str) -> None:
+    limits = np.iinfo(datatype.lower())
+    least, most = int(limits.min), int(limits.max)
+    assert "near element" in fault(datatype, f"[{least},{most},]")
+    assert f"element 0 ({least - 1}) does not fit" in fault(datatype, f"[{least - 1}]")
+    assert f"element 1 ({most + 1}) does not fit" in fault(datatype, f"[1,{most + 1}]")
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_limits_of_floats(datatype: str) -> None:
+    if datatype == "FP64":
+        assert "near element" in fault(datatype, "[1.7976931348623157e308,]")
+        assert "does not fit FP64" in fault(datatype, "[1.7976931348623159e308]")
+        return
+    # Beyond the largest number by half of its last bit.
+    largest = Fraction(LARGEST[datatype])
+    digits = {"FP16": 11, "BF16": 8, "FP32": 24}[datatype]
+    limit = int(largest + largest / (2**digits - 1) / 2)
+    assert "near element" in fault(
+        datatype, f"[{math.nextafter(limit, 0)!r},{-LARGEST[datatype]},]"
+    )
+    assert "near element" in fault(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0,]")
+    for beyond in (f"{limit}", f"-{limit}.0"):
+        shown = beyond if len(beyond) <= 40 else beyond[:37] + "..."
+        assert f"({shown}) does not fit {datatype}" in fault(datatype, f"[{beyond}]")

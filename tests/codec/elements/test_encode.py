@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.codec.elements.encode import make_tensor_encoder
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from tests.codec import reference, strategies
+from tests.codec.reference import FLOATS, INTEGERS
+
+
+def convert(
+    datatype: str,
+    pieces: list[bytes],
+    nonfinite: Nonfinite = Nonfinite.LITERAL,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
+) -> str:
+    converter = make_tensor_encoder(
+        "output 'y'", DATATYPES[datatype], JsonPolicies(nonfinite, bytes_encoding)
+    )
+    text = b"".join(converter.feed(piece) for piece in pieces)
+    converter.finish()
+    assert converter.count == len(json.loads(b"[" + text + b"]"))
+    return text.decode()
+
+
+def refusal(
+    datatype: str,
+    pieces: list[bytes],
+    nonfinite: Nonfinite = Nonfinite.LITERAL,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
+) -> tuple[ErrorKind, str]:
+    with pytest.raises(GatewayError) as caught:
+        convert(datatype, pieces, nonfinite, bytes_encoding)
+    return caught.value.kind, caught.value.message
+
+
+def packed(datatype: str, values: Any) -> bytes:
+    return np.array(values, DATATYPES[datatype].dtype).tobytes()
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integers(datatype: str) -> None:
+    limits = np.iinfo(DATATYPES[datatype].dtype)
+    values = [int(limits.min), 0, 1, int(limits.max)]
+    assert convert(datatype, [packed(datatype, values)]) == ",".join(map(str, values))
+
+
+def test_booleans() -> None:
+    assert convert("BOOL", [b"\0\1", b"\1"]) == "false,true,true"
+
+
+@pytest.mark.parametrize("data", [b"\2", b"\0\1\xff"])
+def test_other_bytes_are_no_booleans(data: bytes) -> None:
+    kind, message = refusal("BOOL", [data])
+    assert kind is ErrorKind.BAD_RESPONSE
+    assert message == "output 'y' is BOOL, but holds bytes other than 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "text"),
+    [
+        ("FP32", 0.1, "0.1"),
+        ("FP32", 1.0, "1.0"),
+        ("FP32", 16777216.0, "16777216.0"),
+        ("FP64", 0.1, "0.1"),
+        ("FP64", 0.1 + 0.2, "0.30000000000000004"),
+        ("FP16", 0.5, "0.5"),
+        ("BF16", 0.5, "0.5"),
+        ("FP64", -0.0, "-0.0"),
+    ],
+)
+def test_floats_have_the_shortest_digits(datatype: str, value: float, text: str) -> None:
+    assert convert(datatype, [packed(datatype, [value])]) == text
+
+
+@strategies.LAW
+@given(st.sampled_from(FLOATS), st.binary(max_size=64), strategies.SEEDS)
+@example("FP16", struct.pack("<8H", 0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x2E66), 0)
+@example("BF16", struct.pack("<8H", 0, 0x8000, 1, 0x7F, 0x80, 0x7F7F, 0xFF7F, 0x3DCD), 0)
+@example("FP32", struct.pack("<6I", 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3DCCCCCD), 0)
+@example("FP64", struct.pack("<3Q", 1, 0x7FEFFFFFFFFFFFFF, 0x3FB999999999999A), 0)
+def test_floats_give_the_same_value_back(datatype: str, data: bytes, seed: int) -> None:
+    dtype = DATATYPES[datatype].dtype
+    assert dtype is not None
+    data = data[: len(data) - len(data) % dtype.itemsize]
+    text = convert(datatype, strategies.cut(data, seed))
+    back = reference.pack(datatype, json.loads(f"[{text}]", parse_constant=reference.BareToken))
+    # A NaN is a NaN, whatever else its bits say.
+    nans = np.isnan(np.frombuffer(data, dtype))
+    assert np.array_equal(np.isnan(np.frombuffer(back, dtype)), nans)
+    bits = np.dtype(f"u{dtype.itemsize}")
+    assert (np.frombuffer(back, bits)[~nans] == np.frombuffer(data, bits)[~nans]).all()
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "text"),
+    [
+        (Nonfinite.LITERAL, "1.0,NaN,Infinity,-Infinity,NaN,2.0"),
+        (Nonfinite.NULL, "1.0,null,null,null,null,2.0"),
+        (Nonfinite.STRING, '1.0,"NaN","Infinity","-Infinity","NaN",2.0'),
+    ],
+)
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_policies_for_what_is_not_finite(datatype: str, nonfinite: Nonfinite, text: str) -> None:
+    data = packed(datatype, [1, math.nan, math.inf, -math.inf, -math.nan, 2])
+    assert convert(datatype, [data], nonfinite) == text
+    assert convert(datatype, strategies.bytewise(data), nonfinite) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_the_policy_error_names_the_element(datatype: str, value: float, shown: str) -> None:
+    data = packed(datatype, [1, 2, 3, value, math.nan])
+    for pieces in ([data], strategies.bytewise(data), strategies.cut(data, 3)):
+        kind, message = refusal(datatype, pieces, Nonfinite.ERROR)
+        assert kind is ErrorKind.NOT_ACCEPTABLE
+        assert message == (
+            f"output 'y': element 3 is {shown}, which JSON does not have (policy nonfinite: error);"
+            " ask for this output in binary form, or set another policy"
+        )
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize("nonfinite", Nonfinite)
+def test_finite_floats_are_the_same_under_each_policy(datatype: str, nonfinite: Nonfinite) -> None:
+    assert convert(datatype, [packed(datatype, [0.5, -2])], nonfinite) == "0.5,-2.0"
+
+
+@pytest.mark.parametrize("datatype", reference.DTYPES)
+def test_nothing_becomes_nothing(datatype: str) -> None:
+    assert convert(datatype, []) == ""
+    assert convert(datatype, [b"", b""]) == ""
+
+
+@pytest.mark.parametrize("datatype", [name for name, d in DATATYPES.items() if (d.size or 0) > 1])
+def test_half_an_element_is_the_servers_fault(datatype: str) -> None:
+    data = packed(datatype, [1, 1])[:-1]
+    for pieces in ([data], strategies.bytewise(data)):
+        assert refusal(datatype, pieces) == (
+            ErrorKind.BAD_RESPONSE,
+            "output 'y' ends inside an element",
+        )
+
+
+# ---------------------------------------------------------------------------------- BYTES
+
+TEXTS = ["", "a", "é€😀", 'say "data": [', "\\", "\n\t\0\x1f\x7f", "\u2028", "a" * 300, "", "z"]
+
+
+def test_texts() -> None:
+    data = reference.pack_bytes([text.encode() for text in TEXTS])
+    expected = convert("BYTES", [data])
+    assert json.loads(f"[{expected}]") == TEXTS
+    assert convert("BYTES", strategies.bytewise(data)) == expected
+
+
+def test_base64() -> None:
+    elements = [b"", b"a", b"ab", b"abc", b"\xff\xfe" * 50, bytes(range(256))]
+    data = reference.pack_bytes(elements)
+    expected = convert("BYTES", [data], bytes_encoding=BytesEncoding.BASE64)
+    assert json.loads(f"[{expected}]") == [base64.b64encode(x).decode() for x in elements]
+    assert (
+        convert("BYTES", strategies.bytewise(data), bytes_encoding=BytesEncoding.BASE64) == expected
+    )
+
+
+@strategies.LAW
+@given(st.lists(st.text()), st.sampled_from(BytesEncoding), strategies.SEEDS)
+def test_any_texts_in_any_pieces(
+    texts: list[str], bytes_encoding: BytesEncoding, seed: int
+) -> None:
+    data = reference.pack_bytes([text.encode() for text in texts])
+    expected = convert("BYTES", [data], bytes_encoding=bytes_encoding)
+    assert convert("BYTES", strategies.cut(data, seed), bytes_encoding=bytes_encoding) == expected
+    assert convert("BYTES", strategies.bytewise(data), bytes_encoding=bytes_encoding) == expected
+    as_utf8 = bytes_encoding is BytesEncoding.UTF8
+    encoded = [t if as_utf8 else base64.b64encode(t.encode()).decode() for t in texts]
+    assert json.loads(f"[{expected}]") == encoded
+
+
+@pytest.mark.parametrize(
+    "element",
+    [b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"a\x80"],
+)
+def test_what_is_not_utf8_is_named(element: bytes) -> None:
+    data = reference.pack_bytes([b"a", "é".encode(), b"x" * 9 + element, b"b", element])
+    for pieces in ([data], strategies.bytewise(data), strategies.cut(data, 3)):
+        assert refusal("BYTES", pieces) == (
+            ErrorKind.NOT_ACCEPTABLE,
+            "output 'y': element 2 is not UTF-8 text, which JSON needs; ask for this output in "
+            "binary form or with content_type base64, or set the policy bytes: base64",
+        )
+        decoded = json.loads(f"[{convert('BYTES', pieces, bytes_encoding=BytesEncoding.BASE64)}]")
+        assert base64.b64decode(decoded[2]) == b"x" * 9 + element
+
+
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+@pytest.mark.parametrize(
+    "data", [b"\1", b"\1\0\0", b"\1\0\0\0", b"\3\0\0\0ab", b"\0\0\0\0\1\0\0\0"]
+)
+def test_half_a_text_is_the_servers_fault(data: bytes, bytes_encoding: BytesEncoding) -> None:
+    for pieces in ([data], strategies.bytewise(data)):
+        assert refusal("BYTES", pieces, bytes_encoding=bytes_encoding) == (
+            ErrorKind.BAD_RESPONSE,
+            "output 'y' ends inside an element",
+        )
+
+
+def test_a_large_element_is_not_held() -> None:
+    converter = make_tensor_encoder("output 'y'", DATATYPES["BYTES"], JsonPolicies())
+    text = converter.feed((3_000_000).to_bytes(4, "little"))
+    for _ in range(300):
+        piece = converter.feed(b"x" * 10_000)
+        assert len(piece) >= 10_000
+        text += piece
+    converter.finish()
+    assert text == b'"' + b"x" * 3_000_000 + b'"'

@@ -1,0 +1,142 @@
+"""A float is rounded once from its text, whatever form the text comes in."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from gateway.codec.elements import rounding
+from gateway.codec.elements.fast_decode import parse_numbers
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.elements.rounding import SHORT, may_decide_ties, round_text
+from gateway.codec.offload import ConversionJob
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.protocol.datatypes import DATATYPES, float_datatype
+from tests.codec import strategies
+from tests.codec.exact_rounding import FORMATS, nearest
+from tests.codec.near_ties import near_ties
+from tests.codec.reference_v1 import Declared
+from tests.codec.v1.test_request import convert as convert_v1
+from tests.codec.v2.test_binary_response import Brought, brought
+
+TWICE = {
+    "FP16": "2049.0000000000000000001",
+    "BF16": "257.00000000000000000001",
+    "FP32": "2785021513700485228e-19",
+}
+"""Each a hair above a tie, whose lower neighbour is even: rounded twice, it goes down."""
+
+
+def of_request(texts: list[str], datatype: str) -> bytes:
+    body = _body("inputs", texts, datatype)
+    codec = InferRequestConverter(1 << 20, 64)
+    codec.feed(body)
+    codec.feed(b"", last=True)
+    tensors = b"".join(chunk for part in codec.finish().tensors for chunk in part)  # type: ignore[union-attr]
+    small = fast_convert_request(body, 64)
+    assert small is None or small.body[small.header_size :] == tensors
+    return tensors
+
+
+def of_json_answer(texts: list[str], datatype: str) -> bytes:
+    found = brought([_body("outputs", texts, datatype)])
+    assert isinstance(found, Brought)
+    return found.tensors
+
+
+def of_v1_columns(texts: list[str], datatype: str) -> bytes:
+    return _of_v1(f'{{"inputs":{{"x":[{",".join(texts)}]}}}}', datatype)
+
+
+def of_v1_rows(texts: list[str], datatype: str) -> bytes:
+    rows = ",".join(f'{{"x":{text}}}' for text in texts)
+    return _of_v1(f'{{"instances":[{rows}]}}', datatype)
+
+
+def of_lent_work(texts: list[str], datatype: str) -> bytes:
+    return bytes(
+        run_job(ConversionJob(False, DATATYPES[datatype]), f"[{','.join(texts)}]".encode()) or b""
+    )
+
+
+def _body(kind: str, texts: list[str], datatype: str) -> bytes:
+    entry = json.dumps({"name": "x", "datatype": datatype, "shape": [len(texts)]})[:-1]
+    return f'{{"{kind}":[{entry},"data":[{",".join(texts)}]}}]}}'.encode()
+
+
+def _of_v1(body: str, datatype: str) -> bytes:
+    declared: Declared = {"x": (datatype, [-1])}
+    return b"".join(convert_v1([body.encode()], declared).tensors)
+
+
+FORMS = [of_request, of_json_answer, of_v1_columns, of_v1_rows, of_lent_work]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("datatype", FORMATS)
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_number_beside_a_tie_is_rounded_once(form: object, datatype: str, count: int) -> None:
+    assert callable(form)
+    texts = ["0.5", TWICE[datatype]] * count
+    expected = b"".join(nearest(text, datatype) or b"" for text in texts)
+    dtype = DATATYPES[datatype].dtype
+    assert expected != np.array([float(text) for text in texts]).astype(dtype).tobytes()
+    assert form(texts, datatype) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(strategies.LAW, max_examples=100)
+@given(near_ties())
+def test_any_number_near_a_tie_is_rounded_once(form: object, case: tuple[str, str]) -> None:
+    assert callable(form)
+    datatype, text = case
+    expected = nearest(text, datatype)
+    if expected is not None:
+        assert form([text], datatype) == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"),
+    [
+        ("FP32", "7.006492321624085e-46"),
+        ("FP32", "16777217.00000"),
+        ("FP32", "16777217.00"),
+        ("FP16", "2049"),
+        ("FP16", "2049e0"),
+        ("BF16", "1.01171875"),
+    ],
+)
+def test_only_long_ties_and_those_with_an_exponent_are_compared(datatype: str, text: str) -> None:
+    array = f"[0.5, {text}]".encode()
+    is_short = len(text) <= SHORT and "e" not in text
+    assert may_decide_ties(array) is not is_short
+    compared = mock.Mock(wraps=Decimal)
+    with mock.patch.object(rounding, "Decimal", compared):
+        rounded = round_text(parse_numbers(array, "d"), array, DATATYPES[datatype])
+    assert rounded is not None
+    assert rounded[1:].tobytes() == nearest(text, datatype)
+    assert compared.called is not is_short
+
+
+def test_short_numbers_are_no_longer_than_the_proof_allows() -> None:
+    most_decimals = SHORT - len("0.")
+    assert 5**most_decimals < 2**52 // 2**25
+    assert 10**SHORT < 2**52
+
+
+def test_a_smaller_datatype_of_floats_is_rounded_once_too() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tiny = float_datatype("FP8", ml_dtypes.float8_e5m2)
+    array = (
+        b"[1.125,1.1250000000000000000001,1.375,1.37499999999999999999,-3e-6,61439.99999999999999]"
+    )
+    rounded = round_text(parse_numbers(array, "d"), array, tiny)
+    assert rounded is not None
+    assert rounded.astype(float).tolist() == [1, 1.25, 1.5, 1.25, -0.0, 57344]
+    assert round_text(parse_numbers(b"[61440]", "d"), b"[61440]", tiny) is None

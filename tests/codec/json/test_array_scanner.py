@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.codec.json.array_scanner import (
+    STRING_WINDOW,
+    WINDOW,
+    ArrayScanner,
+    ElementRun,
+    StringPart,
+)
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import strategies
+
+BEHIND = b', "shape": [1]}]}' + b" " * 80
+
+
+@dataclass
+class Scanned:
+    items: list[ElementRun | StringPart]
+    ended: bool
+    rest: bytes
+    invalid_text: bytes | None
+
+    @property
+    def texts(self) -> list[bytes]:
+        return [item.text for item in self.items]
+
+
+def scan(pieces: list[bytes], depth_cap: int = 64) -> Scanned:
+    scanner = ArrayScanner("input 'x'", depth_cap)
+    items: list[ElementRun | StringPart] = []
+    buffer = b""
+    for number, piece in enumerate(pieces):
+        if scanner.ended:
+            buffer += piece
+            continue
+        items += map(strategies.alone, scanner.scan(buffer + piece, last=number == len(pieces) - 1))
+        buffer = scanner.rest
+    return Scanned(items, scanner.ended, buffer, scanner.invalid_text)
+
+
+def refusal(text: bytes, depth_cap: int = 64) -> str:
+    with pytest.raises(GatewayError) as caught:
+        scan([text], depth_cap)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    return caught.value.message
+
+
+@pytest.fixture
+def window() -> Iterator[int]:
+    with strategies.windows_of(32):
+        yield 32
+
+
+# ---------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[]",
+        b"[ ]",
+        b"[1]",
+        b"[1,2.5,-3e9]",
+        b"[\n  1,\n  2\n]",
+        b"[[1,2],[3,4]]",
+        b"[[],[]]",
+        b"[true,false]",
+        b"[NaN,-Infinity]",
+        b'[""]',
+        b'["a","b"]',
+        b'["]"]',
+        b'["\\"]","[,{"]',
+        b'["\\\\"]',
+        b'[["a"],[["b"]],[]]',
+        b'[[],"a"]',
+    ],
+)
+@pytest.mark.parametrize(
+    "behind",
+    [b"}", b"}]}", b', "shape": [1]}', b',"s":[1,2]}', b" \n}", b" , \n\t{", b'"'],
+)
+def test_an_array_ends_at_its_bracket(array: bytes, behind: bytes) -> None:
+    scanned = scan([array + behind])
+    assert scanned.ended
+    assert scanned.items == [ElementRun(array, 0, 0, first=True)]
+    assert scanned.rest == behind
+
+
+@pytest.mark.parametrize("text", [b'[1]],"x":', b"[1] 5}", b"[1],,}", b"[1]x{", b"[1}", b'[1,"'])
+def test_text_that_does_not_end_as_arrays_do_is_shown_to_the_converter(text: bytes) -> None:
+    scanned = scan([text])
+    assert scanned.invalid_text is not None
+    assert not scanned.ended
+    (run,) = scanned.items
+    assert run.text == text
+
+
+def test_what_is_no_value_of_an_array_is_quoted_and_ends_the_scan() -> None:
+    scanned = scan([b"[1,2,", b'{"a":', b"3}" + b"x" * 200, b"y" * 999])
+    assert scanned.invalid_text == b'{"a":3}' + b"x" * 57
+    assert scanned.texts == [b'[1,2,{"a":3}' + b"x" * 57]
+    assert scanned.rest == b""
+
+
+@pytest.mark.parametrize("text", [b"[", b"[1,2", b"[1,2]", b'["a', b'["a",', b'["a\\', b"[[1],"])
+def test_text_that_stops_short_is_waited_for(text: bytes) -> None:
+    scanned = scan([text])
+    assert scanned == Scanned([], False, text, None)
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+def test_runs_end_at_the_last_comma_of_a_window(window: int) -> None:
+    numbers = ",".join(map(str, range(1000, 1020)))
+    scanned = scan([f"[{numbers}]".encode() + BEHIND])
+    assert scanned.texts == [
+        b"[1000,1001,1002,1003,1004,1005",
+        b"1006,1007,1008,1009,1010,1011",
+        b"1012,1013,1014,1015,1016,1017",
+        b"1018,1019]",
+    ]
+    assert [item.first for item in scanned.items if isinstance(item, ElementRun)] == [True] + [
+        False
+    ] * 3
+    assert scanned.rest == BEHIND
+
+
+def test_each_run_is_an_array_of_its_own(window: int) -> None:
+    array = [[[i, i + 1], [i + 2]] for i in range(1000, 1060, 3)]
+    scanned = scan([json.dumps(array).encode() + BEHIND])
+    assert len(scanned.items) > 9
+    found: list[int] = []
+    for item in scanned.items:
+        assert isinstance(item, ElementRun)
+        found += _flat(json.loads(item.balanced()))
+    assert found == list(range(1000, 1060))
+
+
+def _flat(value: list[object] | object) -> list[int]:
+    if isinstance(value, list):
+        return [number for below in value for number in _flat(below)]
+    assert isinstance(value, int)
+    return [value]
+
+
+@pytest.mark.parametrize("pad", range(40))
+@pytest.mark.parametrize(
+    ("element", "array"),
+    [(b"7,", b"[1,2]"), (b"[7],", b"[[1],[]]"), (b'"",', b'["a","b"]'), (b"[],", b"[]")],
+)
+def test_a_window_may_end_anywhere_behind_the_array(
+    window: int, pad: int, element: bytes, array: bytes
+) -> None:
+    count, rest = divmod(pad, len(element))
+    text = b"[" + b" " * rest + element * count + array[1:]
+    scanned = scan([text + BEHIND])
+    assert scanned.ended
+    assert b",".join(scanned.texts) == text
+    assert scanned.rest == BEHIND
+
+
+def test_the_first_value_tells_strings_from_numbers_however_late_it_comes(window: int) -> None:
+    array = b"[" + b"[]," * 40 + b'"a]"]'
+    scanned = scan([array + BEHIND])
+    assert scanned.ended
+    assert b",".join(scanned.texts) == array
+
+
+@pytest.mark.parametrize(
+    ("run", "lacks"),
+    [
+        (ElementRun(b"[]", 0, 0, first=True), False),
+        (ElementRun(b"[1,2", 0, 1, first=True), False),
+        (ElementRun(b"3]", 1, 0, first=False), False),
+        (ElementRun(b" [],[]", 1, 1, first=False), False),
+        (ElementRun(b"[1]]", 1, 0, first=False), False),
+        (ElementRun(b"]", 1, 0, first=False), True),
+        (ElementRun(b" \n]", 1, 0, first=False), True),
+        (ElementRun(b"", 1, 1, first=False), True),
+        (ElementRun(b" \t", 1, 1, first=False), True),
+        (ElementRun(b"[", 0, 1, first=True), True),
+        (ElementRun(b"1,[ ", 1, 2, first=False), True),
+    ],
+)
+def test_a_comma_needs_an_element_on_either_side(run: ElementRun, lacks: bool) -> None:
+    assert run.lacks_element is lacks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[1]}" + b" " * 200,
+        b'["a"]}' + b" " * 200,
+        b"[1}" * 100,
+        b"[" + b"1," * 100 + b"1]}" + b" " * 20,
+        b"[" + b"1," * 100 + b"1]}",
+    ],
+)
+def test_a_run_keeps_little_more_than_its_text(text: bytes) -> None:
+    (run,) = ArrayScanner("input 'x'", 64).scan(text, last=True)
+    assert isinstance(run, ElementRun)
+    assert run.text == text[: len(run)]
+    assert len(run.window) <= len(run) * 16 / 15
+
+
+# ---------------------------------------------------------------------------------- depth
+
+
+@pytest.mark.parametrize("inside", [b"1", b'"a"', b""])
+@pytest.mark.parametrize("cap", [1, 2, 64])
+def test_nesting_up_to_the_cap(inside: bytes, cap: int) -> None:
+    assert scan([b"[" * cap + inside + b"]" * cap + BEHIND], cap).ended
+    message = refusal(b"[" * (cap + 1) + inside + b"]" * (cap + 1) + BEHIND, cap)
+    assert message == f"input 'x': data is nested deeper than {cap}"
+
+
+@pytest.mark.parametrize("array", [b"[" + b"[],[]," * 99 + b"[]]", b'["' + b"[[" * 99 + b'"]'])
+def test_brackets_side_by_side_or_in_strings_are_no_nesting(array: bytes) -> None:
+    assert scan([array + BEHIND], 2).ended
+
+
+@pytest.mark.parametrize("inside", [b"", b"1,", b'"a",', b" "])
+def test_nesting_deeper_than_a_window_is_refused_as_such(inside: bytes) -> None:
+    text = b"[" + inside + b"[" * WINDOW
+    assert refusal(text) == "input 'x': data is nested deeper than 64"
+
+
+def test_depth_is_counted_across_runs(window: int) -> None:
+    text = b"".join(b"[%d," % i for i in range(100, 120))
+    assert refusal(text, 12) == "input 'x': data is nested deeper than 12"
+
+
+# ---------------------------------------------------------------------------------- no comma
+
+NO_COMMA = "input 'x': data holds {} bytes without a comma"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"7" * WINDOW,
+        b"[1," + b"7" * WINDOW,
+        b"[" + b" " * WINDOW + b"1]}",
+    ],
+)
+def test_a_window_without_a_comma_is_refused(text: bytes) -> None:
+    assert refusal(text) == NO_COMMA.format(WINDOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'["a"' + b" " * STRING_WINDOW + b',"b"]}',
+        b'["a",' + b" " * STRING_WINDOW + b'"b"]}',
+        b'[""' + b" " * STRING_WINDOW + b"]}",
+        b"[" + b" " * (STRING_WINDOW - 2) + b'"a"]}',
+        b"[" + b" " * (STRING_WINDOW - 3) + b'"a"]}',
+        b"[" + b" " * (WINDOW - 2) + b'"a"]}',
+        b'["' + b"a" * (STRING_WINDOW - 5) + b'" "b" "c"]}',
+    ],
+)
+def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
+    assert refusal(text) == NO_COMMA.format(STRING_WINDOW)
+
+
+def test_a_run_of_strings_is_shorter_than_one_of_numbers() -> None:
+    """Tiny strings take ten times as long as as many bytes of numbers."""
+    for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
+        texts = scan([b"[" + b",".join([element] * 100_000) + b"]" + BEHIND]).texts
+        assert {len(text) > size - 16 for text in texts[:-1]} == {True}
+        assert max(map(len, texts)) <= size
+
+
+# ---------------------------------------------------------------------------------- long strings
+
+
+def test_a_long_string_comes_in_parts_and_an_empty_one_stands_for_it(window: int) -> None:
+    scanned = scan([b'["a", ["' + b"b" * 50 + b'"], "c"]' + BEHIND])
+    assert scanned.items == [
+        ElementRun(b'["a"', 0, 1, first=True),
+        StringPart(b"b" * 32),
+        StringPart(b"b" * 18),
+        ElementRun(b' [""], "c"]', 1, 0, first=False),
+    ]
+    assert scanned.rest == BEHIND
+
+
+@pytest.mark.parametrize("length", range(20, 80))
+def test_a_string_of_any_length_is_found(window: int, length: int) -> None:
+    scanned = scan([b'["' + b"a" * length + b'","b"]' + BEHIND])
+    assert scanned.ended
+    parts = [item for item in scanned.items if isinstance(item, StringPart)]
+    if parts:
+        assert b"".join(part.text for part in parts) == b"a" * length
+    else:
+        assert scanned.texts == [b'["' + b"a" * length + b'","b"]'] or length <= window - 4
+
+
+@pytest.mark.parametrize(
+    "unit", ["é", "€", "😀", "\\n", "\\u00e9", "\\ud83d\\ude00", '\\"', "\\\\"]
+)
+@pytest.mark.parametrize("before", range(13))
+def test_no_part_cuts_a_character_or_an_escape(window: int, unit: str, before: int) -> None:
+    string = b"x" * before + unit.encode() * 40
+    scanned = scan([b'["' + string + b'"]' + BEHIND])
+    parts = [item.text for item in scanned.items if isinstance(item, StringPart)]
+    assert b"".join(parts) == string
+    assert len(parts) > 1
+    for part in parts:
+        assert isinstance(json.loads(b'"' + part + b'"'), str)
+        assert part.decode().replace(unit, "").strip("x") == ""
+
+
+def test_an_escape_that_is_none_is_shown_to_the_converter(window: int) -> None:
+    text = b'["' + b"a" * 40 + b'\\ud83d and so on, far beyond the window"]' + BEHIND
+    parts = [item.text for item in scan([text]).items if isinstance(item, StringPart)]
+    assert b"\\ud83d and " in b"".join(parts)
+
+
+def test_half_a_surrogate_pair_at_the_end_of_all_is_shown_to_the_converter(window: int) -> None:
+    scanned = scan([b'["' + b"a" * 40 + b'\\ud83d"]}]}'])
+    assert scanned.texts[-1].endswith(b'\\ud83d"]}]}')
+
+
+# ---------------------------------------------------------------------------------- the law
+
+
+def scanned_or_refused(pieces: list[bytes]) -> Scanned | str:
+    try:
+        return scan(pieces, 8)
+    except GatewayError as error:
+        return error.message
+
+
+_CRUMBS = [
+    *(b"[", b"[", b"]", b"]", b",", b", ", b'"', b'"a"', b'"b",', b"\\", b"1", b"23,", b" "),
+    *(b"\\ud83d\\ude00", "😀".encode(), b"\xff", b"{", b'"' + b"c" * 40 + b'"', b"5" * 9),
+]
+
+
+@strategies.LAW
+@given(
+    st.lists(
+        st.sampled_from(_CRUMBS),
+        max_size=40,
+    ),
+    strategies.SEEDS,
+)
+@example([b"[" + b" " * 31, b'"a"]}'], 0)
+@example([b'["a' + b"b" * 27, b'" "'], 1)
+def test_runs_and_errors_depend_on_the_text_alone(crumbs: list[bytes], seed: int) -> None:
+    text = b"[" + b"".join(crumbs) + b"]" + BEHIND
+    with strategies.windows_of(32):
+        found = scanned_or_refused([text, b""])
+        assert scanned_or_refused([*strategies.cut(text, seed), b""]) == found
+        assert scanned_or_refused([*strategies.bytewise(text), b""]) == found

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import strategies
+
+
+def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event], bytes]:
+    cutter = DataExtractor(header_cap, 64)
+    events: list[Event] = []
+    for piece in pieces:
+        events += map(strategies.alone, cutter.feed(piece))
+    events += map(strategies.alone, cutter.feed(b"", last=True))
+    return events, cutter.finish()
+
+
+def refusal(body: bytes, header_cap: int = 10_000) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        cut_out([body], header_cap)
+    for pieces in (strategies.bytewise(body), strategies.cut(body, 1)):
+        with pytest.raises(GatewayError, match=f"^{_quoted(str(caught.value))}$"):
+            cut_out(pieces, header_cap)
+    return caught.value
+
+
+def _quoted(text: str) -> str:
+    return "".join("\\" + c if c.isascii() and not c.isalnum() else c for c in text)
+
+
+def body(*inputs: str) -> bytes:
+    return ('{"inputs":[' + ",".join(inputs) + "]}").encode()
+
+
+def test_arrays_go_and_a_stand_in_stays() -> None:
+    text = body('{"name":"a","data":[1,2],"shape":[2]}', '{"data" : [["x"]] }')
+    events, header = cut_out([text])
+    assert header == b'{"inputs":[{"name":"a","data":[0],"shape":[2]},{"data" : [1] }]}'
+    starts = [event for event in events if isinstance(event, ArrayStart)]
+    assert [event.index for event in starts] == [0, 1]
+    runs = [event.text for event in events if not isinstance(event, ArrayStart)]
+    assert runs == [b"[1,2]", b'[["x"]]']
+
+
+def test_each_array_is_told_the_fields_around_it() -> None:
+    text = body(
+        '{"data":[1],"name":"a"}',
+        '{"name":"b","parameters":{"binary_data_size":4}}',
+        '{"name":"c","datatype":"INT8","data":[2]}',
+    )
+    first, _, second, _ = cut_out([text])[0]
+    assert isinstance(first, ArrayStart)
+    assert isinstance(second, ArrayStart)
+    assert (first.index, first.fields, first.previous) == (0, {}, {})
+    assert second.index == 2
+    assert second.fields == {"name": "c", "datatype": "INT8"}
+    assert second.previous == {"name": "a"}
+
+
+# What looks like the data of an input, but is not; the header keeps it.
+LOOKALIKES = [
+    {"note": '"data":[1,2]'},
+    {"note": "data"},
+    {"note": ["data", "data"]},
+    {'"data"': [1, 2]},
+    {'my"data': [1, 2]},
+    {'\\"data': [1, 2]},
+    {"data": "text"},
+    {"data": {"data": 5}},
+    {"data": None},
+    {"datas": [1], "dat": [2]},
+    {"x": [{"data": 1}, {"data": None}]},
+    {"C:\\": '\\\\"', '\\\\"': "\\"},
+]
+
+
+@pytest.mark.parametrize("lookalike", LOOKALIKES)
+@pytest.mark.parametrize("spaces", [None, 1])
+@pytest.mark.parametrize("place", ["before", "after", "in parameters", "only"])
+def test_what_only_looks_like_data_stays(lookalike: Any, spaces: int | None, place: str) -> None:
+    entry: dict[str, Any] = {"name": "a", "data": [7]}
+    fields: dict[str, Any] = {"inputs": [entry]}
+    if place == "before":
+        fields = {"x": lookalike} | fields
+    elif place == "after":
+        fields = fields | {"x": lookalike}
+    elif place == "in parameters":
+        fields["inputs"] = [{"parameters": lookalike} | entry, {"parameters": lookalike}]
+    else:
+        fields = {"inputs": [{"parameters": lookalike}]}
+    text = json.dumps(fields, indent=spaces).encode()
+    if place != "only":
+        entry["data"] = [0]
+        if place == "in parameters":
+            fields["inputs"][0]["data"] = [0]
+    for pieces in ([text], strategies.bytewise(text), strategies.cut(text, 5)):
+        events, header = cut_out(pieces)
+        assert json.loads(header) == fields
+        assert len(events) == (0 if place == "only" else 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (body('{"data":5}'), "inputs[0]: data must be an array, got a number"),
+        (body('{"data" : "text"}'), "inputs[0]: data must be an array, got a string"),
+        (body('{"data":{"x":[1]}}'), "inputs[0]: data must be an array, got an object"),
+        (body('{"name":"x","data":{}}'), "input 'x': data must be an array, got an object"),
+        (body('{"name":5,"data":true}'), "inputs[0]: data must be an array, got true"),
+        (body('{"data":[1]}', "{}", '{"data":null}'), "inputs[2]: data must be an array, got null"),
+        (body('{"data":[1],"data":2}'), "inputs[0]: data must be an array, got a number"),
+        (body('{"data":[1],"data":[2]}'), "inputs[0] has more than one data"),
+        (
+            body('{"data":[1]}', '{"data":[2],"x":1,"data":[3]}'),
+            "inputs[1] has more than one data",
+        ),
+    ],
+)
+def test_an_input_has_one_array_of_data(text: bytes, message: str) -> None:
+    error = refusal(text)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert error.message == message
+
+
+MISPLACED = 'there is an array "data" outside the tensors of inputs, at byte '
+INVALID = "the request is not valid JSON ("
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"data":[1]}', MISPLACED + '1, near: {"data":'),
+        (b'[{"data":[1]}]', "the request must be a JSON object with inputs, got an array"),
+        (
+            b'{"parameters":{"data":[1]},"inputs":[]}',
+            MISPLACED + '15, near: {"parameters":{"data":',
+        ),
+        (b'{"inputs":[],"x":[{"data":[1]}]}', MISPLACED + "19, near: "),
+        (b'{"inputs":[{"name":"a"}],"x":[{"data":[1]}]}', MISPLACED + "31, near: "),
+        (
+            b'{"inputs":[{"data":[55]}],"outputs":[{"data":[1]}]}',
+            MISPLACED + '38, near: ":[…]}],"outputs":[{"data":',
+        ),
+        (b'{"inputs":[{"parameters":{"data":[1]}}]}', MISPLACED + "26, near: "),
+        (b'{"inputs":[{"x":[{"data":[1]}]}]}', MISPLACED + "18, near: "),
+        (b'{"inputs":{"data":[1]}}', "inputs must be an array of tensors, got an object"),
+        (b'{"inputs":["a",{"data":[1]}]}', 'inputs[0] must be an object, got "a"'),
+        (
+            b'{"inputs":[{"a":1 "data":[1]}]}',
+            INVALID + "unexpected character, expected ',' or '}' at byte 18), near: ",
+        ),
+        (b'"data":[1]', INVALID + 'unexpected content after document at byte 6), near: "data":'),
+        (b'nonsense "data" : [1]', INVALID + "invalid literal, expected 'null' at byte 0), near: "),
+        (b'\xef\xbb\xbf{"inputs":[{"data":[1]}]}', INVALID + "UTF-8 byte order mark (BOM) is "),
+        (b'{"inputs":[{"name":"\xff","data":[1]}]}', INVALID + "not UTF-8 at byte 20), near: "),
+        (b'{"x":"a"data":[1]}', INVALID + "unexpected character, expected ',' or '}' at byte 8)"),
+        (
+            b'{"x":{"y":[1},"data":[1]}',
+            INVALID + "unexpected character, expected ',' or ']' at byte 12)",
+        ),
+    ],
+)
+def test_an_array_that_is_no_inputs_data_is_refused(text: bytes, message: str) -> None:
+    error = refusal(text)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"inputs":[{"data":[1,2', "the request ends at byte 23, inside the data of inputs[0]"),
+        (b'{"inputs":[{"data":["x', "the request ends at byte 22, inside the data of inputs[0]"),
+        (
+            b'{"inputs":[{"name":"x","data":[',
+            "the request ends at byte 31, inside the data of input 'x'",
+        ),
+        (
+            body('{"data":[1]}', '{"data":[2,{"x":1}]}'),
+            'inputs[1]: data is not an array of plain values, at byte 35, near: {"x":1}]}]}',
+        ),
+    ],
+)
+def test_text_that_ends_or_breaks_inside_an_array(text: bytes, message: str) -> None:
+    assert refusal(text).message == message
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"x":"data"', b'{"inputs":[{"data"', b'{"data" : '])
+def test_other_text_that_ends_early_is_left_to_the_json_library(text: bytes) -> None:
+    for pieces in ([text], strategies.bytewise(text)):
+        events, header = cut_out(pieces)
+        assert events == []
+        assert header.replace(b" ", b"") == text.replace(b" ", b"")
+
+
+def test_the_cap_is_on_the_header_alone() -> None:
+    text = body('{"name":"a","data":[' + "1," * 5000 + "1]}", '{"data":[2]}')
+    header = cut_out([text])[1]
+    assert cut_out([text], len(header))[1] == header
+    error = refusal(text, len(header) - 1)
+    assert error.kind is ErrorKind.TOO_LARGE
+    assert error.message == (
+        f"the JSON around the data is larger than {len(header) - 1} bytes (limits.header_bytes)"
+    )
+
+
+def test_a_large_string_for_data_is_refused_for_what_it_is() -> None:
+    error = refusal(body('{"name":"a","data":"' + "QUJD" * 5000 + '"}'))
+    assert error.message == "input 'a': data must be an array, got a string"
+
+
+def test_many_keys_called_data_cost_no_parse_each() -> None:
+    # With a parse for each this would take minutes.
+    text = b'{"inputs":[{"data":[1]}],"x":[' + b'{"data":1},' * 40_000 + b"1]}"
+    events, header = cut_out([text[i : i + 65536] for i in range(0, len(text), 65536)], 1 << 20)
+    assert len(events) == 2
+    assert len(header) == len(text)
+
+
+@pytest.mark.parametrize("unit", [b'"data",', b'{"data":1},', b'"data" \n:\t 1,', b'"\\"data":[",'])
+def test_mere_strings_are_passed_in_few_moves(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+
+    def noting(cutter: DataExtractor, size: int) -> None:
+        moved.append(size)
+        move(cutter, size)
+
+    move = DataExtractor._move
+    monkeypatch.setattr(DataExtractor, "_move", noting)
+    text = b'{"x":[' + unit * (128 * 1024 // len(unit))
+    _, header = cut_out([text], 1 << 20)
+    assert header == text
+    assert len(moved) < 64
+
+
+def _outcome(pieces: list[bytes]) -> object:
+    try:
+        return cut_out(pieces, header_cap=60)
+    except GatewayError as error:
+        return error.kind, error.message
+
+
+@example(opening='{"inputs":[{"a":', parts='"data"data":[1]', at=[24])
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [
+                '"data"',
+                "data",
+                '"',
+                "\\",
+                ":",
+                " ",
+                "\n",
+                "[",
+                "1",
+                "]",
+                ",",
+                "{",
+                "}",
+                '{"inputs":[',
+            ]
+        ),
+        max_size=16,
+    ).map("".join),
+    opening=st.sampled_from(["", '{"inputs":[{"a":', '{"inputs":[{"data":[1],"b":']),
+    at=st.lists(st.integers(0, 60), max_size=4).map(sorted),
+)
+def test_keys_are_the_same_however_the_text_is_cut(opening: str, parts: str, at: list[int]) -> None:
+    text = (opening + parts).encode()
+    pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
+    assert _outcome(pieces) == _outcome([text])
+    assert _outcome(strategies.bytewise(text)) == _outcome([text])

@@ -1,0 +1,392 @@
+"""Bodies in gzip and deflate: however they are split, what comes of them is the same."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec import decompress
+from gateway.codec.decompress import (
+    FREE_MEMBERS,
+    FREE_OUTPUT_BYTES,
+    MAX_MEMBERS_PER_STEP,
+    MIN_MEMBER_BYTES,
+    PIECE,
+    Decompressor,
+)
+from gateway.errors import ErrorKind, GatewayError
+
+MOST = 100
+TEXT = b'{"inputs": [{"data": [1, 2.5, -3]}]}'
+NOISE = random.Random(7).randbytes(100_000)
+WINDOW = decompress._WINDOW
+STATE = decompress._STATE
+EMPTY = gzip.compress(b"", mtime=0)
+
+
+def bare(data: bytes) -> bytes:
+    """Compress without anything around it."""
+    pack = zlib.compressobj(wbits=-15)
+    return pack.compress(data) + pack.flush()
+
+
+def with_name(data: bytes) -> bytes:
+    """Compress as gzip(1) does, with the name of a file."""
+    packed = gzip.compress(data)
+    return packed[:3] + b"\x08" + packed[4:10] + b"tensor.json\0" + packed[10:]
+
+
+def pieces(coding: str, *chunks: bytes, most: int = MOST) -> Iterator[bytes]:
+    """Decode a body that comes in chunks."""
+    inflater = Decompressor(coding, most)
+    for number, chunk in enumerate((*chunks, b"")):
+        inflater.feed(chunk, last=number == len(chunks))
+        while (piece := inflater.work()) is not None:
+            assert len(piece) <= PIECE
+            yield piece
+    assert not inflater.held
+    assert inflater.consumed == sum(map(len, chunks))
+
+
+def outcome(coding: str, *chunks: bytes, most: int = MOST) -> bytes | tuple[ErrorKind, str]:
+    """Give what comes of a body, or of its error."""
+    try:
+        return b"".join(pieces(coding, *chunks, most=most))
+    except GatewayError as error:
+        return error.kind, error.message
+
+
+def byte_by_byte(body: bytes) -> list[bytes]:
+    return [body[at : at + 1] for at in range(len(body))]
+
+
+# ------------------------------------------------------------------------------- what is taken
+
+BODIES = {
+    "gzip": ("gzip", gzip.compress(TEXT), TEXT),
+    "gzip with a name": ("gzip", with_name(TEXT), TEXT),
+    "gzip, not compressed": ("gzip", gzip.compress(TEXT, 0), TEXT),
+    "gzip of nothing": ("gzip", gzip.compress(b""), b""),
+    "members": ("gzip", gzip.compress(TEXT) + gzip.compress(b"") + with_name(TEXT), TEXT * 2),
+    "deflate": ("deflate", zlib.compress(TEXT), TEXT),
+    "deflate of a small window": (
+        "deflate",
+        (pack := zlib.compressobj(wbits=9)).compress(TEXT) + pack.flush(),
+        TEXT,
+    ),
+    "deflate of nothing": ("deflate", zlib.compress(b""), b""),
+    "bare deflate": ("deflate", bare(TEXT), TEXT),
+    "bare deflate of nothing": ("deflate", bare(b""), b""),
+}
+
+
+@pytest.mark.parametrize(("coding", "body", "plain"), BODIES.values(), ids=BODIES)
+def test_what_is_taken(coding: str, body: bytes, plain: bytes) -> None:
+    assert outcome(coding, body) == plain
+    assert outcome(coding, *byte_by_byte(body)) == plain
+    for at in range(len(body)):
+        assert outcome(coding, body[:at], body[at:]) == plain
+
+
+@pytest.mark.parametrize(
+    "size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1, FREE_OUTPUT_BYTES]
+)
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_large_bodies_come_in_pieces(size: int, coding: str) -> None:
+    pack = gzip.compress if coding == "gzip" else zlib.compress
+    for plain in (bytes(size), NOISE * 11):
+        found = list(pieces(coding, pack(plain)))
+        assert b"".join(found) == plain
+        assert len(found) >= len(plain) / PIECE
+
+
+@given(st.data())
+def test_any_body_split_in_any_way(data: st.DataObject) -> None:
+    runs = st.tuples(st.binary(max_size=40), st.integers(1, 3000))
+    parts = [run * times for run, times in data.draw(st.lists(runs, max_size=4))]
+    plain = b"".join(parts)
+    coding, body = data.draw(
+        st.sampled_from(
+            (
+                ("gzip", gzip.compress(plain)),
+                ("gzip", b"".join(map(gzip.compress, parts)) or gzip.compress(b"")),
+                ("deflate", zlib.compress(plain)),
+                ("deflate", bare(plain)),
+            )
+        )
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
+    ends = zip([0, *cuts], [*cuts, len(body)], strict=True)
+    assert outcome(coding, *(body[start:end] for start, end in ends), most=2000) == plain
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+WHOLE = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT), "bare": bare(TEXT)}
+BAD = {
+    "nothing": ("gzip", b"", "ends before its gzip data does"),
+    "no deflate at all": ("deflate", b"", "ends before its deflate data does"),
+    "one byte": ("gzip", b"\x1f", "ends before its gzip data does"),
+    "cut short": ("gzip", WHOLE["gzip"][:-1], "ends before its gzip data does"),
+    "half a second member": (
+        "gzip",
+        WHOLE["gzip"] + WHOLE["gzip"][:12],
+        "ends before its gzip data does",
+    ),
+    "deflate cut short": ("deflate", WHOLE["deflate"][:-1], "ends before its deflate data does"),
+    "bare deflate cut short": ("deflate", WHOLE["bare"][:-1], "ends before its deflate data does"),
+    "plain": ("gzip", TEXT, "is not valid gzip: incorrect header check"),
+    "deflate called gzip": ("gzip", WHOLE["deflate"], "is not valid gzip: incorrect header check"),
+    "another method": ("gzip", b"\x1f\x8b\x07" + bytes(9), "unknown compression method"),
+    "a wrong checksum": (
+        "gzip",
+        WHOLE["gzip"][:-8] + bytes(4) + WHOLE["gzip"][-4:],
+        "is not valid gzip: incorrect data check",
+    ),
+    "a wrong length": ("gzip", WHOLE["gzip"][:-4] + bytes(4), "incorrect length check"),
+    "a wrong deflate checksum": (
+        "deflate",
+        WHOLE["deflate"][:-4] + bytes(4),
+        "is not valid deflate: incorrect data check",
+    ),
+    "a wrong header of deflate": ("deflate", b"\x78\x00" + bytes(9), "incorrect header check"),
+    "more": ("gzip", WHOLE["gzip"] + b"more", "goes on after its gzip data"),
+    "a byte more": ("gzip", WHOLE["gzip"] + b"\x1f", "goes on after its gzip data"),
+    "padding": ("gzip", WHOLE["gzip"] + bytes(100), "goes on after its gzip data"),
+    "more than deflate": ("deflate", WHOLE["deflate"] * 2, "goes on after its deflate data"),
+    "more than bare deflate": ("deflate", WHOLE["bare"] + b"\0", "goes on after its deflate data"),
+}
+
+
+@pytest.mark.parametrize(("coding", "body", "message"), BAD.values(), ids=BAD)
+def test_what_is_refused(coding: str, body: bytes, message: str) -> None:
+    found = outcome(coding, body)
+    assert isinstance(found, tuple)
+    assert found[0] is ErrorKind.BAD_REQUEST
+    assert found[1].startswith("the request's body ")
+    assert message in found[1]
+    assert outcome(coding, *byte_by_byte(body)) == found
+    for at in range(len(body)):
+        assert outcome(coding, body[:at], body[at:]) == found
+
+
+@given(st.sampled_from(sorted(WHOLE)), st.randoms(use_true_random=False), st.integers(0, 3))
+def test_broken_bodies(name: str, chance: random.Random, members: int) -> None:
+    """Whatever it is, it is refused in the same way however it is split, or is what zlib says."""
+    coding = "gzip" if name == "gzip" else "deflate"
+    body = bytearray(WHOLE[name] + WHOLE["gzip"] * members)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        at = chance.randrange(len(body))
+        end = min(len(body), at + chance.choice((1, 1, 2, 10)))
+        odd = chance.randbytes(chance.choice((1, 2)))
+        body[at:end] = chance.choice((odd, b"", body[at:end] * 2, odd + body[at:end]))
+        body = body or bytearray(b"\0")
+    found = outcome(coding, bytes(body))
+    cut = chance.randrange(len(body))
+    assert outcome(coding, bytes(body[:cut]), bytes(body[cut:])) == found
+    assert outcome(coding, *byte_by_byte(bytes(body))) == found
+    if isinstance(found, bytes):
+        assert found == _oracle(coding, bytes(body))
+
+
+def _oracle(coding: str, body: bytes) -> bytes:
+    if coding == "gzip":
+        return gzip.decompress(body)
+    return zlib.decompress(body, 15 if body[0] & 15 == 8 else -15)
+
+
+# ------------------------------------------------------------------------------- how much it grows
+
+
+def test_what_is_small_may_grow_as_it_likes() -> None:
+    body = gzip.compress(bytes(FREE_OUTPUT_BYTES))
+    assert len(body) * 900 < FREE_OUTPUT_BYTES
+    assert outcome("gzip", body, most=1) == bytes(FREE_OUTPUT_BYTES)
+
+
+def test_what_grows_too_much_is_refused() -> None:
+    body = gzip.compress(bytes(FREE_OUTPUT_BYTES + 1))
+    found = outcome("gzip", body)
+    assert found == (
+        ErrorKind.TOO_LARGE,
+        "the request's gzip body grows to more than 100 times its size "
+        "(limits.max_decompression_ratio)",
+    )
+    assert outcome("gzip", *byte_by_byte(body)) == found
+    assert outcome("gzip", body, most=1032) == bytes(FREE_OUTPUT_BYTES + 1)
+
+
+@pytest.mark.parametrize("zeros", [0, 2 * FREE_OUTPUT_BYTES])
+def test_it_counts_what_has_come_so_far(zeros: int) -> None:
+    body = zlib.compress(bytes(zeros) + NOISE * 20)
+    # All of it would be small enough.
+    assert 2 * FREE_OUTPUT_BYTES + 20 * len(NOISE) < MOST * len(body)
+    found = outcome("deflate", body)
+    assert isinstance(found, tuple) is bool(zeros)
+    assert outcome("deflate", *(body[at : at + 999] for at in range(0, len(body), 999))) == found
+
+
+def test_members_are_counted_together() -> None:
+    member = gzip.compress(bytes(FREE_OUTPUT_BYTES))
+    assert outcome("gzip", member, member)[0] is ErrorKind.TOO_LARGE
+
+
+BOMB = gzip.compress(bytes(64 * FREE_OUTPUT_BYTES))
+
+
+def test_a_bomb_ends_early() -> None:
+    assert len(BOMB) * 1000 < 64 * FREE_OUTPUT_BYTES
+    inflater = Decompressor("gzip", MOST)
+    inflater.feed(BOMB, last=True)
+    with pytest.raises(GatewayError) as caught:
+        sum(map(len, iter(inflater.work, None)))
+    assert caught.value.kind is ErrorKind.TOO_LARGE
+    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + PIECE
+
+
+def test_no_more_than_a_piece_is_held_of_a_bomb() -> None:
+    inflater = Decompressor("gzip", 10_000)
+    inflater.feed(BOMB, last=True)
+    while (piece := inflater.work()) is not None:
+        assert len(piece) <= PIECE
+        assert inflater.held <= len(BOMB) + STATE
+    assert inflater.produced == 64 * FREE_OUTPUT_BYTES
+
+
+def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
+    body = gzip.compress(NOISE)
+    inflater = Decompressor("gzip", MOST)
+    assert inflater.held == 0
+    inflater.feed(body[:WINDOW])
+    assert inflater.held == WINDOW
+    while inflater.work() is not None:
+        pass
+    assert inflater.held == STATE
+    inflater.feed(body[WINDOW:], last=True)
+    assert inflater.held == STATE + len(body) - WINDOW
+    while inflater.work() is not None:
+        pass
+    assert inflater.held == 0
+
+
+def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
+    body = gzip.compress(NOISE * 3)
+    inflater = Decompressor("gzip", MOST)
+    inflater.feed(body, last=True)
+    seen = 0
+    while inflater.work() is not None:
+        assert inflater.consumed - seen <= WINDOW + 2
+        seen = inflater.consumed
+    assert seen == len(body)
+
+
+# ------------------------------------------------------------------------------- tiny members
+
+
+def _calls(coding: str, body: bytes) -> int:
+    """Count the calls that decode a whole body; raises GatewayError."""
+    inflater = Decompressor(coding, 2000)
+    inflater.feed(body, last=True)
+    return sum(1 for _ in iter(inflater.work, None))
+
+
+def test_few_tiny_members_are_decoded_at_a_time() -> None:
+    """Of which there may be a thousand in a window, each of them with nothing in it."""
+    inflater = Decompressor("gzip", MOST)
+    inflater.feed(EMPTY * FREE_MEMBERS, last=True)
+    seen = 0
+    while inflater.work() is not None:
+        assert inflater.consumed - seen <= MAX_MEMBERS_PER_STEP * len(EMPTY)
+        seen = inflater.consumed
+    assert seen == FREE_MEMBERS * len(EMPTY)
+
+
+def test_tiny_members_cost_no_more_calls_than_a_large_one() -> None:
+    """Each call of the inflater costs a turn of the event loop."""
+    parts = [
+        NOISE[at : at + MIN_MEMBER_BYTES] for at in range(0, len(NOISE), MIN_MEMBER_BYTES)
+    ] * 20
+    apart = b"".join(map(gzip.compress, parts))
+    together = gzip.compress(b"".join(parts))
+    assert _calls("gzip", apart) <= 2 * _calls("gzip", together)
+
+
+@pytest.mark.parametrize("text", [b"", b"1", b"[1.5, 2]"])
+def test_too_many_tiny_members_are_refused(text: bytes) -> None:
+    body = gzip.compress(text, mtime=0) * 2 * FREE_MEMBERS
+    found = outcome("gzip", body)
+    assert isinstance(found, tuple)
+    assert found[0] is ErrorKind.BAD_REQUEST
+    assert "too many tiny members: " in found[1]
+    assert f"at most {FREE_MEMBERS} are taken, and one more for each 1024 bytes" in found[1]
+    assert outcome("gzip", *byte_by_byte(body)) == found
+    assert outcome("gzip", body[:5000], body[5000:]) == found
+
+
+def test_millions_of_empty_members_are_refused_before_they_cost_anything() -> None:
+    inflater = Decompressor("gzip", MOST)
+    inflater.feed(EMPTY * 2_000_000, last=True)
+    pieces = iter(inflater.work, None)
+    with pytest.raises(GatewayError, match="too many tiny members"):
+        list(islice(pieces, 1 + FREE_MEMBERS // MAX_MEMBERS_PER_STEP))
+    assert inflater.consumed < 2 * FREE_MEMBERS * len(EMPTY)
+
+
+MEMBERS = {
+    "as many empty ones as may be": [b""] * FREE_MEMBERS,
+    "blocks of bgzip": [NOISE[:65280]] * 400,
+    "blocks of bgzip with nothing but zeros in them": [bytes(65280)] * 1000,
+    "small ones": [NOISE[:MIN_MEMBER_BYTES]] * 3000,
+    "small ones and as many empty ones": [NOISE[: 2 * MIN_MEMBER_BYTES], b""] * 3000,
+}
+
+
+@pytest.mark.parametrize("parts", MEMBERS.values(), ids=MEMBERS)
+def test_many_members_of_a_reasonable_size_are_taken(parts: list[bytes]) -> None:
+    made = {part: gzip.compress(part, mtime=0) for part in set(parts)}
+    body = b"".join(made[part] for part in parts)
+    assert outcome("gzip", body, most=2000) == b"".join(parts)
+
+
+# What decodes to nothing, and takes many bytes for it.
+IDLE = {
+    "sync flushes": ("deflate", b"\x00\x00\x00\xff\xff" * 400_000 + b"\x03\x00"),
+    "a name of 2 MB": (
+        "gzip",
+        EMPTY[:3] + b"\x08" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
+    ),
+    "a comment of 2 MB": (
+        "gzip",
+        EMPTY[:3] + b"\x10" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
+    ),
+    "extra fields of 64 KiB": (
+        "gzip",
+        (EMPTY[:3] + b"\x04" + EMPTY[4:10] + b"\xff\xff" + b"x" * 65535 + EMPTY[10:]) * 30,
+    ),
+}
+
+
+@pytest.mark.parametrize(("coding", "body"), IDLE.values(), ids=IDLE)
+def test_what_decodes_to_nothing_costs_a_call_for_each_window(coding: str, body: bytes) -> None:
+    assert outcome(coding, body) == b""
+    assert outcome(coding, body[:777], body[777:]) == b""
+    assert _calls(coding, body) <= len(body) / WINDOW + 30
+
+
+@pytest.mark.parametrize("kind", ["name", "comment"])
+def test_a_header_that_does_not_end_is_not_held(kind: str) -> None:
+    flag = b"\x08" if kind == "name" else b"\x10"
+    inflater = Decompressor("gzip", MOST)
+    inflater.feed(EMPTY[:3] + flag + EMPTY[4:10])
+    for _ in range(100):
+        inflater.feed(b"x" * WINDOW)
+        while inflater.work() is not None:
+            pass
+        assert inflater.held <= STATE + WINDOW

@@ -1,0 +1,303 @@
+"""What codecs say that they hold is what tracemalloc finds, wherever a body is cut off."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+import orjson
+import pytest
+
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v1.response import PredictResponseConverter
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.json_reader import JsonMessageReader
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
+from tests.codec.reference_v1 import Declared
+from tests.codec.strategies_v1 import model
+
+CAP = 1 << 24
+PIECE = 32 * 1024
+SLACK = 64 * 1024
+"""Bytes of memory that nobody counts: a codec's own objects, and a window under way."""
+MOST_UNSEEN = 1.5
+"""How many times more memory there may be than is said: allocators round up, dicts grow."""
+MOST_EXAGGERATED = 2.0
+"""How many times less: what parsed JSON takes is estimated, and lies between 1 and 2 times that."""
+
+
+class Codec(Protocol):
+    @property
+    def held(self) -> int: ...
+
+    def feed(self, data: bytes) -> object: ...
+
+
+def entry(
+    name: str, datatype: str, shape: list[int], data: bytes | None, first: bool = False, **more: Any
+) -> bytes:
+    """Write a tensor; its data come first or last, None are none."""
+    fields = orjson.dumps({"name": name, "datatype": datatype, "shape": shape, **more})
+    if data is None:
+        return fields
+    if first:
+        return b'{"data":' + data + b"," + fields[1:]
+    return fields[:-1] + b',"data":' + data + b"}"
+
+
+def message(key: bytes, tensors: list[bytes], **more: Any) -> bytes:
+    others = orjson.dumps(more)[1:-1]
+    return (
+        b'{"' + key + b'":[' + b",".join(tensors) + b"]" + (b"," + others if more else b"") + b"}"
+    )
+
+
+def floats(rng: random.Random, count: int) -> bytes:
+    return orjson.dumps([rng.random() for _ in range(count)])
+
+
+def strings(rng: random.Random, count: int, longest: int = 12) -> bytes:
+    return orjson.dumps(["s" * rng.randrange(longest) for _ in range(count)])
+
+
+def junk(rng: random.Random, depth: int) -> Any:
+    kind = rng.randrange(8 if depth else 5)
+    if kind < 5:
+        return (rng.randrange(10**9), "x" * rng.randrange(40), rng.random(), True, "")[kind]
+    if kind < 7:
+        return [junk(rng, depth - 1) for _ in range(rng.randrange(6))]
+    return {f"k{rng.randrange(99)}": junk(rng, depth - 1) for _ in range(rng.randrange(7))}
+
+
+def tensors(rng: random.Random) -> dict[str, bytes]:
+    """Write tensors of every kind, each some hundred kilobytes."""
+    return {
+        "floats": entry("a", "FP32", [40_000], floats(rng, 40_000)),
+        "floats before their datatype": entry("a", "FP32", [20_000], floats(rng, 20_000), True),
+        "integers": entry("a", "INT64", [90_000], orjson.dumps(list(range(90_000)))),
+        "strings": entry("a", "BYTES", [40_000], strings(rng, 40_000)),
+        "strings before their datatype": entry("a", "BYTES", [9999], strings(rng, 9999), True),
+        "a long string": entry("a", "BYTES", [2], orjson.dumps(["l" * 400_000, "s"])),
+        "an escaped string": entry("a", "BYTES", [1], b'["' + b"\\u0041" * 60_000 + b'"]'),
+        "nested": entry("a", "FP32", [999, 9], orjson.dumps([[0.5] * 9] * 999)),
+    }
+
+
+def requests() -> dict[str, bytes]:
+    rng = random.Random(7)
+    bodies = {name: message(b"inputs", [tensor] * 2) for name, tensor in tensors(rng).items()}
+    base64: Any = {"parameters": {"content_type": "base64"}}
+    encoded = orjson.dumps(["QUJD" * 5] * 20_000)
+    return bodies | {
+        "many floats": message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * 900),
+        "many strings": message(b"inputs", [entry("x", "BYTES", [1], b'["a"]')] * 900),
+        "many before their datatype": message(
+            b"inputs", [entry("x", "FP32", [1], b"[1]", True)] * 900
+        ),
+        "many binary": message(
+            b"inputs", [entry("x", "INT8", [1], None, parameters={"binary_data_size": 1})] * 900
+        ),
+        "base64": message(b"inputs", [entry("x", "BYTES", [20_000], encoded, **base64)]),
+        "an id": message(b"inputs", [], id="a" * 600_000),
+        "empty lists": message(b"inputs", [], parameters={"x": [[]] * 60_000}),
+        "empty objects": message(b"inputs", [], parameters={"x": [{}] * 60_000}),
+        "small objects": message(b"inputs", [], parameters={"x": [{"a": 1}] * 60_000}),
+        "a large object": message(
+            b"inputs", [], parameters={f"key{number}": number for number in range(40_000)}
+        ),
+        "junk": message(b"inputs", [], parameters={"x": [junk(rng, 4) for _ in range(5000)]}),
+    }
+
+
+REQUESTS = requests()
+
+
+def grown(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[int, int]:
+    """Give the bytes that a codec says it holds of pieces, and the memory that it takes."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        codec = make()
+        for piece in pieces:
+            codec.feed(piece)
+            work_off(codec)
+        if ends and isinstance(codec, JsonMessageReader | PredictRequestConverter):
+            codec.feed(b"", last=True)
+            work_off(codec)
+        gc.collect()
+        return codec.held, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def work_off(codec: Codec) -> None:
+    if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
+        while codec.work():
+            pass
+
+
+def check(make: Callable[[], Codec], body: bytes) -> None:
+    rng = random.Random(len(body))
+    grown(make, [body], ends=True)  # what is cached once does not count
+    for size in [*(rng.randrange(len(body)) for _ in range(3)), len(body)]:
+        pieces = [body[start : min(start + PIECE, size)] for start in range(0, size, PIECE)]
+        held, memory = grown(make, pieces, ends=size == len(body))
+        assert memory <= held * MOST_UNSEEN + SLACK, (size, held, memory)
+        assert held <= memory * MOST_EXAGGERATED + SLACK, (size, held, memory)
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_an_infer_request_says_what_it_holds(kind: str) -> None:
+    check(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
+
+
+def test_a_header_that_does_not_end_is_held() -> None:
+    codec = InferRequestConverter(CAP, 64)
+    codec.feed(b'{"id":"' + b"a" * 1_000_000)
+    assert 1_000_000 < codec.held < 1_200_000
+
+
+ANSWERS = {
+    kind: text.replace(b'{"inputs"', b'{"outputs"', 1)
+    for kind, text in REQUESTS.items()
+    if kind not in ("many binary",)
+}
+
+
+@pytest.mark.parametrize("form", [OutputEncoding(True, {}), OutputEncoding(False, {})])
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_json_answer_says_what_it_holds(kind: str, form: OutputEncoding) -> None:
+    policies = JsonPolicies(as_base64=frozenset("x"))
+    check(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
+
+
+@pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
+def test_a_mixed_answer_says_what_it_holds(kind: str) -> None:
+    form = OutputEncoding(True, {})
+    header = ANSWERS[kind]
+    behind = entry("b", "INT8", [300_000], None, parameters={"binary_data_size": 300_000})
+    header = header.replace(b'"outputs":[', b'"outputs":[' + behind + b",", 1)
+    if kind == "junk":
+        header = header.replace(b",]", b"]", 1)
+    for form in (OutputEncoding(True, {}), OutputEncoding(False, {})):
+        policies = JsonPolicies()
+        check(
+            lambda: MixedResponseConverter(len(header), form, policies, CAP, CAP),  # noqa: B023
+            header + bytes(300_000),
+        )
+
+
+def binary_answer(outputs: int, rows: int, **more: Any) -> tuple[bytes, int]:
+    size: Any = {"parameters": {"binary_data_size": 8 * rows}}
+    entries = [entry(f"y{i}", "FP32", [rows, 2], None, **size) for i in range(outputs)]
+    header = message(b"outputs", entries, **more)
+    return header + bytes(8 * rows * outputs), len(header)
+
+
+BINARY = {
+    "one output": binary_answer(1, 90_000),
+    "many outputs": binary_answer(2000, 40),
+    "a large header": binary_answer(1, 9, parameters={"x": [{"a": [1]}] * 40_000}),
+    "a long id": binary_answer(1, 9, id="a" * 600_000),
+}
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_a_binary_answer_says_what_it_holds(kind: str) -> None:
+    body, size = BINARY[kind]
+    check(lambda: JsonResponseConverter(size, JsonPolicies()), body)
+    for form in V1Format:
+        check(
+            lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),  # noqa: B023
+            body,
+        )
+
+
+TEXT_ROWS = entry("t", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
+
+
+def test_rows_of_text_say_what_they_hold() -> None:
+    other = entry("u", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
+    header = message(b"outputs", [TEXT_ROWS, other])
+    body = header + b"\3\0\0\0abc" * 120_000
+    predicted = V1ResponseLayout(V1Format.ROWS)
+    check(lambda: PredictResponseConverter(len(header), predicted, JsonPolicies(), CAP), body)
+
+
+ONE: Declared = {"x": ("FP32", [-1, -1])}
+FLAT: Declared = {"x": ("FP32", [-1])}
+TEXT: Declared = {"t": ("BYTES", [-1])}
+TWO: Declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
+
+
+def v1_requests() -> dict[str, tuple[Declared, bytes]]:
+    rng = random.Random(7)
+    rows = [{"x": rng.random(), "t": "s" * rng.randrange(9)} for _ in range(20_000)]
+    base64 = [{"b64": "QUJD"} for _ in range(30_000)]
+    fields: dict[str, tuple[Declared, Any]] = {
+        "rows of numbers": (ONE, {"instances": [[0.5] * 9] * 9999}),
+        "strings": (TEXT, {"instances": ["s" * rng.randrange(9) for _ in range(40_000)]}),
+        "base64": (TEXT, {"instances": base64}),
+        "a long string": (TEXT, {"inputs": ["l" * 500_000]}),
+        "objects": (TWO, {"instances": rows}),
+        "columns": (TWO, {"inputs": {"x": [0.5] * 40_000, "t": ["abc"] * 40_000}}),
+        "parameters": (FLAT, {"parameters": {"x": [{"a": 1}] * 40_000}, "instances": [1]}),
+    }
+    return {name: (declared, orjson.dumps(value)) for name, (declared, value) in fields.items()}
+
+
+V1_REQUESTS = v1_requests()
+
+
+@pytest.mark.parametrize("kind", V1_REQUESTS)
+def test_a_predict_request_says_what_it_holds(kind: str) -> None:
+    declared, body = V1_REQUESTS[kind]
+    check(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
+
+
+def calls_of(read: Callable[[], int]) -> int:
+    """Count the calls that reading a property makes."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_what_is_held_is_read_without_a_look_at_each_tensor() -> None:
+    def infer(count: int) -> int:
+        codec = InferRequestConverter(CAP, 64)
+        codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
+        work_off(codec)
+        return calls_of(lambda: codec.held)
+
+    def predict(count: int) -> int:
+        codec = PredictRequestConverter(
+            model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
+        )
+        return calls_of(lambda: codec.held)
+
+    def rows(count: int) -> int:
+        body, size = binary_answer(count, 40)
+        codec = PredictResponseConverter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP)
+        codec.feed(body)
+        return calls_of(lambda: codec.held)
+
+    for calls in (infer, predict, rows):
+        assert calls(900) == calls(3)

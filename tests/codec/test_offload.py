@@ -1,0 +1,216 @@
+"""Whoever converts the numbers, and whenever: result and error are the same."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec.elements.encode import OffloadedText, TextChunk
+from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.json import array_scanner
+from gateway.codec.offload import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.response import JsonResponseConverter
+from gateway.errors import GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from tests.codec import strategies
+from tests.codec.strategies import answer_body, output
+
+HEADER_CAP = 1 << 20
+DEPTH_CAP = 12
+WINDOWS = (24, 64, array_scanner.WINDOW)
+
+
+class _Loan(OffloadFuture):
+    def __init__(self, work: ConversionJob, data: bytes) -> None:
+        self._work = work
+        self._data = data
+
+    def end(self, fails: bool) -> None:
+        self.done = True
+        self.result = None if fails else run_job(self._work, self._data)
+
+    async def wait(self) -> None:
+        raise AssertionError("nobody waits here")
+
+
+class _Lender(Offloader):
+    """Takes some of the work, does it when it likes, and fails at some of it."""
+
+    def __init__(self, seed: int, takes: float = 0.7, fails: float = 0.1) -> None:
+        self._rng = random.Random(seed)
+        self._takes = takes
+        self._fails = fails
+        self._open: list[_Loan] = []
+        self.count = 0
+
+    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+        assert work.can_be_offloaded
+        if self._rng.random() >= self._takes:
+            return None
+        self.count += 1
+        future = _Loan(work, b"".join(data))
+        self._open.append(future)
+        while self._open and self._rng.random() < 0.5:
+            self.go_on()
+        return future
+
+    def go_on(self) -> None:
+        """Do one piece of the work, any of it."""
+        future = self._open.pop(self._rng.randrange(len(self._open)))
+        future.end(self._rng.random() < self._fails)
+
+
+def converted(pieces: list[bytes], offloader: _Lender | None) -> Any:
+    """Convert a request; give all that is to be known of the result, or the error."""
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
+    try:
+        for piece in pieces:
+            codec.feed(piece)
+        codec.feed(b"", last=True)
+        while True:
+            while codec.work():
+                pass
+            if codec.future is None:
+                break
+            assert offloader is not None
+            offloader.go_on()
+        request = codec.finish()
+    except GatewayError as error:
+        return error.kind, error.message
+    tensors = [part if isinstance(part, int) else b"".join(part) for part in request.tensors]
+    return request.header, tensors, request.content_length
+
+
+def written(
+    pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _Lender | None
+) -> Any:
+    """Write an answer as JSON; give the text, or the error."""
+    codec = JsonResponseConverter(size, policies)
+    parts: deque[TextChunk | OffloadedText] = deque()
+    text = b""
+    try:
+        for piece in pieces:
+            parts.extend(codec.parts(piece, offloader))
+        codec.finish()
+        for part in parts:
+            while isinstance(part, OffloadedText) and not part.future.done:
+                assert offloader is not None
+                offloader.go_on()
+            text += part.text() if isinstance(part, OffloadedText) else part
+    except GatewayError as error:
+        return error.kind, error.message
+    return text
+
+
+def check_request(body: bytes, seed: int, window: int) -> None:
+    with strategies.windows_of(window):
+        alone = converted([body], None)
+        assert converted([body], _Lender(seed)) == alone
+        assert converted(strategies.cut(body, seed), _Lender(seed, takes=1, fails=0)) == alone
+        assert converted(strategies.cut(body, seed + 1), _Lender(seed, takes=0.9, fails=1)) == alone
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@strategies.LAW
+@given(body=strategies.request_bodies(), seed=strategies.SEEDS)
+def test_a_request_is_the_same_whoever_converts_it(window: int, body: bytes, seed: int) -> None:
+    check_request(body, seed, window)
+    check_request(strategies.mutated(body, seed), seed, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@strategies.LAW
+@given(body=strategies.request_bodies(faulty=True), seed=strategies.SEEDS)
+def test_the_same_fault_is_found_whoever_finds_it(window: int, body: bytes, seed: int) -> None:
+    check_request(body, seed, window)
+
+
+@strategies.LAW
+@given(strategies.answers(), strategies.SEEDS)
+def test_an_answer_is_the_same_whoever_writes_it(answer: tuple[bytes, int], seed: int) -> None:
+    body, size = answer
+    rng = random.Random(seed)
+    policies = JsonPolicies(nonfinite=rng.choice(list(Nonfinite)))
+    alone = written([body], size, policies, None)
+    for fails in (0, 0.3, 1):
+        pieces = strategies.cut(body, seed)
+        assert written(pieces, size, policies, None) == alone
+        assert written(pieces, size, policies, _Lender(seed, fails=fails)) == alone
+
+
+def test_the_first_fault_counts_even_if_it_is_found_last() -> None:
+    numbers = [b"%d" % (number % 100) for number in range(1000)]
+    numbers[100], numbers[700] = b"1000", b"true"
+    entry = b'{"name":"x","datatype":"UINT8","shape":[1000],"data":[' + b",".join(numbers) + b"]}"
+    body = b'{"inputs":[' + entry + b"]}"
+    with strategies.windows_of(64):
+        for seed in range(50):
+            offloader = _Lender(seed)
+            _, message = converted([body], offloader)
+            assert "element 100" in message
+            assert offloader.count
+
+
+def test_what_is_lent_out_is_taken_back_as_soon_as_it_can_be() -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
+    offloader = _Lender(0, takes=1, fails=0)
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
+    with strategies.windows_of(64):
+        codec.feed(body)
+        for _ in range(100):
+            codec.feed(b"1234567,1234567,1234567,1234567,1234567,1234567,1234567,1234567,")
+            codec.work()
+            while codec.future is not None:
+                if not codec.future.done:
+                    offloader.go_on()
+                codec.work()
+    assert offloader.count > 90
+
+
+def test_nothing_is_lent_of_elements_that_differ_in_size() -> None:
+    can_be_offloaded = {
+        name for name, each in DATATYPES.items() if ConversionJob(True, each).can_be_offloaded
+    }
+    assert set(DATATYPES) - can_be_offloaded == {"BYTES", "BOOL"}
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64", "INT8", "UINT64"])
+def test_work(datatype: str) -> None:
+    data = run_job(ConversionJob(False, DATATYPES[datatype]), b"[[1,2],[3]]")
+    assert data is not None
+    assert len(data) == 3 * (DATATYPES[datatype].size or 0)
+    text = run_job(ConversionJob(True, DATATYPES[datatype]), data)
+    assert text is not None
+    assert [float(number) for number in bytes(text).split(b",")] == [1, 2, 3]
+
+
+def test_work_with_words_for_numbers() -> None:
+    data = run_job(ConversionJob(False, DATATYPES["FP32"]), memoryview(b"[[NaN,1],[-Infinity]]"))
+    assert data is not None
+    np.testing.assert_array_equal(np.frombuffer(data, "<f4"), [np.nan, 1, -np.inf])
+
+
+def test_work_that_is_left_undone() -> None:
+    assert run_job(ConversionJob(False, DATATYPES["INT8"]), b"[1000]") is None
+    assert run_job(ConversionJob(False, DATATYPES["FP32"]), b"[1") is None
+    assert run_job(ConversionJob(True, DATATYPES["FP32"]), np.float32(np.nan).tobytes()) is None
+
+
+async def test_what_is_never_done_is_done_at_once() -> None:
+    await FAILED_FUTURE.wait()
+    assert FAILED_FUTURE.done
+    assert FAILED_FUTURE.result is None
+
+
+def test_text_that_could_not_be_written_elsewhere_is_written_here() -> None:
+    data = np.array([1, np.nan], np.float32).tobytes()
+    body, size = answer_body([output("y", "FP32", [2], data)])
+    text = written([body], size, JsonPolicies(), _Lender(0, takes=1, fails=0))
+    assert b"[1.0,NaN]" in text

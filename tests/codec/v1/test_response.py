@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v1.response import PredictResponseConverter
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
+from tests.codec import strategies
+from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
+from tests.codec.reference_v1 import predictions
+from tests.codec.strategies import Output, answer_body, output
+
+ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
+
+
+def convert(
+    pieces: list[bytes],
+    header_size: int,
+    predicted: V1ResponseLayout,
+    *,
+    spool_cap: int = 10**9,
+    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
+    nonfinite: Nonfinite = Nonfinite.LITERAL,
+) -> bytes:
+    policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
+    codec = PredictResponseConverter(header_size, predicted, policies, spool_cap)
+    return b"".join([*map(codec.feed, pieces), *codec.finish()])
+
+
+def told(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
+    body, size = answer_body(list(outputs))
+    return json.loads(convert([body], size, predicted, **options))
+
+
+def error(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        told(predicted, *outputs, **options)
+    return caught.value
+
+
+def floats(name: str, *shape: int) -> Output:
+    values = np.arange(math.prod(shape), dtype="<f4")
+    return output(name, "FP32", list(shape), values.tobytes())
+
+
+def texts(name: str, *elements: bytes, shape: list[int] | None = None) -> Output:
+    return output(name, "BYTES", shape or [len(elements)], pack_bytes(list(elements)))
+
+
+def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
+    datatype = rng.choice(DATATYPES)
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        data = pack_bytes([("é\\" * rng.randrange(4)).encode() for _ in range(count)])
+    elif datatype == "BOOL":
+        data = bytes(rng.choices([0, 1], k=count))
+    else:
+        data = np.array(rng.choices(range(9), k=count)).astype(DTYPES[datatype]).tobytes()
+    return output(name, datatype, shape, data)
+
+
+@given(strategies.SEEDS)
+@strategies.LAW
+def test_like_the_plain_version_however_it_is_split(seed: int) -> None:
+    rng = random.Random(seed)
+    single = rng.random() < 0.2
+    predicted = (
+        V1ResponseLayout(V1Format.ROWS, single=True) if single else rng.choice([ROWS, COLUMNS])
+    )
+    rows = rng.randrange(4)
+    outputs = []
+    for name in rng.sample(["a", "b", "c_bytes", "é"], k=rng.randint(1, 3)):
+        shape = rng.choices([1, 2, 3, 0], [4, 4, 4, 1], k=rng.randrange(3))
+        scalar = single or (predicted is COLUMNS and rng.random() < 0.3)
+        outputs.append(some_output(rng, name, shape if scalar else [rows, *shape]))
+    body, size = answer_body(outputs)
+    expected = predictions(body, size, predicted.form.value, single)
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, seed)):
+        assert json.loads(convert(pieces, size, predicted)) == expected
+
+
+def test_forms() -> None:
+    one, two = floats("y", 2, 2), texts("z", b"a", b"b")
+    assert told(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
+    assert told(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
+    assert told(ROWS, one, two) == {
+        "predictions": [{"y": [0, 1], "z": "a"}, {"y": [2, 3], "z": "b"}]
+    }
+    assert told(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
+
+
+def test_one_instance_alone() -> None:
+    single = V1ResponseLayout(V1Format.ROWS, single=True)
+    assert told(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
+    assert told(single, floats("y")) == {"predictions": [0]}
+    assert told(single, floats("y", 2), texts("z", b"a")) == {
+        "predictions": [{"y": [0, 1], "z": ["a"]}]
+    }
+
+
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_bytes(bytes_encoding: BytesEncoding) -> None:
+    outputs = texts("image_bytes", b"\xff"), texts("text", b"a")
+    text = {"b64": "YQ=="} if bytes_encoding is BytesEncoding.BASE64 else "a"
+    row = {"image_bytes": {"b64": "/w=="}, "text": text}
+    assert told(ROWS, *outputs, bytes_encoding=bytes_encoding) == {"predictions": [row]}
+    columns = {name: [value] for name, value in row.items()}
+    assert told(COLUMNS, *outputs, bytes_encoding=bytes_encoding) == {"outputs": columns}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+def test_large_rows_of_several_outputs(predicted: V1ResponseLayout) -> None:
+    outputs = [
+        floats("large", 3, 50, 400),
+        floats("small", 3, 2),
+        texts("text", "é\\".encode() * 50_000, b"", b"x" * 90_000),
+        floats("none", 3, 0),
+    ]
+    body, size = answer_body(outputs)
+    expected = predictions(body, size, predicted.form.value, single=False)
+    pieces = [body[i : i + 32768] for i in range(0, len(body), 32768)]
+    assert json.loads(convert(pieces, size, predicted)) == expected
+
+
+def test_many_rows_of_several_outputs() -> None:
+    outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
+    body, size = answer_body(outputs)
+    assert json.loads(convert([body], size, ROWS)) == predictions(
+        body, size, "instances", single=False
+    )
+
+
+def test_one_output_is_written_as_it_comes() -> None:
+    body, size = answer_body([floats("y", 2, 2)])
+    codec = PredictResponseConverter(size, ROWS, JsonPolicies(), 0)
+    assert codec.feed(body[:size]) == b'{"predictions":'
+    assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
+    assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
+    assert codec.held < 2000  # the header
+    assert b"".join(codec.finish()) == b"}"
+
+
+def test_rows_of_several_outputs_are_held_up_to_a_cap() -> None:
+    outputs = floats("y", 100), texts("z", *[b""] * 100)
+    assert told(ROWS, *outputs, spool_cap=2000)
+    refused = error(ROWS, *outputs, spool_cap=1000)
+    assert refused.kind is ErrorKind.BAD_RESPONSE
+    assert "limits.spool_bytes" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([floats("y")], "output 'y' has shape [], of which there are no rows"),
+        (
+            [floats("y", 2), floats("z", 3)],
+            "output 'y' has 2 rows and output 'z' 3, which make up no common rows",
+        ),
+    ],
+)
+def test_what_has_no_rows(outputs: list[Output], message: str) -> None:
+    refused = error(ROWS, *outputs)
+    assert refused.kind is ErrorKind.NOT_ACCEPTABLE
+    assert refused.message.startswith(message)
+    assert refused.message.endswith("send the request with inputs instead of instances")
+    assert told(COLUMNS, *outputs)
+
+
+NO_TEXT = texts("y", *[b"a"] * 9, b"\xff")
+NO_TEXT_ADVICE = (
+    "output 'y': element 9 is not UTF-8 text, which JSON needs; have the output's name end in "
+    "_bytes, or set the policy bytes: base64"
+)
+NAN = output("y", "FP32", [10], np.array([0] * 9 + [math.nan], "<f4").tobytes())
+NAN_ADVICE = "is nan, which JSON does not have (policy nonfinite: error); set another policy"
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize("others", [[], [floats("z", 10)]], ids=["alone", "among others"])
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [(NO_TEXT, NO_TEXT_ADVICE), (NAN, f"output 'y': element 9 {NAN_ADVICE}")],
+    ids=["no text", "nan"],
+)
+def test_what_a_policy_refuses_can_be_had_by_v1_clients(
+    predicted: V1ResponseLayout, others: list[Output], refused: Output, message: str
+) -> None:
+    caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
+    assert caught.kind is ErrorKind.NOT_ACCEPTABLE
+    assert caught.message == message
+
+
+@pytest.mark.parametrize("rows", [3, 3000])
+def test_an_element_is_counted_from_the_first_row(rows: int) -> None:
+    """Be they written one by one, or many together."""
+    values = np.zeros((rows, 60_000 // rows), "<f4")
+    values[-1, -1] = math.nan
+    wrong = output("y", "FP32", list(values.shape), values.tobytes())
+    caught = error(ROWS, wrong, floats("z", rows), nonfinite=Nonfinite.ERROR)
+    assert caught.message.startswith("output 'y': element 59999 is nan")
+
+
+BROKEN: dict[str, tuple[list[Output], str]] = {
+    "a name twice": (
+        [floats("y", 1), floats("z", 1), floats("y", 1)],
+        "two outputs of the name 'y'",
+    ),
+    "no outputs": ([], "has no outputs"),
+    "JSON": (
+        [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],
+        "output 'y' of the server's answer is not in binary form",
+    ),
+    "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
+    "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),
+}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize(("outputs", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_answers(predicted: V1ResponseLayout, outputs: list[Output], message: str) -> None:
+    refused = error(predicted, *outputs)
+    assert refused.kind is ErrorKind.BAD_RESPONSE
+    assert message in refused.message
+
+
+UNFIT: dict[str, tuple[list[Output], str]] = {
+    "empty rows": (
+        [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
+        "output 'y' holds more than 65536 empty arrays; ask for it the V2 way",
+    ),
+    "dimensions": (
+        [floats("y", *[1] * 33)],
+        "output 'y' has 33 dimensions; at most 32 are nested; ask for it the V2 way",
+    ),
+}
+
+
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+@pytest.mark.parametrize(("outputs", "message"), UNFIT.values(), ids=UNFIT)
+def test_answers_that_the_form_is_not_good_for(
+    predicted: V1ResponseLayout, outputs: list[Output], message: str
+) -> None:
+    refused = error(predicted, *outputs)
+    assert refused.kind is ErrorKind.NOT_ACCEPTABLE
+    assert refused.message == message

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import base64
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.json import array_scanner
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.request_header import OutputEncoding
+from tests.codec import strategies
+from tests.codec.reference import DTYPES, RefusedError, answer_in_binary, pack_bytes
+from tests.codec.v2.test_response import Failed, rewritten
+
+ALL = OutputEncoding(True, {})
+NAMES = ("a", "in put", 'q"', "é")
+WINDOWS = (24, 64, array_scanner.WINDOW)
+
+
+@dataclass(frozen=True)
+class Brought:
+    header: bytes
+    tensors: bytes
+
+    @property
+    def outputs(self) -> Any:
+        return json.loads(self.header)["outputs"]
+
+
+def brought(
+    pieces: list[bytes],
+    form: OutputEncoding = ALL,
+    *,
+    work: bool = True,
+    header_cap: int = 1 << 20,
+    spool_cap: int = 1 << 24,
+) -> Brought | Failed:
+    """Bring an answer into a form; `work` tells whether what waits is done between the pieces."""
+    codec = BinaryResponseConverter(form, header_cap, spool_cap)
+    try:
+        for piece in pieces:
+            codec.feed(piece)
+            while work and codec.work():
+                pass
+        codec.feed(b"", last=True)
+        header, tensors = codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return Brought(header, b"".join(tensors))
+
+
+def answer(*outputs: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"model_name": "m", "outputs": list(outputs), **fields}).encode()
+
+
+def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict[str, Any]:
+    return {"name": name, "shape": [len(data)], "datatype": datatype, **more, "data": data}
+
+
+def fine(body: bytes, form: OutputEncoding = ALL) -> Brought:
+    """Give what an answer becomes, however it is split."""
+    found = brought([body], form)
+    assert brought(strategies.bytewise(body), form) == found
+    assert brought(strategies.cut(body, 1), form, work=False) == found
+    assert isinstance(found, Brought), found
+    return found
+
+
+def fault(body: bytes, form: OutputEncoding = ALL) -> str:
+    found = brought([body], form)
+    assert brought(strategies.bytewise(body), form) == found
+    assert isinstance(found, Failed), found
+    assert found.kind is ErrorKind.BAD_RESPONSE
+    return found.message
+
+
+# ---------------------------------------------------------------------------------- the law
+
+
+@st.composite
+def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
+    """Generate a JSON answer; a faulty one has perhaps some elements that are none."""
+    rng = random.Random(draw(strategies.SEEDS))
+    fields: dict[str, Any] = {"model_name": "m", "id": None}
+    fields["outputs"] = draw(st.lists(strategies.inputs(faulty), max_size=3))
+    for entry in fields["outputs"]:
+        if not entry.get("parameters") and rng.random() < 0.3:
+            entry["parameters"] = None
+        floats = entry["datatype"].startswith(("FP", "BF"))
+        if floats and entry.get("data") and rng.random() < 0.3:
+            entry["data"][rng.randrange(len(entry["data"]))] = None
+    return strategies.Writer(rng, rng.choice(["compact", "spaces", "wild"])).write(fields).encode()
+
+
+def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> Brought | Failed:
+    with strategies.windows_of(window):
+        found = brought([body], form)
+        assert brought([body], form, work=False) == found
+        assert brought(strategies.cut(body, seed), form) == found
+        assert brought(strategies.cut(body, seed + 1), form, work=False) == found
+        assert brought(strategies.bytewise(body), form) == found
+    assert isinstance(found, Brought) or found.kind is ErrorKind.BAD_RESPONSE
+    return found
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@strategies.LAW
+@given(answers(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+def test_an_answer_is_the_same_however_it_is_split(
+    window: int, body: bytes, binary: set[str], seed: int
+) -> None:
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
+    found = check_splits(body, form, seed, window)
+    try:
+        fields, tail = answer_in_binary(body, frozenset(binary))
+    except RefusedError:
+        assert isinstance(found, Failed)
+        return
+    if isinstance(found, Failed):
+        assert "without a comma" in found.message
+        assert window < array_scanner.WINDOW
+        return
+    shown, expected = rewritten(found.header), rewritten(json.dumps(fields))
+    assert normal(json.loads(shown)) == normal(json.loads(expected))
+    assert found.tensors == tail
+
+
+def normal(value: Any) -> Any:
+    """Give fields with NaN that equals itself."""
+    if isinstance(value, dict):
+        return {key: normal(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [normal(below) for below in value]
+    return "NaN" if value != value else value
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@strategies.LAW
+@given(answers(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+def test_faulty_elements_are_refused_however_split(
+    window: int, body: bytes, binary: set[str], seed: int
+) -> None:
+    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
+    found = check_splits(body, ALL, seed, window)
+    try:
+        _, tail = answer_in_binary(body, frozenset(NAMES))
+    except RefusedError:
+        assert isinstance(found, Failed)
+    else:
+        assert isinstance(found, Failed) or found.tensors == tail
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@strategies.LAW
+@given(answers(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+def test_broken_text_is_refused_however_split(
+    window: int, body: bytes, binary: set[str], seed: int
+) -> None:
+    body = strategies.mutated(body, seed)
+    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
+
+
+# ---------------------------------------------------------------------------------- binary
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_each_datatype(datatype: str) -> None:
+    values = [True, False, True] if datatype == "BOOL" else [1, 0, 1]
+    found = fine(answer(output(datatype, values, parameters={"content_type": "np"})))
+    data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
+    assert found.tensors == data
+    assert found.outputs == [
+        {
+            "name": "y",
+            "shape": [3],
+            "datatype": datatype,
+            "parameters": {"content_type": "np", "binary_data_size": len(data)},
+        }
+    ]
+
+
+def test_an_answer_as_mlserver_writes_it() -> None:
+    body = (
+        b'{"model_name":"m","model_version":null,"id":"7","parameters":null,"outputs":['
+        b'{"name":"a","shape":[3,1],"datatype":"FP32","parameters":{"content_type":"np"},'
+        b'"data":[1.5,null,-2.0]},'
+        b'{"name":"b","shape":[1],"datatype":"BYTES","parameters":null,"data":["\xc3\xa9"]}]}'
+    )
+    found = fine(body)
+    assert json.loads(found.header) == {
+        "model_name": "m",
+        "model_version": None,
+        "id": "7",
+        "parameters": None,
+        "outputs": [
+            {
+                "name": "a",
+                "shape": [3, 1],
+                "datatype": "FP32",
+                "parameters": {"content_type": "np", "binary_data_size": 12},
+            },
+            {
+                "name": "b",
+                "shape": [1],
+                "datatype": "BYTES",
+                "parameters": {"binary_data_size": 6},
+            },
+        ],
+    }
+    values = np.frombuffer(found.tensors[:12], "<f4")
+    assert values[[0, 2]].tolist() == [1.5, -2]
+    assert np.isnan(values[1])
+    assert found.tensors[12:] == b"\2\0\0\0\xc3\xa9"
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
+def test_nan_in_every_spelling(datatype: str) -> None:
+    many = "9" if datatype == "FP16" else "99999999999999999999"
+    text = f"[null, 1, NaN, [-Infinity, null], Infinity, {many}, null]"
+    body = answer(output(datatype, [0] * 8)).replace(str([0] * 8).encode(), text.encode())
+    values = np.frombuffer(fine(body).tensors, DTYPES[datatype]).astype(np.float64)
+    assert np.flatnonzero(np.isnan(values)).tolist() == [0, 2, 4, 7]
+    assert values[[1, 3, 5]].tolist() == [1, -np.inf, np.inf]
+    assert values[6] == pytest.approx(float(many), rel=0.01)
+
+
+def test_null_among_integers_is_no_number() -> None:
+    assert fault(answer(output("INT8", [1, None]))) == (
+        "output 'y': element 1 (null) is not an integer, as INT8 needs"
+    )
+
+
+def test_null_does_not_hide_another_fault() -> None:
+    assert fault(answer(output("FP32", [None, "x"]))) == (
+        "output 'y': element 1 (\"x\") is not a number, as FP32 needs"
+    )
+
+
+def test_no_outputs() -> None:
+    assert fine(b'{"outputs":[]}') == Brought(b'{"outputs":[]}', b"")
+    assert fine(b'{"model_name":"m"}') == Brought(b'{"model_name":"m"}', b"")
+
+
+# ---------------------------------------------------------------------------------- per output
+
+
+def test_data_that_the_client_wants_as_json_stay_as_they_are() -> None:
+    data = b"[ [1.50,1e2], [null , NaN] ]"
+    body = (
+        b'{"outputs":[{"name":"z","shape":[1],"datatype":"INT8","data":[7]},'
+        b'{"name":"y","shape":[9],"datatype":"FP32","data":' + data + b',"more":{"a":1}},'
+        b'{"name":"x","shape":[1],"datatype":"INT8","data":[8]}]}'
+    )
+    found = fine(body, OutputEncoding(True, {"y": False, "z": True, "x": True}))
+    assert found.tensors == b"\7\x08"
+    assert b'"more":{"a":1},"data":' + data + b"}" in found.header
+
+
+@pytest.mark.parametrize("behind", [[], ["b"], ["", "c" * 70_000, ""]])
+@pytest.mark.parametrize("before", [[], ["b"], ["b" * 40, ""]])
+def test_long_strings_that_stay_as_they_are(before: list[str], behind: list[str]) -> None:
+    text = [*before, 'é"\\\U0001f600\n' * 9_000, *behind]
+    body = answer(output("BYTES", text), output("INT8", [1], "z"))
+    found = brought(strategies.cut(body, 3), OutputEncoding(False, {"z": True}))
+    assert isinstance(found, Brought)
+    assert found.outputs[0]["data"] == text
+    assert found.tensors == b"\1"
+
+
+def test_a_name_behind_the_data() -> None:
+    body = b'{"outputs":[{"data":[1],"shape":[1],"datatype":"INT8","name":"y"}]}'
+    assert fine(body).tensors == b"\1"
+    found = fine(body, OutputEncoding(False, {}))
+    assert found.outputs[0]["data"] == [1]
+
+
+# ---------------------------------------------------------------------------------- base64
+
+IN_BASE64 = {"content_type": "base64", "a": 1}
+
+
+def test_base64_is_decoded() -> None:
+    elements = [b"", b"\xff", b"ab", bytes(range(256)) * 300, b"abc"]
+    data = [base64.b64encode(each).decode() for each in elements]
+    found = fine(answer(output("BYTES", data, parameters=IN_BASE64)))
+    assert found.tensors == pack_bytes(elements)
+    assert found.outputs[0]["parameters"] == {"a": 1, "binary_data_size": len(found.tensors)}
+
+
+def test_base64_that_is_told_behind_the_data() -> None:
+    entry = output("BYTES", ["/w=="]) | {"parameters": IN_BASE64}
+    assert fine(answer(entry)).tensors == pack_bytes([b"\xff"])
+
+
+def test_base64_that_the_client_wants_as_json_stays() -> None:
+    entry = output("BYTES", ["/w=="], parameters=IN_BASE64)
+    body = answer(entry, output("INT8", [1], "z"))
+    found = fine(body, OutputEncoding(False, {"z": True}))
+    assert found.outputs[0] == entry
+
+
+def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
+    """Give the outputs of an answer that is wanted as JSON, however it is split."""
+    found = []
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
+        codec = BinaryResponseConverter(OutputEncoding(False, {}), 1 << 20, 1 << 24, policies)
+        with strategies.windows_of(64):  # to have long strings
+            for piece in pieces:
+                codec.feed(piece)
+                assert codec.data_held <= 2 * len(body)
+            codec.feed(b"", last=True)
+            header, tensors = codec.finish()
+        assert tensors == []
+        found.append(json.loads(header)["outputs"])
+    assert found == [found[0]] * 3
+    return found[0]
+
+
+@pytest.mark.parametrize("parameters", [None, {"content_type": "str", "a": 1}])
+@pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
+@pytest.mark.parametrize("texts", [[], ["abcd"], ["", 'é"', "x" * 301, "", "abc"]])
+def test_text_that_is_wanted_as_base64(
+    texts: list[str], behind: bool, parameters: dict[str, Any] | None
+) -> None:
+    more: dict[str, Any] = {"parameters": parameters}
+    entry = output("BYTES", texts) | more if behind else output("BYTES", texts, **more)
+    body = answer(entry, output("BYTES", texts, "z"), output("INT8", [1], "n"))
+    y, z, n = as_json_in_base64(body, JsonPolicies(as_base64=frozenset("yn")))
+    assert list(map(base64.b64decode, y["data"])) == [text.encode() for text in texts]
+    assert y["parameters"] == {**(parameters or {}), "content_type": "base64"}
+    assert (z, n) == (output("BYTES", texts, "z"), output("INT8", [1], "n"))
+    _, z, _ = as_json_in_base64(body, JsonPolicies(bytes_encoding=BytesEncoding.BASE64))
+    assert list(map(base64.b64decode, z["data"])) == [text.encode() for text in texts]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
+def test_what_says_that_it_is_base64_stays(behind: bool) -> None:
+    more: dict[str, Any] = {"parameters": IN_BASE64}
+    entry = output("BYTES", ["YQ=="]) | more if behind else output("BYTES", ["YQ=="], **more)
+    assert as_json_in_base64(answer(entry), JsonPolicies(as_base64=frozenset("y"))) == [entry]
+
+
+def test_base64_that_is_larger_than_the_cap() -> None:
+    codec = BinaryResponseConverter(
+        OutputEncoding(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y"))
+    )
+    with pytest.raises(
+        GatewayError, match=r"becomes base64 .* \(limits.spool_bytes\); ask for all"
+    ):
+        codec.feed(answer(output("BYTES", ["abcd"] * 999)), last=True)
+
+
+@pytest.mark.parametrize("text", ["a", "YQ=", "Y!==", "YQ==YQ==", "Y" * 90_001])
+def test_what_is_not_base64(text: str) -> None:
+    body = answer(output("BYTES", ["YQ==", text], parameters=IN_BASE64))
+    assert fault(body).startswith("output 'y': element 1 is not base64, as its content_type says")
+
+
+def test_the_content_type_counts_for_bytes_alone() -> None:
+    found = fine(answer(output("INT8", [1], parameters=IN_BASE64)))
+    assert found.tensors == b"\1"
+    assert found.outputs[0]["parameters"]["content_type"] == "base64"
+
+
+# ---------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the server's answer is not valid JSON"),
+        (b"<html>", "the server's answer is not valid JSON"),
+        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
+        (b'{"outputs":[{"name":"y"', "the server's answer is not valid JSON"),
+        (
+            b'{"outputs":{}}',
+            "outputs of the server's answer must be an array of tensors, got an object",
+        ),
+        (answer({"name": "y", "data": [1]}), "outputs[0] of the server's answer lacks"),
+        (answer(output("X", [1])), "output 'y' of the server's answer has the unknown datatype"),
+        (answer(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
+        (answer(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
+        (answer(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
+        (
+            answer(output("FP32", [{"a": 1}])),
+            "output 'y': element 0 is an object, FP32 needs a number",
+        ),
+        (
+            answer({**output("FP32", []), "data": "x"}),
+            "output 'y': data must be an array, got a string",
+        ),
+        (
+            answer({**output("FP32", []), "data": None}),
+            "output 'y': data must be an array, got null",
+        ),
+        (answer(output("FP32", [1]))[:-5], "the server's answer ends at byte"),
+        (
+            b'{"a":{"data":[1]}}',
+            'there is an array "data" outside the tensors of outputs, at byte 6, near: ',
+        ),
+        (
+            b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1]}],"outputs":[]}',
+            "the server's answer has the key outputs more than once",
+        ),
+        (
+            b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1],"datatype":"BOOL"}]}',
+            "output 'y' has more than one datatype",
+        ),
+        (answer(output("BYTES", []), x=[[]]).replace(b"[[]]", b"[" * 201 + b"]" * 201), "deeper"),
+    ],
+)
+def test_answers_that_are_wrong(body: bytes, message: str) -> None:
+    assert message in fault(body)
+
+
+def test_deep_data() -> None:
+    body = answer(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
+    assert fault(body) == "output 'y': data is nested deeper than 200"
+
+
+def test_an_answer_larger_than_the_cap() -> None:
+    body = answer(output("INT8", [1] * 1000))
+    found = brought(strategies.cut(body, 1), spool_cap=999)
+    assert found == Failed(
+        ErrorKind.BAD_RESPONSE,
+        "an answer that becomes binary is held, and is larger than 999 bytes "
+        "(limits.spool_bytes); ask for all outputs as JSON",
+    )
+    assert isinstance(brought([body], spool_cap=3000), Brought)
+
+
+def test_a_header_larger_than_the_cap() -> None:
+    found = brought([answer(output("INT8", [1]), more="x" * 200)], header_cap=200)
+    assert found == Failed(
+        ErrorKind.BAD_RESPONSE,
+        "the JSON around the data is larger than 200 bytes (limits.header_bytes)",
+    )

@@ -1,0 +1,240 @@
+"""What the straight path for small requests gives is what the incremental codec gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.errors import GatewayError
+from gateway.protocol.request_header import OutputEncoding
+from tests.codec import strategies
+
+DEPTH_CAP = 12
+
+
+def small(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+    request = fast_convert_request(body, DEPTH_CAP)
+    if request is None:
+        return None
+    return request.body[: request.header_size], request.body[request.header_size :], request.answer
+
+
+def thorough(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+    codec = InferRequestConverter(1 << 20, DEPTH_CAP)
+    try:
+        codec.feed(body)
+        codec.feed(b"", last=True)
+        request = codec.finish()
+    except GatewayError:
+        return None
+    if request.expected_size:
+        return None
+    chunks = [chunk for part in request.tensors if not isinstance(part, int) for chunk in part]
+    return request.header, b"".join(chunks), request.answer
+
+
+def agrees(body: bytes) -> bool:
+    """Tell whether the straight path says the same, or leaves it to the other."""
+    found = small(body)
+    return found is None or found == thorough(body)
+
+
+def entry(datatype: str, data: Any, shape: list[int] | None = None) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": shape or [len(data)], "data": data}
+
+
+def request(*inputs: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"inputs": list(inputs), **fields}).encode()
+
+
+RANGES = {
+    "UINT8": (0, 2**8 - 1),
+    "UINT16": (0, 2**16 - 1),
+    "UINT32": (0, 2**32 - 1),
+    "UINT64": (0, 2**64 - 1),
+    "INT8": (-(2**7), 2**7 - 1),
+    "INT16": (-(2**15), 2**15 - 1),
+    "INT32": (-(2**31), 2**31 - 1),
+    "INT64": (-(2**63), 2**63 - 1),
+}
+FLOATS = {"FP16": 16, "FP32": 32, "FP64": 64}
+
+
+@pytest.mark.parametrize("datatype", RANGES)
+def test_integers_are_taken(datatype: str) -> None:
+    body = request(entry(datatype, [*RANGES[datatype], 0, 1]))
+    assert small(body) == thorough(body) is not None
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_floats_are_taken(datatype: str) -> None:
+    body = request(entry(datatype, [0, -1.5, 1e-3, 0.1, -0.0, 65504, 2.0]))
+    assert small(body) == thorough(body) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        request(entry("FP32", [[1, 2], [3, 4]], [2, 2]), id="a"),
+        request(entry("FP32", [[[1]], [[2]]], [2, 1, 1])),
+        request(entry("INT32", [1, 2]), entry("FP64", [0.5]) | {"name": "y"}),
+        request(entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
+        request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
+        request(
+            entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"content_type": "base64"}}]
+        ),
+        request(entry("FP32", [1.0]) | {"parameters": {"content_type": "np"}}),
+        json.dumps({"inputs": [entry("FP32", [1.5, 2])]}, indent=2).encode(),
+        b'{"inputs":[{"data":[1,2],"shape":[2],"datatype":"INT8","name":"x"}],"more":{"a":[1]}}',
+    ],
+)
+def test_what_is_plain_is_taken(body: bytes) -> None:
+    assert small(body) is not None
+    assert agrees(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        request(entry("FP32", [1.0]), outputs=[{"name": "data"}]),
+        request(entry("BYTES", ["a"])),
+        request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
+        request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
+        request(entry("BOOL", [True])),
+        request(entry("BF16", [1.0])),
+        request(entry("FP16", [float("nan")])),
+        request(entry("FP32", [1e39])),
+        request(entry("FP32", [True])),
+        request(entry("FP32", [None])),
+        request(entry("FP32", ["1"])),
+        request(entry("FP32", [1], [2])),
+        request(entry("INT32", [[1, [2]], 3], [3])),
+        request(entry("UINT8", [256])),
+        request(entry("INT8", [1.0])),
+        request(entry("UINT64", [2**64])),
+        request(entry("NO32", [1])),
+        request(entry("FP32", [1]), id=1),
+        request(entry("FP32", [1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]),
+        request(entry("FP32", [1]), parameters={"timeout": -1}),
+        request(entry("FP32", [1], [10**9])),
+        request({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {}}),
+        request(
+            {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}
+        ),
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"data":[2]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"d\\u0061ta":[2]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","datatype":"FP32","shape":[1],"data":[1]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"data":[1]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[2],"data":[1][2]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[01]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1,]}]}',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}]',
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}]}}',
+        request(entry("FP32", [1]), deep=[[[[[[[[[[[[[[1]]]]]]]]]]]]]]),
+    ],
+)
+def test_what_needs_a_closer_look_is_left(body: bytes) -> None:
+    assert small(body) is None
+
+
+@pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_what_c_takes_is_what_it_is_to_the_incremental_codec(datatype: str, data: Any) -> None:
+    count = len(json.dumps(data).split(",")) - ([] in data)
+    assert agrees(request(entry(datatype, data, [count if data else 0])))
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])
+def test_depth(depth: int) -> None:
+    nested = b"[" * depth + b"1" + b"]" * depth
+    body = request(entry("FP32", [1])).replace(b'"data": [1]', b'"data": ' + nested)
+    assert small(body) == thorough(body)
+
+
+@pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
+def test_many_numbers_are_taken_too(datatype: str) -> None:
+    body = request(entry(datatype, [*range(100)] * 20))
+    assert small(body) == thorough(body) is not None
+    for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
+        broken = body.replace(b" 50,", fault.encode() + b",", 1)
+        assert agrees(broken), fault
+    assert small(body.replace(b"[2000]", b"[2001]")) is None
+
+
+@pytest.mark.parametrize("row", [1, 10, 500])
+def test_many_nested_numbers_are_taken_too(row: int) -> None:
+    rows = [[*range(row)]] * (2000 // row)
+    body = request(entry("INT16", rows, [len(rows), row]))
+    assert small(body) == thorough(body) is not None
+    for fault in (b"[0", b"[]", b"0,,", b"[1],", b"]", b"0,]"):
+        assert agrees(body.replace(b"[0", fault, 1)), fault
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
+def test_depth_among_many_numbers(depth: int) -> None:
+    nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
+    body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
+    assert small(body) == thorough(body)
+    assert (small(body) is None) == (depth >= DEPTH_CAP)
+
+
+@given(st.data())
+def test_any_number_is_what_it_is_to_the_incremental_codec(data: st.DataObject) -> None:
+    datatype = data.draw(st.sampled_from([*RANGES, *FLOATS]))
+    if datatype in FLOATS:
+        element = st.floats(width=64, allow_nan=False, allow_infinity=False).map(repr)
+        element |= st.integers(-(2**70), 2**70).map(str)
+        element |= st.floats(-70000, 70000, width=32).map(repr)
+        element |= st.decimals(-(10**6), 10**6, places=20).map(str)
+    else:
+        low, high = RANGES[datatype]
+        element = st.integers(low - 2, high + 2).map(str)
+    element |= st.sampled_from(["-0", "0.0", "-0.0", "1e5", "1E-7", "1e400", "4.9e-324", "0e9"])
+    texts = data.draw(st.lists(element, min_size=1, max_size=5))
+    body = request(entry(datatype, ["@"], [len(texts)])).replace(b'"@"', ",".join(texts).encode())
+    assert agrees(body)
+
+
+@strategies.LAW
+@given(strategies.request_bodies(), strategies.SEEDS)
+def test_any_request_is_what_it_is_to_the_incremental_codec(body: bytes, seed: int) -> None:
+    assert agrees(body)
+    assert agrees(strategies.mutated(body, seed))
+
+
+PLAIN = request(
+    entry("FP32", [[0.25, 2], [3, 4.5]], [2, 2]),
+    entry("INT16", [1, 2, 3]) | {"name": "y", "parameters": {"a": 1}},
+    id="i",
+    outputs=[{"name": "z", "parameters": {"binary_data": False}}],
+)
+
+
+@given(strategies.SEEDS)
+def test_a_broken_request_is_never_taken_for_another(seed: int) -> None:
+    rng = random.Random(seed)
+    body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
+    assert agrees(body)
+
+
+def test_numbers_of_one_request_do_not_appear_in_the_next() -> None:
+    found = [small(request(entry("FP32", [float(number)]))) for number in range(100)]
+    assert len({data for _, data, _ in filter(None, found)}) == 100
+
+
+@pytest.mark.parametrize(("count", "is_taken"), [(200, True), (300, False)])
+def test_very_many_inputs_are_left(count: int, is_taken: bool) -> None:
+    entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
+    body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
+    assert (fast_convert_request(body, DEPTH_CAP) is not None) is is_taken

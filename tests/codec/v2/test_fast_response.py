@@ -1,0 +1,101 @@
+"""What the straight path for small answers gives is what the incremental codec gives."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.response import JsonResponseConverter
+from gateway.errors import GatewayError
+from tests.codec import strategies
+from tests.codec.reference import DTYPES
+from tests.codec.strategies import answer_body, output
+
+PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
+
+
+def thorough(body: bytes, header_size: int) -> bytes | None:
+    codec = JsonResponseConverter(header_size, JsonPolicies())
+    try:
+        text = codec.feed(body)
+        codec.finish()
+    except GatewayError:
+        return None
+    return text
+
+
+def agrees(body: bytes, header_size: int) -> bool:
+    """Tell whether the straight path says the same, or leaves it to the other."""
+    found = fast_convert_response(body, header_size)
+    return found is None or found == thorough(body, header_size)
+
+
+def values(datatype: str, count: int = 4) -> bytes:
+    return np.arange(count).astype(DTYPES[datatype]).tobytes()
+
+
+@pytest.mark.parametrize("datatype", PLAIN)
+def test_numbers_are_taken(datatype: str) -> None:
+    body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
+    text = fast_convert_response(body, size)
+    assert text is not None
+    assert text == thorough(body, size)
+    assert json.loads(text)["outputs"][0]["data"] == [0, 1, 2, 3]
+
+
+def test_several_outputs_are_taken() -> None:
+    outputs = [output(name, name, [4], values(name)) for name in PLAIN]
+    body, size = answer_body(outputs, {"id": "i", "parameters": {"a": [1]}})
+    text = fast_convert_response(body, size)
+    assert text is not None
+    assert text == thorough(body, size)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
+def test_other_datatypes_are_left(datatype: str) -> None:
+    body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
+    assert fast_convert_response(body, size) is None
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_a_policy_is_for_is_left(datatype: str, value: float) -> None:
+    data = np.array([1, value]).astype(DTYPES[datatype]).tobytes()
+    body, size = answer_body([output("y", datatype, [2], data)])
+    assert fast_convert_response(body, size) is None
+
+
+def test_what_is_broken_is_left() -> None:
+    body, size = answer_body([output("y", "FP32", [4], values("FP32"))])
+    assert fast_convert_response(body[:-1], size) is None
+    assert fast_convert_response(body + b"\0", size) is None
+    assert fast_convert_response(body, size - 1) is None
+    assert fast_convert_response(body, 0) is None
+    assert fast_convert_response(b"", 0) is None
+    empty, size = answer_body([output("y", "FP32", [0], b"")])
+    assert fast_convert_response(empty, size) is None
+
+
+@strategies.LAW
+@given(strategies.answers(), strategies.SEEDS)
+def test_any_answer_is_what_it_is_to_the_incremental_codec(
+    answer: tuple[bytes, int], seed: int
+) -> None:
+    body, size = answer
+    assert agrees(body, size)
+    rng = random.Random(seed)
+    assert agrees(strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1])))
+
+
+def test_numbers_of_one_answer_do_not_appear_in_the_next() -> None:
+    answers = [
+        answer_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
+        for number in range(100)
+    ]
+    assert len({fast_convert_response(*answer) for answer in answers}) == 100

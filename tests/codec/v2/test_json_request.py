@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import strategies
+from tests.codec.reference import DTYPES, RefusedError, convert_request, pack_bytes, request_as_json
+from tests.codec.v2.test_response import POLICIES, Failed, rewritten
+
+BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
+
+
+def entry(datatype: str, shape: list[int], data: bytes, **more: Any) -> dict[str, Any]:
+    size = {"binary_data_size": len(data)}
+    parameters = {**more.pop("parameters", {}), **size}
+    return {"name": "x", "datatype": datatype, "shape": shape, "parameters": parameters, **more}
+
+
+def message(*tensors: tuple[dict[str, Any], bytes], **fields: Any) -> tuple[bytes, int]:
+    """Give a request in binary form, and the size of its header."""
+    header = json.dumps({"inputs": [shown for shown, _ in tensors], **fields}).encode()
+    return header + b"".join(data for _, data in tensors), len(header)
+
+
+def one(datatype: str, shape: list[int], data: bytes, **more: Any) -> tuple[bytes, int]:
+    return message((entry(datatype, shape, data, **more), data))
+
+
+def written(
+    pieces: list[bytes],
+    header_size: int,
+    policies: JsonPolicies | None = None,
+    input_encodings: Mapping[int, BytesEncoding] | None = None,
+    as_base64: frozenset[str] = frozenset(),
+) -> bytes | Failed:
+    codec = JsonRequestConverter(
+        header_size, policies or JsonPolicies(), input_encodings or {}, as_base64
+    )
+    try:
+        text = b"".join(codec.feed(piece) for piece in pieces)
+        codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return text
+
+
+def fields_of(text: bytes | Failed) -> Any:
+    assert isinstance(text, bytes), text
+    return json.loads(text)
+
+
+# ---------------------------------------------------------------------------------- the law
+
+
+@strategies.LAW
+@given(strategies.request_bodies(), POLICIES, strategies.SEEDS)
+def test_a_request_is_the_same_however_it_is_split(
+    body: bytes, policies: JsonPolicies, seed: int
+) -> None:
+    rng = random.Random(seed)
+    try:
+        plain = convert_request(body, 64)
+    except RefusedError:
+        return  # it has a shape that its data do not fit
+    tensors = [rng.randbytes(t) if isinstance(t, int) else t for t in plain.tensors]
+    header = json.dumps(plain.header).encode()
+    codec = InferRequestConverter(1 << 20, 64)
+    codec.feed(body, last=True)
+    input_encodings, whole = codec.finish().input_encodings, header + b"".join(tensors)
+
+    def found(pieces: list[bytes]) -> bytes | Failed:
+        return written(pieces, len(header), policies, input_encodings, plain.as_base64)
+
+    text = found([whole])
+    assert found(strategies.cut(whole, seed)) == text
+    assert found(strategies.bytewise(whole)) == text
+    how = {index: form.value for index, form in input_encodings.items()}
+    by_policy = policies.nonfinite.value, policies.bytes_encoding.value
+    try:
+        expected = request_as_json(plain.header, tensors, *by_policy, how, plain.as_base64)
+    except RefusedError:
+        assert isinstance(text, Failed)
+        assert text.kind is ErrorKind.BAD_REQUEST
+    else:
+        assert _normal(fields_of(text)) == _normal(json.loads(rewritten(json.dumps(expected))))
+
+
+def _normal(value: Any) -> Any:
+    """Give fields without what is empty but for it, and with NaN that equals itself."""
+    if isinstance(value, dict):
+        return {k: _normal(v) for k, v in value.items() if k != "parameters" or v}
+    if isinstance(value, list):
+        return [_normal(each) for each in value]
+    return "NaN" if value != value else value
+
+
+# ---------------------------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_each_datatype_there_and_back(datatype: str) -> None:
+    rng = np.random.default_rng(7)
+    size = np.dtype(DTYPES[datatype]).itemsize
+    data = bytes([0, 1] * 60) if datatype == "BOOL" else rng.bytes(120 * size)
+    if np.dtype(DTYPES[datatype]).kind not in "biu":
+        values = np.frombuffer(data, DTYPES[datatype]).copy()
+        values[~np.isfinite(values.astype(np.float64))] = 0
+        data = values.tobytes()
+    body, header_size = one(datatype, [2, 60], data)
+    text = written([body], header_size)
+    assert isinstance(text, bytes)
+    codec = InferRequestConverter(1 << 20, 64)
+    codec.feed(text, last=True)
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert b"".join(tensor) == data
+
+
+def test_text_there_and_back() -> None:
+    elements = [b"", b'a"\\', "\u00e9\U0001f600".encode() * 90, b"\0\n"]
+    body, header_size = one("BYTES", [4], pack_bytes(elements))
+    for pieces in ([body], strategies.bytewise(body)):
+        text = written(pieces, header_size)
+        assert [x.encode() for x in fields_of(text)["inputs"][0]["data"]] == elements
+
+
+# ---------------------------------------------------------------------------------- the header
+
+
+def test_what_asks_for_binary_is_taken_out_and_all_else_stays() -> None:
+    data = b"\1\2"
+    body, header_size = message(
+        (entry("INT8", [2], data, parameters={"a": 1}, note=[None]), data),
+        (
+            {
+                "name": "y",
+                "parameters": {"shared_memory_region": "r"},
+                "datatype": "FP32",
+                "shape": [1],
+            },
+            b"",
+        ),
+        id="7",
+        outputs=[
+            {"name": "a", "parameters": {"binary_data": True}},
+            {"name": "b", "parameters": {"classification": 3, "binary_data": False}},
+            {"name": "c"},
+        ],
+        parameters={"binary_data_output": True, "priority": 2},
+        more={"binary_data_output": True},
+    )
+    assert fields_of(written([body], header_size)) == {
+        "inputs": [
+            {
+                "name": "x",
+                "datatype": "INT8",
+                "shape": [2],
+                "parameters": {"a": 1},
+                "note": [None],
+                "data": [1, 2],
+            },
+            {
+                "name": "y",
+                "parameters": {"shared_memory_region": "r"},
+                "datatype": "FP32",
+                "shape": [1],
+            },
+        ],
+        "id": "7",
+        "outputs": [
+            {"name": "a"},
+            {"name": "b", "parameters": {"classification": 3}},
+            {"name": "c"},
+        ],
+        "parameters": {"priority": 2},
+        "more": {"binary_data_output": True},
+    }
+
+
+def test_empty_parameters_are_left_out() -> None:
+    body, header_size = message(
+        (entry("INT8", [0], b""), b""), parameters={"binary_data_output": True}
+    )
+    assert fields_of(written([body], header_size)) == {
+        "inputs": [{"name": "x", "datatype": "INT8", "shape": [0], "data": []}]
+    }
+
+
+# ---------------------------------------------------------------------------------- BYTES
+
+NOT_UTF8 = pack_bytes([b"a", b"\xff"])
+
+
+def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
+    body, header_size = one("BYTES", [2], NOT_UTF8)
+    for pieces in ([body], strategies.bytewise(body)):
+        assert written(pieces, header_size) == Failed(
+            ErrorKind.BAD_REQUEST,
+            "input 'x': element 1 is not UTF-8 text, which JSON needs; set the policy "
+            "bytes: base64",
+        )
+
+
+def test_base64_is_told_to_the_server() -> None:
+    body, header_size = one("BYTES", [2], NOT_UTF8, parameters={"a": 1})
+    for pieces in ([body], strategies.bytewise(body)):
+        (shown,) = fields_of(written(pieces, header_size, BASE64))["inputs"]
+        assert shown["data"] == ["YQ==", "/w=="]
+        assert shown["parameters"] == {"a": 1, "content_type": "base64"}
+
+
+def test_what_the_client_wrote_as_text_stays_text() -> None:
+    data = pack_bytes([b"YQ=="])
+    body, header_size = one("BYTES", [1], data)
+    (shown,) = fields_of(written([body], header_size, BASE64, {0: BytesEncoding.UTF8}))["inputs"]
+    assert (shown["data"], "parameters" in shown) == (["YQ=="], False)
+
+
+def test_what_was_base64_is_so_again() -> None:
+    body, header_size = one("BYTES", [2], NOT_UTF8)
+    (shown,) = fields_of(written([body], header_size, None, {0: BytesEncoding.BASE64}))["inputs"]
+    assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
+
+
+def test_base64_of_a_json_client_comes_to_the_server_as_it_was() -> None:
+    body = (
+        b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
+        b'"base64","a":1},"data":["YQ==","/w=="]}]}'
+    )
+    codec = InferRequestConverter(1 << 20, 64)
+    codec.feed(body, last=True)
+    request = codec.finish()
+    (tensor,) = request.tensors
+    assert not isinstance(tensor, int)
+    text = written([request.header, *tensor], len(request.header), None, request.input_encodings)
+    assert fields_of(text) == json.loads(body)
+
+
+def test_outputs_wanted_as_base64_are_asked_for_so() -> None:
+    outputs = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
+    body, header_size = message((entry("INT8", [0], b""), b""), outputs=outputs)
+    text = written([body], header_size, as_base64=frozenset({"a"}))
+    assert fields_of(text)["outputs"] == [
+        {"name": "a", "parameters": {"content_type": "base64"}},
+        {"name": "b"},
+    ]
+
+
+def test_a_content_type_of_the_clients_own_is_left_to_the_server() -> None:
+    data = pack_bytes([b"YQ=="])
+    body, header_size = one("BYTES", [1], data, parameters={"content_type": "base64"})
+    (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
+    assert (shown["data"], shown["parameters"]) == (["YQ=="], {"content_type": "base64"})
+
+
+def test_the_policy_is_for_text_alone() -> None:
+    body, header_size = one("INT8", [1], b"\1")
+    (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
+    assert (shown["data"], "parameters" in shown) == ([1], False)
+
+
+# ---------------------------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "text"),
+    [
+        (Nonfinite.LITERAL, b"[1.0,NaN,-Infinity]"),
+        (Nonfinite.NULL, b"[1.0,null,null]"),
+        (Nonfinite.STRING, b'[1.0,"NaN","-Infinity"]'),
+    ],
+)
+def test_numbers_that_json_does_not_have(nonfinite: Nonfinite, text: bytes) -> None:
+    data = np.array([1, np.nan, -np.inf], "<f4").tobytes()
+    body, header_size = one("FP32", [3], data)
+    found = written([body], header_size, JsonPolicies(nonfinite))
+    assert isinstance(found, bytes)
+    assert b'"data":' + text in found
+
+
+def test_a_policy_that_refuses_names_the_element() -> None:
+    data = np.array([1, np.nan], "<f4").tobytes()
+    body, header_size = one("FP32", [2], data)
+    assert written([body], header_size, JsonPolicies(Nonfinite.ERROR)) == Failed(
+        ErrorKind.BAD_REQUEST,
+        "input 'x': element 1 is nan, which JSON does not have (policy nonfinite: error); set "
+        "another policy",
+    )
+
+
+# ---------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "fault"),
+    [
+        ("BOOL", [2], b"\1\2", "input 'x' is BOOL, but holds bytes other than 0 and 1"),
+        ("BYTES", [1], b"\5\0\0\0ab", "input 'x' ends inside an element"),
+        ("BYTES", [1], b"\5\0", "input 'x' ends inside an element"),
+        (
+            "BYTES",
+            [3],
+            NOT_UTF8[:5],
+            "input 'x' of the request holds 1 elements, its shape [3] takes 3",
+        ),
+    ],
+)
+def test_tensors_that_are_not_what_they_should_be(
+    datatype: str, shape: list[int], data: bytes, fault: str
+) -> None:
+    body, header_size = one(datatype, shape, data)
+    for pieces in ([body], strategies.bytewise(body)):
+        assert written(pieces, header_size) == Failed(ErrorKind.BAD_REQUEST, fault)

@@ -1,0 +1,316 @@
+"""Answers whose outputs come as JSON and in binary form, whichever was asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.json.array_scanner import WINDOW
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.request_header import OutputEncoding
+from tests.codec import strategies
+from tests.codec.reference import DATATYPES, DTYPES, pack_bytes, unpack
+
+CAP = 1 << 20
+ALL = OutputEncoding(True, {})
+NONE = OutputEncoding(False, {})
+VALUES: dict[str, tuple[Any, ...]] = {
+    "BOOL": (True, False),
+    "BYTES": ("", "é", '"data":[', "x" * 300),
+    **dict.fromkeys(("FP16", "BF16", "FP32", "FP64"), (0.5, -2.0, 3.0, math.nan)),
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output as the server gives it: in binary form, as JSON, or without a word if it is empty.
+
+    ``null`` has NaN written so, as KServe writes it.
+    """
+
+    name: str
+    datatype: str
+    values: tuple[Any, ...]
+    binary: bool
+    silent: bool = False
+    null: bool = False
+
+    @property
+    def data(self) -> bytes:
+        if self.datatype == "BYTES":
+            return pack_bytes([value.encode() for value in self.values])
+        return np.array(self.values, DTYPES[self.datatype]).tobytes()
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        fields = {"name": self.name, "datatype": self.datatype, "shape": [len(self.values)]}
+        if self.silent and not self.values:
+            return fields
+        if self.binary:
+            return {**fields, "parameters": {"binary_data_size": len(self.data)}}
+        written = [None if self.null and value != value else value for value in self.values]
+        return {**fields, "data": written}
+
+
+def body_of(*outputs: Output) -> tuple[bytes, int]:
+    header = json.dumps({"id": "7", "outputs": [each.shown for each in outputs]}).encode()
+    return header + b"".join(each.data for each in outputs if each.binary), len(header)
+
+
+def mixed(
+    pieces: list[bytes], header_size: int, form: OutputEncoding, spool_cap: int = CAP, **more: Any
+) -> tuple[bytes, bytes]:
+    codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, spool_cap)
+    for piece in pieces:
+        codec.feed(piece)
+        while codec.work():
+            pass
+    header, tensors = codec.finish()
+    return header, b"".join(tensors)
+
+
+def all_json(pieces: list[bytes], form: OutputEncoding) -> tuple[bytes, bytes]:
+    codec = BinaryResponseConverter(form, CAP, CAP)
+    for piece in pieces:
+        codec.feed(piece)
+    codec.feed(b"", last=True)
+    header, tensors = codec.finish()
+    return header, b"".join(tensors)
+
+
+def check(brought: tuple[bytes, bytes], outputs: list[Output], form: OutputEncoding) -> None:
+    """Check that each output has its form, and the tensor that the server gave."""
+    header, tail = brought
+    fields = json.loads(header)
+    assert fields["id"] == "7"
+    for entry, output in zip(fields["outputs"], outputs, strict=True):
+        size = entry.get("parameters", {}).get("binary_data_size")
+        assert (size is not None) == form.wants_binary(output.name)
+        assert ("data" in entry) != form.wants_binary(output.name)
+        if size is None:
+            elements = entry["data"]
+        else:
+            data, tail = tail[:size], tail[size:]
+            elements = unpack(output.datatype, data)
+            if output.datatype == "BYTES":
+                elements = [each.decode() for each in elements]
+        assert list(map(normal, elements)) == list(map(normal, output.values))
+        assert entry["shape"] == [len(output.values)]
+    assert tail == b""
+
+
+def normal(value: Any) -> Any:
+    return "NaN" if value is None or value != value else value
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[Output]:
+    names = draw(st.lists(st.sampled_from(["y", "z", 'q"', "é"]), unique=True, max_size=4))
+    made = []
+    for name in names:
+        datatype = draw(st.sampled_from(DATATYPES))
+        element = st.sampled_from(VALUES.get(datatype, (0, 1, 100)))
+        values = tuple(draw(st.lists(element, max_size=9)))
+        made.append(Output(name, datatype, values, *(draw(st.booleans()) for _ in range(3))))
+    return made
+
+
+@strategies.LAW
+@given(outputs(), st.sets(st.sampled_from(["y", "z", 'q"', "é"])), strategies.SEEDS)
+def test_the_tensors_are_the_same_in_whatever_form_they_came(
+    given_outputs: list[Output], binary: set[str], seed: int
+) -> None:
+    body, size = body_of(*given_outputs)
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
+    found = mixed([body], size, form)
+    check(found, given_outputs, form)
+    assert mixed(strategies.cut(body, seed), size, form) == found
+    assert mixed(strategies.bytewise(body), size, form) == found
+    if len(body) == size:
+        assert all_json([body], form) == found
+        assert all_json(strategies.bytewise(body), form) == found
+
+
+# ---------------------------------------------------------------------------------- tables
+
+SUM = Output("SUM", "FP32", (1.5, math.nan), binary=False, null=True)
+DIFFERENCE = Output("DIFFERENCE", "INT64", (2**53 + 1,), binary=True)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ALL,
+        NONE,
+        OutputEncoding(True, {"SUM": False}),
+        OutputEncoding(True, {"DIFFERENCE": False}),  # the other way round
+    ],
+)
+def test_an_answer_as_openvino_gives_it(form: OutputEncoding) -> None:
+    body, size = body_of(SUM, DIFFERENCE)
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 3)):
+        check(mixed(pieces, size, form), [SUM, DIFFERENCE], form)
+
+
+def test_tensors_stand_in_the_order_of_the_outputs() -> None:
+    given_outputs = [
+        Output("a", "INT8", (1,), binary=False),
+        Output("b", "INT8", (2,), binary=True),
+        Output("c", "INT8", (3,), binary=False),
+        Output("d", "INT8", (4,), binary=True),
+    ]
+    body, size = body_of(*given_outputs)
+    assert mixed([body], size, ALL)[1] == b"\1\2\3\4"
+    assert mixed([body], size, OutputEncoding(True, {"b": False}))[1] == b"\1\3\4"
+
+
+def test_data_that_stay_json_stay_as_they_were_written() -> None:
+    text = b"[1.50, [NaN, null], 1e400]"
+    header = (
+        b'{"outputs":[{"name":"y","shape":[4],"datatype":"FP32","data":' + text + b"},"
+        b'{"name":"z","shape":[1],"datatype":"INT8","parameters":{"binary_data_size":1}}]}'
+    )
+    found, tail = mixed([header + b"\7"], len(header), OutputEncoding(False, {"z": True}))
+    assert b'"data":' + text in found
+    assert tail == b"\7"
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_an_output_without_elements_of_which_nothing_is_said(datatype: str) -> None:
+    empty = Output("e", datatype, (), binary=True, silent=True)
+    body, size = body_of(empty, DIFFERENCE)
+    for form in (ALL, NONE, OutputEncoding(False, {"e": True}), OutputEncoding(True, {"e": False})):
+        check(mixed([body], size, form), [empty, DIFFERENCE], form)
+    body, size = body_of(empty)
+    for form in (ALL, NONE):
+        check(all_json([body], form), [empty], form)
+    codec = JsonResponseConverter(size, JsonPolicies(as_base64=frozenset("e")))
+    check((codec.feed(body), b""), [empty], NONE)
+
+
+def test_an_output_in_shared_memory_is_left_alone() -> None:
+    for more in ({}, {"parameters": {"shared_memory_region": "r"}}):
+        shape = [0 if more else 5]
+        entry = {"name": "s", "datatype": "FP32", "shape": shape, **more}
+        header = json.dumps({"outputs": [entry]}).encode()
+        for form in (ALL, NONE):
+            assert json.loads(all_json([header], form)[0])["outputs"] == [entry]
+            assert json.loads(mixed([header], len(header), form)[0])["outputs"] == [entry]
+
+
+@pytest.mark.parametrize(("wanted", "told"), [("yz", "yz"), ("y", "y"), ("z", "z"), ("", "")])
+def test_base64_is_told_of_what_became_so_here_alone(wanted: str, told: str) -> None:
+    texts = [Output(name, "BYTES", ("a",), binary=name == "y") for name in "yz"]
+    body, size = body_of(*texts)
+    header, _ = mixed(
+        [body], size, NONE, as_base64=frozenset(wanted), bytes_encoding=BytesEncoding.UTF8
+    )
+    for entry in json.loads(header)["outputs"]:
+        is_base64 = entry["name"] in told
+        assert entry["data"] == (["YQ=="] if is_base64 else ["a"])
+        assert entry.get("parameters") == ({"content_type": "base64"} if is_base64 else None)
+
+
+SHORT = "the server's answer ends before all that its header says has come"
+
+
+def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
+    head = f'"name":"SUM","shape":[{shape}],"datatype":"{datatype}"'
+    tail = json.dumps(DIFFERENCE.shown)
+    return f'{{"outputs":[{{{head},"data":{data}}},{tail}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (broken("[, 1.0]"), "output 'SUM': data is not a valid JSON array, near element 0"),
+        (broken("[1.0, ]"), "output 'SUM': data is not a valid JSON array, near element 0"),
+        (broken("[1.0, , 2]", 3), "output 'SUM': data is not a valid JSON array, near element 1"),
+        (broken("[1]"), "output 'SUM': shape [2] takes 2 elements, data has 1"),
+        (broken("[300, 1]", 2, "UINT8"), "output 'SUM': element 0 (300) does not fit UINT8"),
+        (
+            broken("[1, 2]", 2, "FP7"),
+            "output 'SUM' of the server's answer has the unknown datatype",
+        ),
+        (broken("7"), "output 'SUM': data must be an array, got a number"),
+        (broken("[1, 2]")[:-3], "the server's answer is not valid JSON"),
+    ],
+)
+def test_what_makes_no_tensor(header: bytes, message: str) -> None:
+    body = header + DIFFERENCE.data
+    for pieces in ([body], strategies.bytewise(body)):
+        with pytest.raises(GatewayError) as caught:
+            mixed(pieces, len(header), ALL)
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
+        assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("data", ["[, 1.0]", "[1.0, ]", "[1.0, , 2]", "[1 2]", "[1,NaNs]"])
+def test_data_that_stay_json_are_json(data: str) -> None:
+    header = broken(data)
+    with pytest.raises(GatewayError) as caught:
+        mixed([header + DIFFERENCE.data], len(header), OutputEncoding(False, {"DIFFERENCE": True}))
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message == (
+        "output 'SUM' of the server's answer has data that are no JSON array"
+    )
+
+
+@pytest.mark.parametrize("pieces", [[], [b""], [b'{"outputs"']])
+@pytest.mark.parametrize("size", [14, 11])
+def test_an_answer_shorter_than_its_header(pieces: list[bytes], size: int) -> None:
+    with pytest.raises(GatewayError) as caught:
+        mixed(pieces, size, ALL)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, SHORT)
+
+
+def test_a_header_of_no_bytes() -> None:
+    for pieces in ([], [b"abcd"]):
+        with pytest.raises(GatewayError) as caught:
+            mixed(pieces, 0, ALL)
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
+
+
+def test_bytes_that_do_not_follow() -> None:
+    header = json.dumps({"outputs": [DIFFERENCE.shown]}).encode()
+    for form in (ALL, NONE):
+        with pytest.raises(GatewayError) as caught:
+            all_json([header], form)
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
+        assert "has 8 bytes, which do not follow its JSON" in caught.value.message
+
+
+def test_the_cap_counts_what_came_as_json_and_in_binary_form() -> None:
+    body, size = body_of(SUM, DIFFERENCE)
+    held = len(SUM.data) + len(DIFFERENCE.data)
+    for pieces in ([body], strategies.cut(body, 1)):
+        mixed(pieces, size, ALL, spool_cap=held)
+        with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
+            mixed(pieces, size, ALL, spool_cap=held - 1)
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
+
+
+def test_a_large_json_output_is_worked_off_bit_by_bit() -> None:
+    """Also where its datatype comes behind its data, so that all of it has to wait."""
+    numbers = list(range(100_000))
+    entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
+    header = json.dumps({"outputs": [entry, DIFFERENCE.shown]}).encode()
+    body = header + DIFFERENCE.data
+    codec = MixedResponseConverter(len(header), ALL, JsonPolicies(), CAP, CAP)
+    codec.feed(body)
+    steps = 0
+    while codec.work():
+        steps += 1
+    assert steps > len(header) / WINDOW - 1
+    tensors = b"".join(codec.finish()[1])
+    assert tensors == np.array(numbers, "<i4").tobytes() + DIFFERENCE.data

@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import base64
+import json
+import math
+import random
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter, response_reader
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.request_header import OutputEncoding
+from tests.codec import strategies
+from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_answer, pack_bytes
+from tests.codec.strategies import answer_body, output
+
+HEADER_CAP = SPOOL_CAP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Failed:
+    kind: ErrorKind
+    message: str
+
+
+def as_json(
+    pieces: list[bytes], header_size: int, policies: JsonPolicies | None = None
+) -> bytes | Failed:
+    codec = JsonResponseConverter(header_size, policies or JsonPolicies())
+    try:
+        text = b"".join(codec.feed(piece) for piece in pieces)
+        codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return text
+
+
+def as_mixed(
+    pieces: list[bytes],
+    header_size: int,
+    form: OutputEncoding,
+    policies: JsonPolicies | None = None,
+    spool_cap: int = SPOOL_CAP,
+) -> tuple[bytes, bytes] | Failed:
+    codec = MixedResponseConverter(
+        header_size, form, policies or JsonPolicies(), HEADER_CAP, spool_cap
+    )
+    try:
+        for piece in pieces:
+            codec.feed(piece)
+        header, tensors = codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return header, b"".join(tensors)
+
+
+def plainly(
+    body: bytes, header_size: int, policies: JsonPolicies, binary: frozenset[str] = frozenset()
+) -> tuple[str, bytes] | int:
+    """Give the JSON, the binary part, or the status of the refusal."""
+    nonfinite, bytes_encoding = policies.nonfinite.value, policies.bytes_encoding.value
+    try:
+        fields, tail = convert_answer(
+            body, header_size, nonfinite, bytes_encoding, binary, policies.as_base64
+        )
+    except RefusedError as error:
+        return error.status
+    return rewritten(json.dumps(fields)), tail
+
+
+def rewritten(text: str | bytes) -> str:
+    """Give a JSON text in one form, with integers as a library of 64 bits reads them."""
+
+    def to_int(digits: str) -> int | float:
+        value = int(digits)
+        return value if -(2**63) <= value < 2**64 else float(value)
+
+    return json.dumps(json.loads(text, parse_int=to_int))
+
+
+def status(failed: Any) -> Any:
+    return failed.kind.value.status if isinstance(failed, Failed) else failed
+
+
+IN_BASE64 = {"parameters": {"content_type": "base64"}}
+NAMES = st.sampled_from(["y", "z", 'q"', "é"])
+POLICIES = st.builds(
+    JsonPolicies,
+    st.sampled_from(Nonfinite),
+    st.sampled_from(BytesEncoding),
+    st.frozensets(NAMES, max_size=2),
+)
+
+
+# ---------------------------------------------------------------------------------- the law
+
+
+@strategies.LAW
+@given(strategies.answers(), POLICIES, strategies.SEEDS)
+def test_an_answer_is_the_same_however_it_is_split(
+    answer: tuple[bytes, int], policies: JsonPolicies, seed: int
+) -> None:
+    body, size = answer
+    found = as_json([body], size, policies)
+    assert as_json(strategies.cut(body, seed), size, policies) == found
+    assert as_json(strategies.bytewise(body), size, policies) == found
+    expected = plainly(body, size, policies)
+    if isinstance(found, Failed):
+        assert status(found) == expected
+    else:
+        assert (rewritten(found), b"") == expected
+
+
+@strategies.LAW
+@given(strategies.answers(), POLICIES, st.sets(NAMES), strategies.SEEDS)
+def test_a_mixed_answer_is_the_same_however_it_is_split(
+    answer: tuple[bytes, int], policies: JsonPolicies, binary: set[str], seed: int
+) -> None:
+    body, size = answer
+    policies = replace(policies, as_base64=policies.as_base64 - binary)
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
+    found = as_mixed([body], size, form, policies)
+    assert as_mixed(strategies.cut(body, seed), size, form, policies) == found
+    assert as_mixed(strategies.bytewise(body), size, form, policies) == found
+    expected = plainly(body, size, policies, frozenset(binary))
+    if isinstance(found, Failed):
+        assert status(found) == expected
+    else:
+        assert (rewritten(found[0]), found[1]) == expected
+
+
+@strategies.LAW
+@given(strategies.answers(), POLICIES, strategies.SEEDS, st.integers(-3, 3))
+def test_a_broken_answer_is_converted_or_refused_the_same(
+    answer: tuple[bytes, int], policies: JsonPolicies, seed: int, shift: int
+) -> None:
+    body, size = answer
+    body, size = strategies.mutated(body, seed), max(0, size + shift * (seed % 2))
+    found = as_json([body], size, policies)
+    assert as_json(strategies.cut(body, seed), size, policies) == found
+    assert as_json(strategies.bytewise(body), size, policies) == found
+    form = OutputEncoding(False, {"y": True})
+    mixed = as_mixed([body], size, form, policies)
+    assert as_mixed(strategies.bytewise(body), size, form, policies) == mixed
+    for outcome in (found, mixed):
+        assert not isinstance(outcome, Failed) or status(outcome) in (406, 502)
+
+
+# ---------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_each_datatype(datatype: str) -> None:
+    data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
+    body, size = answer_body([output("y", datatype, [3, 1], data)])
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
+        text = as_json(pieces, size)
+        assert isinstance(text, bytes)
+        assert json.loads(text) == {
+            "model_name": "m",
+            "outputs": [{"name": "y", "datatype": datatype, "shape": [3, 1], "data": [1, 0, 1]}],
+        }
+
+
+def test_keys_and_parameters_are_kept_in_order() -> None:
+    header = (
+        b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
+        b'{"b":1,"binary_data_size":1,"a":"\xc3\xa9"},"datatype":"INT8","name":"y"},'
+        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}],"id":"7","a":{}}'
+    )
+    text = as_json([header + b"\xff"], len(header))
+    assert text == (
+        b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
+        b'{"b":1,"a":"\xc3\xa9"},"datatype":"INT8","name":"y","data":[-1]},'
+        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}],"id":"7","a":{}}'
+    )
+
+
+def test_data_beside_the_binary_size_gives_way_to_what_was_sent() -> None:
+    sent = output("y", "INT8", [1], b"\7")
+    body, size = answer_body([strategies.Output("y", sent.shown | {"data": [1]}, sent.data)])
+    text = as_json([body], size)
+    assert isinstance(text, bytes)
+    assert text.count(b'"data"') == 1
+    assert json.loads(text)["outputs"][0]["data"] == [7]
+
+
+def test_a_float_has_its_shortest_digits() -> None:
+    # Where Triton prints 0.10000000149011612.
+    body, size = answer_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
+    text = as_json([body], size)
+    assert isinstance(text, bytes)
+    assert text.endswith(b'"data":[0.1,1e-45]}]}')
+
+
+def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
+    body, size = answer_body([output("y", "BYTES", [2], pack_bytes([b"a", b"\xff"]))])
+    for pieces in ([body], strategies.bytewise(body)):
+        assert as_json(pieces, size) == Failed(
+            ErrorKind.NOT_ACCEPTABLE,
+            "output 'y': element 1 is not UTF-8 text, which JSON needs; ask for this output in "
+            "binary form or with content_type base64, or set the policy bytes: base64",
+        )
+    text = as_json([body], size, JsonPolicies(bytes_encoding=BytesEncoding.BASE64))
+    assert isinstance(text, bytes)
+    assert json.loads(text)["outputs"][0]["data"] == ["YQ==", "/w=="]
+
+
+OTHERS = {"content_type": "x", "a": 1}
+
+
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_an_output_that_a_request_wants_as_base64(bytes_encoding: BytesEncoding) -> None:
+    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 300
+    outputs = [
+        output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
+        output("e", "BYTES", [0], b""),
+        output("n", "INT8", [1], b"\7"),
+        output("z", "BYTES", [1], pack_bytes([b"z"])),
+    ]
+    body, size = answer_body(outputs)
+    policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
+        text = as_json(pieces, size, policies)
+        assert isinstance(text, bytes)
+        y, e, n, z = json.loads(text)["outputs"]
+        assert y["parameters"] == {"content_type": "base64", "a": 1}
+        assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
+        assert e["parameters"] == {"content_type": "base64"}
+        assert e["data"] == []
+        # The datatype is the model's affair.
+        assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
+        assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
+        assert "parameters" not in z
+        assert as_mixed(pieces, size, OutputEncoding(False, {}), policies) == (text, b"")
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
+)
+def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies) -> None:
+    text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
+    told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
+    sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
+    body, size = answer_body([*sent, output("n", "INT8", [1], b"\7")])
+    written = as_json([body], size, policies)
+    assert isinstance(written, bytes)
+    y, z, n = json.loads(written)["outputs"]
+    assert y == {**text, "data": [["YWJjZA=="], ["w6k="]]} | IN_BASE64
+    assert z == told
+    assert "parameters" not in n
+    # The short way leaves such an answer to the long one.
+    assert fast_convert_response(body, size) is None
+
+
+def test_values_that_are_not_finite() -> None:
+    data = struct.pack("<3f", math.nan, 1, -math.inf)
+    body, size = answer_body([output("y", "FP32", [3], data)])
+    for nonfinite, shown in {
+        Nonfinite.LITERAL: b"[NaN,1.0,-Infinity]",
+        Nonfinite.NULL: b"[null,1.0,null]",
+        Nonfinite.STRING: b'["NaN",1.0,"-Infinity"]',
+    }.items():
+        text = as_json([body], size, JsonPolicies(nonfinite))
+        assert isinstance(text, bytes)
+        assert shown in text
+    failed = as_json([body], size, JsonPolicies(Nonfinite.ERROR))
+    assert isinstance(failed, Failed)
+    assert status(failed) == 406
+    assert failed.message.startswith("output 'y': element 0 is nan, which JSON does not have")
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("order", ["ey", "ye", "eye", "ee", "e", ""])
+def test_empty_outputs(datatype: str, order: str) -> None:
+    data = pack_bytes([b"a"])
+    if datatype != "BYTES":
+        data = np.ones(1, DTYPES[datatype]).tobytes()
+    outputs = [
+        output("e", datatype, [0, 4], b"") if name == "e" else output("y", datatype, [1], data)
+        for name in order
+    ]
+    body, size = answer_body(outputs)
+    for pieces in ([body], strategies.bytewise(body), [body[:size], body[size:]]):
+        text = as_json(pieces, size)
+        assert isinstance(text, bytes)
+        shown = [len(entry["data"]) for entry in json.loads(text)["outputs"]]
+        assert shown == [0 if name == "e" else 1 for name in order]
+        assert as_mixed(pieces, size, OutputEncoding(False, {})) == (text, b"")
+
+
+def test_an_answer_without_binary_outputs_passes() -> None:
+    header = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT8","shape":[1],"data":[1]}]}'
+    assert as_json([header], len(header)) == header
+    assert as_json(strategies.bytewise(b'{"model_name":"m"}'), 18) == b'{"model_name":"m"}'
+
+
+def test_text_comes_while_bytes_come() -> None:
+    count = 100_000
+    body, size = answer_body(
+        [output("y", "INT32", [count], np.arange(count, dtype="<i4").tobytes())]
+    )
+    codec = JsonResponseConverter(size, JsonPolicies())
+    assert codec.feed(body[: size - 1]) == b""
+    text = codec.feed(body[size - 1 : size + 2])
+    assert text.endswith(b'"data":[')
+    for start in range(size + 2, len(body), 4000):
+        piece = codec.feed(body[start : start + 4000])
+        assert piece
+        text += piece
+    codec.finish()
+    assert json.loads(text)["outputs"][0]["data"] == list(range(count))
+
+
+def test_a_million_floats() -> None:
+    values = np.random.default_rng(0).standard_normal(1_000_000).astype("<f4")
+    body, size = answer_body([output("y", "FP32", [1000, 1000], values.tobytes())])
+    text = as_json([body[i : i + 65536] for i in range(0, len(body), 65536)], size)
+    assert text == as_json([body], size)
+    assert isinstance(text, bytes)
+    back = np.array(json.loads(text)["outputs"][0]["data"]).astype("<f4")
+    assert np.array_equal(back, values)
+
+
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_large_texts(bytes_encoding: BytesEncoding) -> None:
+    rng = random.Random(0)
+    alphabet = 'a é€😀"\\\n\0'
+    texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
+    data = pack_bytes([text.encode() for text in texts])
+    body, size = answer_body([output("y", "BYTES", [9], data)])
+    policies = JsonPolicies(bytes_encoding=bytes_encoding)
+    expected = plainly(body, size, policies)
+    for step in (1000, 4099, 65536, len(body)):
+        text = as_json([body[i : i + step] for i in range(0, len(body), step)], size, policies)
+        assert isinstance(text, bytes)
+        assert (rewritten(text), b"") == expected
+
+
+# ---------------------------------------------------------------------------------- broken answers
+
+SHORT = "the server's answer ends before all that its header says has come"
+SURPLUS = "the server's answer holds more bytes than its header says"
+FULL = [
+    output("y", "INT16", [2], b"abcd"),
+    output("e", "INT8", [0], b""),
+    output("z", "BYTES", [2], pack_bytes([b"a", b"bc"])),
+]
+
+
+@pytest.mark.parametrize("missing", range(1, 16))
+def test_a_short_answer(missing: int) -> None:
+    body, size = answer_body(FULL)
+    for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+        form = OutputEncoding(False, {"z": True})
+        assert as_mixed(pieces, size, form) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+
+
+@pytest.mark.parametrize("body", [b"", b'{"outputs":', b'{"outputs":[]'])
+def test_an_answer_shorter_than_its_header(body: bytes) -> None:
+    assert as_json([body], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+    assert as_json([], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+
+
+@pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
+@pytest.mark.parametrize("outputs", [FULL, FULL[:2], []])
+def test_surplus_bytes(outputs: list[strategies.Output], surplus: bytes) -> None:
+    body, size = answer_body(outputs)
+    for pieces in ([body + surplus], strategies.bytewise(body + surplus), [body, surplus]):
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
+        assert as_mixed(pieces, size, OutputEncoding(True, {})) == Failed(
+            ErrorKind.BAD_RESPONSE, SURPLUS
+        )
+
+
+def test_a_size_that_does_not_make_the_shape() -> None:
+    body, size = answer_body([output("y", "FP32", [2], b"12 bytes    ")])
+    assert as_json([body], size) == Failed(
+        ErrorKind.BAD_RESPONSE,
+        "output 'y' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+    )
+
+
+@pytest.mark.parametrize("shape", [[1], [3], [], [2, 2], [0]])
+def test_a_count_of_texts_that_does_not_make_the_shape(shape: list[int]) -> None:
+    body, size = answer_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
+    for pieces in ([body], strategies.bytewise(body)):
+        assert as_json(pieces, size) == Failed(
+            ErrorKind.BAD_RESPONSE,
+            f"output 'y' of the server's answer holds 2 elements, its shape {shape} takes "
+            f"{math.prod(shape)}",
+        )
+
+
+def test_no_texts_where_the_shape_has_some() -> None:
+    body, size = answer_body([output("y", "BYTES", [1], b"")])
+    failed = as_json([body], size)
+    assert isinstance(failed, Failed)
+    assert failed.message.endswith("holds 0 elements, its shape [1] takes 1")
+
+
+@pytest.mark.parametrize("data", [b"\5\0\0\0a", b"\0\0", b"\xff\xff\xff\xff" + b"a" * 9])
+def test_texts_that_end_inside_an_element(data: bytes) -> None:
+    more = output("z", "INT8", [1], b"\1")
+    body, size = answer_body([output("y", "BYTES", [1], data), more])
+    for pieces in ([body], strategies.bytewise(body)):
+        message = "output 'y' ends inside an element"
+        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, message)
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"[]", b"nonsense", b'{"outputs":5}', b"\xff"])
+def test_a_header_that_is_none(header: bytes) -> None:
+    failed = as_json([header + b"abcd"], len(header))
+    assert isinstance(failed, Failed)
+    assert status(failed) == 502
+
+
+# ---------------------------------------------------------------------------------- mixed answers
+
+INT16 = output("y", "INT16", [2], b"\1\0\2\0", parameters={"a": 1})
+FLOAT = output("z", "FP32", [1], struct.pack("<f", 0.1))
+
+
+@pytest.mark.parametrize(
+    ("form", "shown", "tail"),
+    [
+        (OutputEncoding(False, {"y": True}), [None, [0.1]], INT16.data),
+        (OutputEncoding(False, {"z": True}), [[1, 2], None], FLOAT.data),
+        (OutputEncoding(False, {"y": True, "z": False}), [None, [0.1]], INT16.data),
+        (OutputEncoding(True, {"y": False}), [[1, 2], None], FLOAT.data),
+        (OutputEncoding(True, {}), [None, None], INT16.data + FLOAT.data),
+        (OutputEncoding(False, {}), [[1, 2], [0.1]], b""),
+    ],
+)
+def test_each_output_has_the_form_that_was_asked_for(
+    form: OutputEncoding, shown: list[Any], tail: bytes
+) -> None:
+    body, size = answer_body([INT16, FLOAT], {"id": "7"})
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 2)):
+        found = as_mixed(pieces, size, form)
+        assert not isinstance(found, Failed)
+        header, tensors = found
+        assert tensors == tail
+        fields = json.loads(header)
+        assert list(fields) == ["model_name", "outputs", "id"]
+        for entry, original, data in zip(fields["outputs"], (INT16, FLOAT), shown, strict=True):
+            parameters = dict(original.shown["parameters"])
+            if data is not None:
+                del parameters["binary_data_size"]
+            assert entry.get("parameters", {}) == parameters
+            assert entry.get("data") == data
+
+
+def test_the_spool_cap_counts_text_and_binary() -> None:
+    body, size = answer_body([INT16, FLOAT])
+    form = OutputEncoding(False, {"z": True})
+    held = len("1,2") + len(FLOAT.data)
+    for pieces in ([body], strategies.bytewise(body)):
+        assert not isinstance(as_mixed(pieces, size, form, spool_cap=held), Failed)
+        failed = as_mixed(pieces, size, form, spool_cap=held - 1)
+        assert failed == Failed(
+            ErrorKind.BAD_RESPONSE,
+            f"an answer of JSON and binary outputs is held, and is larger than {held - 1} bytes "
+            "(limits.spool_bytes); ask for all outputs in one form",
+        )
+
+
+def test_policies_hold_for_the_json_outputs_alone() -> None:
+    nan = struct.pack("<f", math.nan)
+    body, size = answer_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
+    policies = JsonPolicies(Nonfinite.ERROR)
+    assert not isinstance(as_mixed([body], size, OutputEncoding(True, {}), policies), Failed)
+    failed = as_mixed([body], size, OutputEncoding(True, {"z": False}), policies)
+    assert isinstance(failed, Failed)
+    assert failed.message.startswith("output 'z': element 0 is nan")
+
+
+# ---------------------------------------------------------------------------------- the reader
+
+
+def test_the_reader_gives_pieces_of_each_output() -> None:
+    body, size = answer_body(FULL)
+    reader = response_reader(size)
+    assert list(reader.feed(body[:size])) == []
+    assert reader.fields is not None
+    assert [o.binary_size for o in reader.tensors] == [4, 0, 11]
+    pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size : size + 6])]
+    assert pieces == [(0, b"abcd", True), (1, b"", True), (2, b"\1\0", False)]
+    pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size + 6 :])]
+    assert pieces == [(2, body[size + 6 :], True)]
+    reader.finish()

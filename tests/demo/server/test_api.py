@@ -1,0 +1,206 @@
+import json
+from typing import Any
+
+import pytest
+
+from gateway.demo.server.api import Api, Call
+from gateway.demo.server.models import MODELS
+from gateway.demo.server.wire import Answer
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+def ask(api: Api, method: str, path: str, document: object = None) -> Answer:
+    body = b"" if document is None else json.dumps(document).encode()
+    return api.answer(Call(method, path, {}, body))
+
+
+def get(api: Api, path: str) -> Any:
+    answer = ask(api, "GET", path)
+    assert answer.status == 200
+    return json.loads(answer.body)
+
+
+ADD = {
+    "inputs": [
+        {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]},
+        {"name": "INPUT1", "datatype": "FP32", "shape": [1], "data": [2]},
+    ]
+}
+
+
+def test_server_metadata_lists_the_extensions(api: Api) -> None:
+    assert {"binary_tensor_data", "trace"} <= set(get(api, "/v2")["extensions"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/add/ready",
+        "/v2/models/add/versions/1/ready",
+    ],
+)
+def test_health_has_no_body(api: Api, path: str) -> None:
+    answer = ask(api, "GET", path)
+    assert (answer.status, answer.body) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/v2/models/image", "/v2/models/image/versions/1"])
+def test_metadata_shows_the_batch_dimension(api: Api, path: str) -> None:
+    assert get(api, path) == {
+        "name": "image",
+        "versions": ["1"],
+        "platform": "python",
+        "inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [-1, 3, 224, 224]}],
+        "outputs": [
+            {"name": "MEAN", "datatype": "FP32", "shape": [-1, 3]},
+            {"name": "INVERTED", "datatype": "FP32", "shape": [-1, 3, 224, 224]},
+        ],
+    }
+
+
+def test_config_leaves_the_batch_dimension_out(api: Api) -> None:
+    config = get(api, "/v2/models/image/config")
+    assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [3, 224, 224])
+    text = get(api, "/v2/models/upper/config")
+    assert (text["max_batch_size"], text["input"][0]["data_type"]) == (0, "TYPE_STRING")
+
+
+def test_there_is_an_identity_model_for_every_datatype(api: Api) -> None:
+    datatypes = {
+        get(api, f"/v2/models/{name}")["inputs"][0]["datatype"]
+        for name in MODELS
+        if name.startswith("identity_")
+    }
+    integers = {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
+    assert datatypes == {"BOOL", "FP16", "BF16", "FP32", "FP64", "BYTES", *integers}
+
+
+def test_statistics_count_calls(api: Api) -> None:
+    ask(api, "POST", "/v2/models/add/infer", ADD)
+    ask(api, "POST", "/v2/models/add/infer", {"inputs": []})
+    (stats,) = get(api, "/v2/models/add/stats")["model_stats"]
+    counts = {name: stats["inference_stats"][name]["count"] for name in ("success", "fail")}
+    assert counts == {"success": 1, "fail": 1}
+    assert (stats["inference_count"], stats["last_inference"] > 0) == (1, True)
+
+
+def test_statistics_of_all_models(api: Api) -> None:
+    stats = get(api, "/v2/models/stats")["model_stats"]
+    assert [entry["name"] for entry in stats] == sorted(MODELS)
+
+
+def test_an_unloaded_model_is_gone_until_it_is_loaded(api: Api) -> None:
+    assert ask(api, "POST", "/v2/repository/models/add/unload").status == 200
+    assert ask(api, "GET", "/v2/models/add/ready").status == 400
+    refused = ask(api, "POST", "/v2/models/add/infer", ADD)
+    assert (refused.status, b"no available versions" in refused.body) == (404, True)
+    assert ask(api, "POST", "/v2/repository/models/add/load").status == 200
+    assert ask(api, "POST", "/v2/models/add/infer", ADD).status == 200
+
+
+def test_the_index_tells_what_is_loaded(api: Api) -> None:
+    ask(api, "POST", "/v2/repository/models/add/unload")
+    everything = json.loads(ask(api, "POST", "/v2/repository/index").body)
+    ready = json.loads(ask(api, "POST", "/v2/repository/index", {"ready": True}).body)
+    unloaded = {"name": "add", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    assert [entry for entry in everything if entry not in ready] == [unloaded]
+    assert {entry["state"] for entry in ready} == {"READY"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/", 404),
+        ("GET", "/v2/health", 404),
+        ("GET", "/v2/models/nope", 404),
+        ("GET", "/v2/models/%61dd", 404),
+        ("GET", "/v2/models/add/versions/9", 404),
+        ("GET", "/v2/models/add/versions/x", 404),
+        ("GET", "/v2/models/nope/config", 404),
+        ("GET", "/v2/models/nope/stats", 400),
+        ("GET", "/v2/models/nope/ready", 400),
+        ("POST", "/v2/models/nope/infer", 404),
+        ("POST", "/v2/models/add/versions/9/infer", 404),
+        ("POST", "/v2/repository/models/nope/load", 400),
+        ("GET", "/v2/trace", 404),
+        ("GET", "/v2/models/add/trace", 404),
+        ("GET", "/v2/models/add/versions/1/trace", 404),
+        ("GET", "/v2/models/add/versions/1/trace/setting", 404),
+        ("GET", "/v2/models/nope/trace/setting", 400),
+        ("POST", "/v2", 405),
+        ("GET", "/v2/models/add/infer", 405),
+        ("GET", "/v2/repository/index", 405),
+        ("PUT", "/v2/trace/setting", 405),
+    ],
+)
+def test_refusals_say_why(api: Api, method: str, path: str, status: int) -> None:
+    answer = ask(api, method, path)
+    assert answer.status == status
+    assert list(json.loads(answer.body)) == ["error"]
+
+
+def test_trace_settings(api: Api) -> None:
+    path = "/v2/models/add/trace/setting"
+    changed = json.loads(ask(api, "POST", path, {"trace_rate": "7"}).body)
+    assert changed["trace_rate"] == "7"
+    assert get(api, path) == changed
+    assert get(api, "/v2/trace/setting")["trace_rate"] == "1000"
+
+
+def test_infer_by_version(api: Api) -> None:
+    answer = ask(api, "POST", "/v2/models/add/versions/1/infer", {"id": "x", **ADD})
+    assert json.loads(answer.body) == {
+        "id": "x",
+        "model_name": "add",
+        "model_version": "1",
+        "outputs": [{"name": "SUM", "datatype": "FP32", "shape": [1], "data": [3.0]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "document", "expected"),
+    [
+        ("upper", {"INPUT0": "two words"}, {"OUTPUT0": "TWO WORDS"}),
+        ("upper", {"INPUT0": ["a"], "id": "7"}, {"OUTPUT0": "A", "id": "7"}),
+        ("add", {"INPUT0": [1, 2], "INPUT1": [3, 4], "x": 1}, {"SUM": [4.0, 6.0]}),
+    ],
+)
+def test_generate(api: Api, model: str, document: object, expected: dict[str, object]) -> None:
+    answer = ask(api, "POST", f"/v2/models/{model}/generate", document)
+    assert json.loads(answer.body) == {
+        **expected,
+        "model_name": model,
+        "model_version": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "document"),
+    [
+        ("upper", {}),
+        ("upper", {"INPUT0": 5}),
+        ("upper", {"INPUT0": ["a", "b"]}),
+        ("upper", {"INPUT0": "a", "id": 5}),
+        ("half", {"INPUT0": [1]}),
+        ("upper", []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["generate", "generate_stream"])
+def test_generate_refuses_what_does_not_fit(
+    api: Api, model: str, document: object, kind: str
+) -> None:
+    answer = ask(api, "POST", f"/v2/models/{model}/{kind}", document)
+    assert (answer.status, answer.events) == (400, ())
+
+
+def test_an_error_message_may_quote_what_is_no_text(api: Api) -> None:
+    document = {"inputs": [{**ADD["inputs"][0], "name": "\ud83d"}]}
+    answer = ask(api, "POST", "/v2/models/add/infer", document)
+    assert (answer.status, "error" in json.loads(answer.body)) == (400, True)

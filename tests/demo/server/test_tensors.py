@@ -1,0 +1,152 @@
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.demo.server.errors import RequestError
+from gateway.demo.server.tensors import (
+    DTYPES,
+    NamedFloat,
+    Tensor,
+    from_binary,
+    from_json,
+    to_binary,
+    to_json,
+)
+
+JSON_ELEMENTS: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127],
+    "INT16": [-(2**15), 2**15 - 1],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1],
+    "FP32": [0.5, -2.0],
+    "FP64": [0.1, 1e300],
+    "BYTES": ["a\0b", "naïve ✓"],
+}
+
+
+@pytest.mark.parametrize("datatype", JSON_ELEMENTS)
+def test_json_elements_come_back_as_they_were(datatype: str) -> None:
+    elements = JSON_ELEMENTS[datatype]
+    assert to_json(from_json("x", datatype, [2], elements)) == elements
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_binary_data_comes_back_as_it_was(datatype: str) -> None:
+    size = DTYPES[datatype].itemsize
+    data = b"\1\0\0\0a\0\0\0\0" if datatype == "BYTES" else bytes(range(2 * size))
+    tensor = from_binary("x", datatype, [2, 1], data)
+    assert tensor.array.shape == (2, 1)
+    assert to_binary(tensor) == data
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element", "data"),
+    [
+        ("BOOL", True, b"\1"),
+        ("INT16", -2, b"\xfe\xff"),
+        ("UINT32", 1, b"\1\0\0\0"),
+        ("FP32", 1.5, struct.pack("<f", 1.5)),
+        ("FP64", 0.1, struct.pack("<d", 0.1)),
+        ("BYTES", "é", b"\2\0\0\0\xc3\xa9"),
+    ],
+)
+def test_binary_data_is_little_endian(datatype: str, element: object, data: bytes) -> None:
+    assert to_binary(from_json("x", datatype, [1], [element])) == data
+
+
+def test_fp32_is_printed_as_the_double_that_it_is() -> None:
+    assert to_json(from_json("x", "FP32", [1], [0.1])) == [0.10000000149011612]
+
+
+@pytest.mark.parametrize(
+    "data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[1, 2, 3], [4]], [1, [[2]], [3, 4]]]
+)
+def test_json_data_may_be_nested_in_any_way(data: list[Any]) -> None:
+    assert from_json("x", "INT32", [2, 2], data).array.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element"),
+    [
+        ("BOOL", 1),
+        ("UINT8", 300),
+        ("UINT8", -1),
+        ("INT32", 1.0),
+        ("INT32", True),
+        ("INT32", -(2**31) - 1),
+        ("INT64", 2**63),
+        ("INT64", NamedFloat("nan")),
+        ("UINT64", -1),
+        ("FP32", True),
+        ("FP32", "1"),
+        ("FP32", None),
+        ("FP32", {}),
+        ("FP32", 1e40),
+        ("FP64", math.inf),  # what a parser makes of 1e400
+        ("FP64", 10**400),
+        ("BYTES", 1),
+        ("BYTES", "\ud83d"),
+    ],
+)
+def test_an_element_that_does_not_fit_is_refused(datatype: str, element: object) -> None:
+    with pytest.raises(RequestError, match="'x'") as refused:
+        from_json("x", datatype, [1], [element])
+    assert refused.value.status == 400
+
+
+def test_the_refusal_names_the_element() -> None:
+    with pytest.raises(RequestError, match="takes UINT8: element 2 is 300"):
+        from_json("x", "UINT8", [2, 2], [[1, 2], [300, 4]])
+
+
+def test_numbers_given_by_name_may_be_infinite() -> None:
+    names = [NamedFloat("nan"), NamedFloat("inf"), NamedFloat("-inf")]
+    data = to_json(from_json("x", "FP32", [3], names))
+    assert math.isnan(data[0])
+    assert data[1:] == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_sixteen_bit_floats_have_no_json_form(datatype: str) -> None:
+    with pytest.raises(RequestError, match=f"receiving {datatype} data via JSON"):
+        from_json("x", datatype, [1], [1.0])
+    with pytest.raises(RequestError, match=f"sending {datatype} data via JSON"):
+        to_json(from_binary("x", datatype, [1], b"\0\0"))
+
+
+def test_bytes_that_are_not_text_have_no_json_form() -> None:
+    with pytest.raises(RequestError, match="'x' is not UTF-8"):
+        to_json(Tensor("x", "BYTES", np.array([b"\xff"], object)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [([2], [1]), ([1], [1, 2]), ([], []), ([2], 5), ([0], [1]), ([0, 2**70], []), ([1] * 99, [1])],
+)
+def test_json_data_must_fit_the_shape(shape: list[int], data: object) -> None:
+    with pytest.raises(RequestError):
+        from_json("x", "FP32", shape, data)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data"),
+    [
+        ("FP32", [2], bytes(7)),
+        ("FP32", [2], bytes(9)),
+        ("BYTES", [1], b"\1\0\0"),
+        ("BYTES", [1], b"\5\0\0\0abcd"),
+        ("BYTES", [2], b"\4\0\0\0abcd"),
+        ("FP31", [1], bytes(4)),
+    ],
+)
+def test_binary_data_must_fit_the_shape(datatype: str, shape: list[int], data: bytes) -> None:
+    with pytest.raises(RequestError):
+        from_binary("x", datatype, shape, data)

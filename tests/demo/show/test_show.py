@@ -1,0 +1,77 @@
+import io
+import re
+
+import pytest
+from aiohttp import web
+
+from gateway.demo.server.server import DemoServer
+from gateway.demo.show.page import WIDTH
+from gateway.demo.show.show import ShowError, curl_commands, run_show
+from tests.demo.show.fake_gateway import fake_gateway, serve
+from tests.support.addresses import free_address
+
+
+async def show(gateway: str, server: DemoServer) -> str:
+    out = io.StringIO()
+    await run_show(gateway, server, out, color=False)
+    return out.getvalue()
+
+
+async def test_the_show_tells_of_all_five_calls(server: DemoServer) -> None:
+    async with fake_gateway(server.url) as gateway:
+        text = await show(gateway, server)
+    assert re.findall(r"^([1-5])  ", text, re.MULTILINE) == list("12345")
+    for told in (
+        "SUM  FP32 [3]  data [11, 22, 33]",
+        "times",
+        "receiving FP16 data via JSON is not supported",
+        "OUTPUT0  FP16 [3]  data [0.5, 1.25, -1.5]",
+        "raw binary, 602,112 bytes",
+        "INPUT  FP32 [1,3,224,224]  binary_data_size 602,112",
+        "404, Not Found",
+        "at /v2/models/add/trace/setting",
+        '"trace_rate": "100"',
+    ):
+        assert told in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+async def test_a_gateway_that_converts_nothing_fails_the_show(server: DemoServer) -> None:
+    with pytest.raises(ShowError, match=r"half/infer: answered 400.* FP16 data via JSON"):
+        await show(server.url, server)
+
+
+async def test_no_gateway_fails_the_show(server: DemoServer) -> None:
+    with pytest.raises(ShowError, match=r"add/infer: no answer"):
+        await show(f"http://{free_address()}", server)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "no JSON",
+        "[]",
+        "{}",
+        '{"outputs":[]}',
+        '{"outputs":[{"name":"SUM","datatype":"FP32","shape":[3]}]}',
+        '{"outputs":[{"name":"SUM","datatype":"FP32","shape":[3],"data":[11,22]}]}',
+        '{"outputs":[{"name":"SUM","datatype":"FP32","shape":[3],"data":[11,22,34]}]}',
+        '{"outputs":[{"name":"SUM","datatype":"??","shape":[3],"data":[11,22,33]}]}',
+    ],
+)
+async def test_a_wrong_answer_fails_the_show(server: DemoServer, answer: str) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(text=answer)
+
+    async with serve(handle) as gateway:
+        with pytest.raises(ShowError, match="add/infer: ") as failed:
+            await show(gateway, server)
+    assert answer in str(failed.value)
+
+
+def test_curl_lines_fit_the_page_and_name_the_gateway() -> None:
+    lines = curl_commands("http://127.0.0.1:18080/").splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    commands = [line for line in lines if "curl" in line]
+    assert commands
+    assert all(" http://127.0.0.1:18080/v2" in command for command in commands)

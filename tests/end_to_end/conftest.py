@@ -1,0 +1,38 @@
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from gateway.app.reload import resources
+from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
+from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.gateway import no_errors_logged, no_leaks
+
+
+@pytest.fixture(autouse=True)
+async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """No test here may leave a task or a socket behind, or make anything log an error."""
+    with no_errors_logged(caplog):
+        async with no_leaks():
+            yield
+
+
+@pytest.fixture
+def one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All gateways name themselves alike to servers: what differs is not that."""
+    monkeypatch.setattr(resources, "new_identity", lambda: "0" * 16)
+
+
+@pytest.fixture
+def unused_backlog() -> Iterator[str]:
+    """The URL of a server that accepts no connection."""
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(busy.getsockname())
+        yield "http://{}:{}".format(*busy.getsockname())
+        for sock in waiting:
+            sock.close()

@@ -1,0 +1,617 @@
+"""Client and server cannot tell whether an exchange goes the straight way or the ordinary one.
+
+A request in one write goes straight, if it is plain and there is a connection to the server; one
+whose body comes later, or for which a connection is to be made first, goes the ordinary way.
+"""
+
+import asyncio
+import gzip
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
+from tests.support.http_messages import (
+    Head,
+    chunk,
+    chunked,
+    http_response,
+    message,
+    read_body,
+    request,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    json_request,
+)
+from tests.support.raw_client import TIMEOUT, RawClient
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    ScriptedServer,
+    always_respond,
+)
+
+pytestmark = pytest.mark.usefixtures("one_identity")
+
+WARM = "/v2/warm"
+CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
+LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the server sends, part by part, and if it then goes on, closes or hangs."""
+
+    parts: Sequence[bytes]
+    then: str = "goes on"
+
+    @property
+    def script(self) -> Script:
+        async def script(connection: Connection) -> None:
+            while True:
+                received = await connection.request()
+                if received.head.target == WARM:
+                    await connection.send(http_response())
+                    continue
+                for part in self.parts:
+                    await connection.send(part)
+                    await _let_it_arrive()
+                if self.then == "closes":
+                    return
+                if self.then == "hangs":
+                    await connection.wait_for_close()
+
+        return script
+
+
+async def _let_it_arrive() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a client and a server see of an exchange, and what is logged of it."""
+
+    first: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+    """None where it was cut short."""
+    goes_on: bool
+    """Whether the client may ask again on its connection."""
+    received: tuple[tuple[str, tuple[tuple[str, str], ...], bytes], ...]
+    logged: tuple[str, ...]
+
+
+async def _reply(client: RawClient) -> tuple[Head, bytes | None]:
+    try:
+        head = await client.head()
+    except LEFT:
+        return Head("", ()), None
+    if head.status in (204, 304):
+        return head, b""
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            return head, await read_body(client.reader, head)
+    except LEFT:
+        return head, None
+
+
+async def _goes_on(client: RawClient) -> bool:
+    try:
+        await client.call("GET", WARM)
+    except (*LEFT, ConnectionError):
+        return False
+    return True
+
+
+def _seen(received: ReceivedRequest) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
+    return received.head.first, tuple(sorted(_comparable(received.head))), received.body
+
+
+def _comparable(head: Head) -> Iterator[tuple[str, str]]:
+    """Give the headers that do not differ between exchanges that are alike."""
+    for name, value in head.headers:
+        if name == "x-request-id":
+            assert re.fullmatch("[0-9a-f]{32}", value)
+        elif name != "date":
+            yield name, value
+
+
+class Ways:
+    """Has the same exchange go either way, with the same server."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> None:
+        caplog.set_level(logging.INFO, "tensorgate.access")
+        self._caplog = caplog
+        self._went_straight = fast_path_requests
+
+    async def straight(
+        self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
+    ) -> tuple[Outcome, bool]:
+        """Send a request in one write; tell also if it did go straight."""
+        return await self._outcome([data], server, settings, warm=True)
+
+    async def ordinary(
+        self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
+    ) -> Outcome:
+        """Send a request in two writes; without a body, while no server is connected."""
+        head, end, body = data.partition(b"\r\n\r\n")
+        parts = [head + end, body] if body else [data]
+        outcome, straight = await self._outcome(parts, server, settings, warm=bool(body))
+        assert not straight
+        return outcome
+
+    async def both(
+        self, data: bytes, turn: Turn, settings: dict[str, Any] | None = None, *, straight: bool
+    ) -> Outcome:
+        """Send a request both ways, check that nobody can tell, and give what they see."""
+        async with ScriptedServer(turn.script) as server:
+            one, fast_path_requests = await self.straight(data, server, settings or {})
+            assert fast_path_requests is straight
+            other = await self.ordinary(data, server, settings or {})
+        assert one == other
+        return one
+
+    async def _outcome(
+        self, parts: list[bytes], server: ScriptedServer, settings: dict[str, Any], *, warm: bool
+    ) -> tuple[Outcome, bool]:
+        asked = len(server.requests)
+        logged = len(self._caplog.records)
+        before = len(self._went_straight)
+        async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
+            if warm:
+                assert await _goes_on(client)
+            await _send(client, parts, gateway)
+            head, body = await _reply(client)
+            straight = len(self._went_straight) > before
+            goes_on = body is not None and await _goes_on(client)
+        received = [each for each in server.requests[asked:] if each.head.target != WARM]
+        if body is None:
+            head = Head("", ())  # of an answer that is cut, the head comes or not
+        outcome = Outcome(
+            head.first,
+            tuple(sorted(_comparable(head))),
+            body,
+            goes_on,
+            # Once: what crossed the close of a kept connection is sent again.
+            tuple(dict.fromkeys(map(_seen, received))),
+            self._logged(logged, with_size=body is not None),
+        )
+        return outcome, straight
+
+    def _logged(self, start: int, *, with_size: bool) -> tuple[str, ...]:
+        records = self._caplog.records[start:]
+        lines = [each.getMessage() for each in records if each.name == "tensorgate.access"]
+        words = 4 if with_size else 3
+        return tuple(" ".join(line.split(" ")[:words]) for line in lines if WARM not in line)
+
+
+async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) -> None:
+    """Send a request; where the body comes on its own, the head is taken before."""
+    *head, rest = parts
+    if head:
+        (connection,) = gateway.gateway._listener._connections
+        before = connection._head
+        await client.send(*head)
+        await until(lambda: connection._head is not before)
+    client.send_nowait(rest)
+
+
+@pytest.fixture
+def ways(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> Ways:
+    return Ways(caplog, fast_path_requests)
+
+
+# ---------------------------------------------------------------------------------- requests
+
+
+def _with_headers(data: bytes, headers: bytes) -> bytes:
+    first, _, rest = data.partition(b"\r\n")
+    return first + b"\r\n" + headers + rest
+
+
+def _tensor(**changed: object) -> bytes:
+    entry = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2], **changed}
+    return infer_json(json.dumps({"inputs": [entry]}).encode())
+
+
+def _with(**fields: object) -> bytes:
+    return infer_json(json.dumps({**json.loads(json_request()), **fields}).encode())
+
+
+def _of_size(size: int) -> bytes:
+    return request("POST", INFER, json_request().ljust(size))
+
+
+MANY_HEADERS = (
+    b"Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\n"
+    b"Upgrade: h2c\r\nProxy-Authorization: Basic eA==\r\nX-Two: a\r\nx-two: b\r\nCookie: c=d\r\n"
+    b"Accept-Encoding: gzip\r\nAccept: */*\r\nX-Latin: caf\xe9\r\nContent-Type: x/y\r\n"
+)
+TWO_INPUTS = [
+    {"name": "A", "shape": [2, 2], "datatype": "INT64", "data": [[1, -1], [0, 2**63 - 1]]},
+    {"name": "B", "shape": [3], "datatype": "UINT8", "data": [0, 1, 255]},
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and if it goes straight when it comes in one write."""
+
+    data: bytes
+    straight: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+REQUESTS = {
+    "infer": Asked(infer_json()),
+    "two inputs": Asked(_with(inputs=TWO_INPUTS)),
+    "numbers that need a turn": Asked(_tensor(shape=[6_000], data=[1.25, -2.5e3] * 3_000)),
+    "no inputs": Asked(infer_json(b'{"inputs":[]}')),
+    "an id and parameters": Asked(_with(id="x", parameters={"priority": 1, "x": "y"})),
+    "an output as JSON": Asked(_with(outputs=[{"name": "O"}])),
+    "no binary outputs": Asked(_with(parameters={"binary_data_output": False})),
+    "a version and a query": Asked(
+        request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
+    ),
+    "many headers": Asked(_with_headers(infer_json(), MANY_HEADERS)),
+    "not compressed": Asked(infer_json(headers={"Content-Encoding": "identity"}), False),
+    "compressed by nothing": Asked(infer_json(headers={"Content-Encoding": ""}), False),
+    "GET, not compressed": Asked(
+        request("GET", "/v2/models/m/stats", headers={"Content-Encoding": "identity"}), False
+    ),
+    "not compressed, to who knows where": Asked(
+        request("POST", "/v2/x", b"x", {"Content-Encoding": "identity"})
+    ),
+    "the last": Asked(infer_json(headers={"Connection": "close"})),
+    "an absolute target": Asked(request("POST", f"http://x{INFER}", json_request())),
+    "an absolute target alone": Asked(request("POST", "http://x?y", b"z")),
+    "all that may be held": Asked(_of_size(2048), settings={"header_bytes": 2048}),
+    "more than may be held": Asked(_of_size(2049), False, {"header_bytes": 2048}),
+    "all that may be sent": Asked(_of_size(2048), settings={"request_bytes": 2048}),
+    "more than may be sent": Asked(_of_size(2049), False, {"request_bytes": 2048}),
+    "more than may be forwarded": Asked(
+        request("POST", "/v2/x", bytes(2049)), False, {"request_bytes": 2048}
+    ),
+    "nested as deep as may be": Asked(_tensor(shape=[1], data=[[[1]]]), settings={"json_depth": 6}),
+    "nested too deep": Asked(_tensor(shape=[1], data=[[[[[[[1]]]]]]]), False, {"json_depth": 6}),
+    "no JSON": Asked(infer_json(b"what?"), False),
+    "JSON cut short": Asked(infer_json(json_request()[:-1]), False),
+    "no object": Asked(infer_json(b"[1]"), False),
+    "nothing": Asked(request("POST", INFER, b""), False),
+    "a text among numbers": Asked(_tensor(data=[1, "2"]), False),
+    "does not fit": Asked(_tensor(datatype="UINT8", data=[1, 300]), False),
+    "bare NaN": Asked(infer_json(json_request().replace(b"1.5", b"NaN")), True),
+    "wrong shape": Asked(_tensor(shape=[3]), False),
+    "negative shape": Asked(_tensor(shape=[-1]), False),
+    "unknown datatype": Asked(_tensor(datatype="FP31"), False),
+    "BYTES": Asked(_tensor(datatype="BYTES", data=["a", "\xe9"]), False),
+    "BOOL": Asked(_tensor(datatype="BOOL", data=[True, False]), False),
+    "binary outputs": Asked(_with(parameters={"binary_data_output": True}), False),
+    "outputs of both forms": Asked(
+        _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
+        False,
+    ),
+    "an output as base64": Asked(
+        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
+    ),
+    "numbers said to be base64": Asked(_tensor(parameters={"content_type": "base64"}), False),
+    "BYTES as base64": Asked(
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+    ),
+    "another content type": Asked(_tensor(parameters={"content_type": "np"})),
+    "a cloud's type": Asked(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
+    "a size in a cloud's type": Asked(
+        request(
+            "POST",
+            INFER,
+            binary_header(12) + FLOATS.tobytes(),
+            {"Content-Type": f"{CLOUD_TYPE};json-header-size={len(binary_header(12))}"},
+        ),
+        False,
+    ),
+    "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
+    "compressed": Asked(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
+    "generate, compressed": Asked(
+        request(
+            "POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
+        ),
+        False,
+    ),
+    "compressed in an unknown way": Asked(
+        request("POST", "/v2/models/m/generate", b"x", {"Content-Encoding": "br"}), False
+    ),
+    "compressed, to who knows where": Asked(
+        request("POST", "/v2/x", b"x", {"Content-Encoding": "br"})
+    ),
+    "GET": Asked(request("GET", "/v2/models/m/stats?x=1")),
+    "GET with headers": Asked(_with_headers(request("GET", "/v2/x"), MANY_HEADERS)),
+    "GET with a body": Asked(request("GET", "/v2/x", b"hello")),
+    "GET with an empty body": Asked(request("GET", "/v2/x", b"")),
+    "an empty Host": Asked(b"GET /v2/x HTTP/1.1\r\nHost:\r\n\r\n"),
+    "GET, the last": Asked(request("GET", "/v2/x", headers={"Connection": "close"})),
+    "POST": Asked(request("POST", "/v2/x", b"hello")),
+    "POST with headers": Asked(_with_headers(request("POST", "/v2/x", b"hello"), MANY_HEADERS)),
+    "POST with an empty body": Asked(request("POST", "/v2/x", b"")),
+    "POST without a length": Asked(request("POST", "/v2/x"), False),
+    "PUT": Asked(request("PUT", "/v2/x", b"\r\n\r\n")),
+    "DELETE without a length": Asked(request("DELETE", "/v2/x"), False),
+    "server metadata": Asked(request("GET", "/v2"), False),
+    "trace settings": Asked(request("POST", "/v2/models/m/trace", b"{}"), False),
+    "load": Asked(request("POST", "/v2/repository/models/m/load", b"{}"), False),
+    "a target with a fragment": Asked(request("POST", "/v2/x#y", b"hello"), False),
+    "a target without a path": Asked(request("OPTIONS", "*"), False),
+    "HTTP/1.0": Asked(request("GET", "/v2/x").replace(b"/1.1", b"/1.0"), False),
+    "a large head": Asked(request("GET", "/v2/x", headers={"X": "x" * 2048}), False),
+}
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+async def test_requests(ways: Ways, asked: Asked) -> None:
+    turn = Turn([binary_response(bytes(8), FLOATS.tobytes())])
+    await ways.both(asked.data, turn, asked.settings, straight=asked.straight)
+
+
+# ---------------------------------------------------------------------------------- answers
+
+
+def _typed(datatype: str, data: bytes, count: int) -> bytes:
+    """Write an answer of one output of a datatype."""
+    output = {
+        "name": "OUT0",
+        "shape": [count],
+        "datatype": datatype,
+        "parameters": {"binary_data_size": len(data)},
+    }
+    header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+    return http_response(header + data, {HEADER_LENGTH: str(len(header))})
+
+
+def _lying(**headers: str) -> bytes:
+    return http_response(binary_response_header(8) + bytes(8), headers)
+
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+EMPTY = binary_response_header(0)
+WITH_TENSORS = binary_response_header(12) + FLOATS.tobytes()
+SIZED = {HEADER_LENGTH: str(len(binary_response_header(12)))}
+INTERIM = message("HTTP/1.1 103 Early Hints", {"Link": "</x>"})
+ANSWER_HEADERS = (
+    b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: triton\r\nConnection: X-Hop\r\nX-Hop: 1\r\n"
+    b"Keep-Alive: timeout=5\r\nX-Latin: caf\xe9\r\nUpgrade: h2c\r\n"
+)
+
+TURNS = {
+    "tensors": Turn([binary_response(FLOATS.tobytes())]),
+    "two tensors": Turn([binary_response(bytes(4), bytes(range(8)))]),
+    "NaN": Turn([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
+    "INT64": Turn([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
+    "FP16": Turn([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
+    "BF16": Turn([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
+    "BOOL": Turn([_typed("BOOL", b"\1\0", 2)]),
+    "BYTES": Turn([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
+    "BYTES that are no text": Turn([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
+    "empty outputs": Turn([http_response(EMPTY)]),
+    "empty outputs with a length": Turn([http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]),
+    "JSON": Turn([http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]),
+    "no JSON": Turn([http_response(b"<html>", {"Content-Type": "text/html"})]),
+    "nothing": Turn([http_response(b"")]),
+    "compressed": Turn([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
+    "headers": Turn([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
+    "tensors with headers": Turn([_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]),
+    "a Date of its own": Turn([http_response(b"{}", {"Date": "then"})]),
+    "no reason": Turn([http_response(b"{}").replace(b"200 OK", b"200 ")]),
+    "an unknown status": Turn([http_response(b"{}", status="799 So So")]),
+    "201": Turn([http_response(WITH_TENSORS, SIZED, "201 Made")]),
+    "204": Turn([message("HTTP/1.1 204 No Content")]),
+    "204 with a length": Turn([message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]),
+    "302": Turn([http_response(b"", {"Location": "/else"}, "302 Found")]),
+    "304": Turn([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
+    "304 with a length": Turn([message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]),
+    "400": Turn([http_response(b'{"error":"no"}', status="400 Bad Request")]),
+    "404": Turn([http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]),
+    "500": Turn([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
+    "503 and closes": Turn([http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"),
+    "the last": Turn([http_response(b"{}", {"Connection": "close"})], "closes"),
+    "closes behind it": Turn([http_response(b"{}")], "closes"),
+    "HTTP/1.0": Turn([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
+    "a length that is no number": Turn([_lying(**{HEADER_LENGTH: "x"})]),
+    "a length above the cap": Turn([_lying(**{HEADER_LENGTH: "9" * 12})]),
+    "a length beyond the body": Turn([_lying(**{HEADER_LENGTH: "999"})]),
+    "a length into the tensors": Turn(
+        [_lying(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
+    ),
+    "tensors too short": Turn([http_response(WITH_TENSORS[:-1], SIZED)]),
+    "tensors too long": Turn([http_response(WITH_TENSORS + b"x", SIZED)]),
+    "chunked": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
+    "chunked tensors": Turn(
+        [message("HTTP/1.1 200 OK", {**CHUNKED, **SIZED}, chunked(WITH_TENSORS))]
+    ),
+    "chunks one by one": Turn(
+        [message("HTTP/1.1 200 OK", CHUNKED), chunk(b"a"), chunk(b"b"), chunk(b"")]
+    ),
+    "a chunked error": Turn([message("HTTP/1.1 500 Oh", CHUNKED, chunked(b"no"))]),
+    "chunked and empty": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked())]),
+    "a broken chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a") + b"what\r\n")]),
+    "until close": Turn([message("HTTP/1.1 200 OK", {}, b"{}")], "closes"),
+    "until close, and empty": Turn([message("HTTP/1.1 200 OK")], "closes"),
+    "tensors until close": Turn([message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"),
+    "an error until close": Turn([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
+    "a large body": Turn([http_response(b"x" * 70_000)]),
+    "many tensors": Turn([binary_response(bytes(40_000), bytes(40_000))]),
+    "a large head": Turn([binary_response(bytes(4), headers={"X": "x" * 2048})]),
+    "an interim answer": Turn([INTERIM + http_response(b"{}")]),
+    "an interim answer before it": Turn([INTERIM, binary_response(bytes(4))]),
+    "more than an answer": Turn([http_response(b"{}") * 2]),
+    "101": Turn([message("HTTP/1.1 101 Switching Protocols")]),
+    "no HTTP": Turn([b"what?\r\n\r\n"]),
+    "no answer": Turn([], "closes"),
+    "half a head": Turn([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
+    "half a body": Turn([http_response(b"abc")[:-1]], "closes"),
+    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "closes"),
+    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "closes"),
+    "half of a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"),
+}
+ASKING = {
+    "infer": infer_json(),
+    "GET": request("GET", "/v2/x"),
+    "POST": request("POST", "/v2/x", b"hello"),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
+async def test_answers(ways: Ways, data: bytes, turn: Turn) -> None:
+    await ways.both(data, turn, straight=True)
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
+async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn: Turn) -> None:
+    """A client that does not accept it still goes straight, and is told that others might."""
+    settings = {"route": {"compression": "gzip"}}
+    outcome = await ways.both(data, turn, settings, straight=True)
+    if outcome.body is not None:
+        assert ("vary", "Accept-Encoding") in outcome.headers
+    assert ("content-encoding", "gzip") not in outcome.headers or outcome.body == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
+async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: bytes) -> None:
+    asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
+    turn = Turn([http_response(b"x" * 2000)])
+    outcome = await ways.both(asked, turn, {"route": {"compression": "gzip"}}, straight=False)
+    assert ("content-encoding", "gzip") in outcome.headers
+
+
+@pytest.mark.parametrize("nonfinite", ["literal", "null", "string", "error"])
+async def test_policies(ways: Ways, nonfinite: str) -> None:
+    route = {"route": {"nonfinite": nonfinite}}
+    outcome = await ways.both(infer_json(), TURNS["NaN"], route, straight=True)
+    assert (" 406 " in outcome.first) is (nonfinite == "error")
+
+
+@pytest.mark.parametrize("size", [2047, 2048, 2049])
+@pytest.mark.parametrize("body", [EMPTY, b"{}"])
+async def test_an_answer_about_as_large_as_may_be_held(ways: Ways, body: bytes, size: int) -> None:
+    turn = Turn([http_response(body.ljust(size))])
+    outcome = await ways.both(infer_json(), turn, {"header_bytes": 2048}, straight=True)
+    assert outcome.body is not None
+    assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
+
+
+async def test_a_reason_of_the_servers_own(ways: Ways) -> None:
+    await ways.both(infer_json(), Turn([http_response(b"{}", status="200 Fine")]), straight=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [
+        (ASKING["infer"], _with_headers(binary_response(FLOATS.tobytes()), ANSWER_HEADERS)),
+        (ASKING["infer"], http_response(EMPTY)),
+        (ASKING["infer"], http_response(b"no", status="404 No")),
+        (ASKING["GET"], INTERIM + http_response(b"hello", {"X": "y"})),
+        (ASKING["POST"], message("HTTP/1.1 200 OK", CHUNKED, chunked(b"hel", b"lo"))),
+    ],
+    ids=["tensors", "empty outputs", "an error", "an interim answer", "chunked"],
+)
+async def test_an_answer_cut_in_two_at_every_byte(
+    ways: Ways, data: bytes, whole: bytes, fast_path_requests: list[str]
+) -> None:
+    at = 0
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(whole[:at])
+            await _let_it_arrive()
+            await connection.send(whole[at:])
+
+    async with ScriptedServer(script) as server:
+        expected = await ways.ordinary(data, server, {})
+        async with gateway_client(server.url) as client:
+            await client.ask(data)
+            fast_path_requests.clear()
+            for place in range(1, len(whole)):
+                at = place
+                reply = await client.ask(data)
+                headers = [each for each in reply.head.headers if each[0] != "date"]
+                assert reply.head.first == expected.first
+                assert tuple(sorted(headers)) == expected.headers
+                assert reply.body == expected.body
+            assert len(fast_path_requests) == len(whole) - 1
+
+
+# ---------------------------------------------------------------------------------- in time
+
+SHORT = 1.0  # in which half of an answer can come, however busy the machine is
+STALLS = {
+    "silent": Turn([], "hangs"),
+    "half a head": Turn([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
+    "half a body": Turn([http_response(b"abc")[:-1]], "hangs"),
+    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "hangs"),
+    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "hangs"),
+    "a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
+}
+LIMITED = [("idle_timeout", stall) for stall in STALLS]
+LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # on one loop only: these tests wait
+@pytest.mark.parametrize(("limit", "stall"), LIMITED)
+@pytest.mark.parametrize("kind", ["infer", "GET"])
+async def test_a_server_that_stalls(ways: Ways, kind: str, stall: str, limit: str) -> None:
+    outcome = await ways.both(ASKING[kind], STALLS[stall], {limit: SHORT}, straight=True)
+    if outcome.body is not None:
+        assert " 504 " in outcome.first
+        assert f"limits.{limit}".encode() in outcome.body
+        assert b"waiting for http://127.0.0.1:" in outcome.body
+    else:
+        assert stall not in ("silent", "half a head")
+
+
+# ---------------------------------------------------------------------------------- and beyond
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("connection", ["Content-Length", "keep-alive, content-length"])
+async def test_a_body_is_never_taken_for_a_request(
+    ways: Ways, method: str, connection: str
+) -> None:
+    """A client may not slip a request of its own making past the gateway."""
+    hidden = request("GET", "/v2/hidden")
+    data = request(method, "/v2/x", hidden, {"Connection": connection})
+    async with ScriptedServer() as server:
+        outcomes = [await ways.ordinary(data, server, {})]
+        outcomes.append((await ways.straight(data, server, {}))[0])
+        for outcome in outcomes:
+            ((first, _, body),) = outcome.received
+            assert first == f"{method} /v2/x HTTP/1.1"
+            assert body == hidden
+
+
+async def test_endpoints_take_turns_for_one_client() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response())) as one,
+        ScriptedServer(always_respond(http_response())) as two,
+        gateway_client(one.url, two.url) as client,
+    ):
+        for _ in range(20):
+            assert (await client.call("GET", "/v2/x")).status == 200
+        assert min(len(one.requests), len(two.requests)) >= 5

@@ -1,0 +1,288 @@
+"""Requests that are not HTTP, or only just: a 4xx that says why, and no server sees them."""
+
+import asyncio
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+
+HOST = "Host: x\r\n"
+
+
+def _get(line: str = "GET /v2/models/m HTTP/1.1", headers: str = HOST) -> bytes:
+    return f"{line}\r\n{headers}\r\n".encode("latin-1")
+
+
+def _post(headers: str, body: bytes = b"") -> bytes:
+    return _get("POST /v2/models/m/generate HTTP/1.1", HOST + headers) + body
+
+
+MALFORMED = {
+    "noise": bytes(range(256)) + b"\r\n\r\n",
+    "TLS": bytes.fromhex("16030102000100 01fc0303".replace(" ", "")) + bytes(200),
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "no version": _get("GET /v2"),
+    "version 0.9": _get("GET /v2 HTTP/0.9"),
+    "version 2.0": _get("GET /v2 HTTP/2.0"),
+    "unknown version": _get("GET /v2 HTTP/9.9"),
+    "unknown method": _get("FETCH /v2 HTTP/1.1"),
+    "method in lower case": _get("get /v2 HTTP/1.1"),
+    "method alone": _get("GET"),
+    "target with a space": _get("GET /v2 /models HTTP/1.1"),
+    "no target": _get("GET  HTTP/1.1"),
+    "target of 100 KB": _get(f"GET /{'x' * 100_000} HTTP/1.1"),
+    "header of 100 KB": _get(headers=f"{HOST}X: {'x' * 100_000}\r\n"),
+    "header name of 100 KB": _get(headers=f"{HOST}{'x' * 100_000}: x\r\n"),
+    "1000 headers": _get(headers=HOST + "X: x\r\n" * 1000),
+    "header without colon": _get(headers=f"{HOST}Nothing\r\n"),
+    "header without name": _get(headers=f"{HOST}: x\r\n"),
+    "space before the colon": _get(headers=f"{HOST}X : x\r\n"),
+    "space in a name": _get(headers=f"{HOST}X Y: x\r\n"),
+    "NUL in a header": _get(headers=f"{HOST}X: a\0b\r\n"),
+    "control character in a header": _get(headers=f"{HOST}X: a\x01b\r\n"),
+    "bare CR in a header": _get(headers=f"{HOST}X: a\rb\r\n"),
+    "folded header": _get(headers=f"{HOST}X: a\r\n b\r\n"),
+    "two hosts": _get(headers=f"{HOST}Host: y\r\n"),
+    "length and chunked": _post(
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", chunk(b"hello") + chunk(b"")
+    ),
+    "chunked and length": _post(
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", chunk(b"hello") + chunk(b"")
+    ),
+    "length a word": _post("Content-Length: five\r\n", b"hello"),
+    "length negative": _post("Content-Length: -5\r\n", b"hello"),
+    "length with a sign": _post("Content-Length: +5\r\n", b"hello"),
+    "length in hexadecimal": _post("Content-Length: 0x5\r\n", b"hello"),
+    "length a list": _post("Content-Length: 5, 5\r\n", b"hello"),
+    "length twice": _post("Content-Length: 5\r\nContent-Length: 6\r\n", b"hello"),
+    "length empty": _post("Content-Length: \r\n", b"hello"),
+    "length beyond 64 bits": _post(f"Content-Length: {1 << 65}\r\n", b"hello"),
+    "chunked twice": _post(
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", chunk(b"hello") + chunk(b"")
+    ),
+    "unknown transfer encoding": _post("Transfer-Encoding: zip\r\n", b"hello"),
+    "chunked not last": _post("Transfer-Encoding: chunked, gzip\r\n", b"hello"),
+    "chunk size a word": _post("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
+    "chunk size negative": _post("Transfer-Encoding: chunked\r\n", b"-5\r\nhello\r\n0\r\n\r\n"),
+    "chunk size beyond 64 bits": _post("Transfer-Encoding: chunked\r\n", b"1" * 20 + b"\r\nx"),
+    "chunk too long": _post("Transfer-Encoding: chunked\r\n", b"3\r\nhello\r\n0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(data)
+        reply = await client.read_response()
+        assert 400 <= reply.status < 500
+        assert "HTTP" in reply.error or "body" in reply.error
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("case", ["chunk size a word", "chunk too long"])
+async def test_a_chunk_that_breaks_after_some_time_is_a_400(case: str) -> None:
+    head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await client.send(head + end + chunk(b"good"))
+        await asyncio.sleep(0.02)
+        client.send_nowait(body)
+        reply = await client.read_response()
+        assert reply.status == 400
+        assert "body is broken" in reply.error
+        await (await server.connection()).left.wait()
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
+async def test_a_chunk_that_breaks_after_some_time_ends_any_exchange(target: str) -> None:
+    head = message(f"POST {target} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await client.send(head + chunk(b'{"inputs":['))
+        await asyncio.sleep(0.02)
+        await client.send(b"what?\r\n")
+        assert (await client.read_response()).status == 400
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "*",
+        "v2/models/m",
+        "/v2/m#x",
+        "ftp://x/v2",
+        "host:80",
+        "?x",
+        "//",
+        "/v2/mod\xc3\xa8le",
+        "/\xff",
+    ],
+)
+async def test_odd_targets_get_an_answer(target: str) -> None:
+    async with (
+        ScriptedServer(
+            always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
+        ) as server,
+        gateway_client(server.url) as client,
+    ):
+        client.send_nowait(_get(f"OPTIONS {target} HTTP/1.1"))
+        reply = await client.read_response()
+        assert 400 <= reply.status < 500
+        assert reply.error
+
+
+async def test_connect_is_refused() -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(_get("CONNECT server:80 HTTP/1.1"))
+        reply = await client.read_response()
+        assert reply.status == 400
+        assert "server:80" in reply.error
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        ("/v2/models/a%2Fb/ready?x=%20&y=+", "/v2/models/a%2Fb/ready?x=%20&y=+"),
+        ("/v2/models/../m/./ready", "/v2/models/../m/./ready"),
+        ("//v2//models", "//v2//models"),
+        ("/v2/models/m:8?q", "/v2/models/m:8?q"),
+        ("/v2/models/@{}[]|^`\\'\"<>~!$&()*,;=", "/v2/models/@{}[]|^`\\'\"<>~!$&()*,;="),
+        ("/v2/models/%zz%", "/v2/models/%zz%"),
+        ("/", "/"),
+        ("http://elsewhere/v2/models/m?x=1", "/v2/models/m?x=1"),
+        ("http://elsewhere:80/v2//m", "/v2//m"),
+        ("HTTP://elsewhere/v2", "/v2"),
+        ("http://elsewhere", "/"),
+        ("http://elsewhere?x=/y", "/?x=/y"),
+    ],
+)
+async def test_targets_reach_the_server_byte_for_byte(target: str, sent: str) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(_get(f"GET {target} HTTP/1.1"))
+        assert (await client.read_response()).status == 200
+        assert [received.head.target for received in server.requests] == [sent]
+
+
+async def test_requests_of_http_1_0() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
+        gateway_client(server.url) as client,
+    ):
+        client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
+        data = await client.rest()
+        assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert data.endswith(b'\r\n\r\n"old"')
+        assert server.requests[0].head.first == "GET /v2/models/m HTTP/1.1"
+
+
+async def test_http_1_0_kept_alive() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(2):
+            client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            assert (await client.read_response()).json == "old"
+
+
+async def test_a_chunked_answer_to_http_1_0_ends_with_the_connection() -> None:
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"old") + chunk(b"")
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head = await client.head()
+        assert head.get("Transfer-Encoding") is None
+        assert await client.rest() == b"old"
+
+
+async def test_lines_may_come_before_a_request() -> None:
+    # RFC 9112, section 2.2
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(b"\r\n\r\n" + _get())
+        assert (await client.read_response()).status == 200
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
+            targets = [f"/v2/models/m{number}" for number in range(100)]
+            client.send_nowait(b"".join(request("GET", target) for target in targets))
+            for _ in targets:
+                assert (await client.read_response()).status == 200
+        assert [received.head.target for received in server.requests] == targets
+
+
+async def test_pipelined_bodies_are_not_mixed_up() -> None:
+    bodies = [bytes([number]) * (number * 997) for number in range(50)]
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(b"".join(request("POST", "/v2/x", body) for body in bodies))
+        for _ in bodies:
+            assert (await client.read_response()).status == 200
+        assert [received.body for received in server.requests] == bodies
+
+
+async def test_garbage_behind_a_request_does_not_take_its_answer_away() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        client.send_nowait(b"\x16\x03\x01garbage\r\n\r\n")
+        await asyncio.sleep(0.02)
+        await connection.send(http_response())
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        client.send_nowait(_get())
+        assert (await client.read_response()).status == 200
+        assert (await client.read_response()).status == 400
+        assert await client.rest() == b""
+
+
+async def test_an_upgrade_is_not_passed_on() -> None:
+    headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            client.send_nowait(_get(headers=HOST + headers))
+            assert (await client.read_response()).status == 200
+        for received in server.requests:
+            assert received.head.get("Upgrade") is None
+            assert received.head.get("Connection") is None
+
+
+@pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
+async def test_a_client_that_expects_to_be_told_is_told_to_go_on(data: bytes) -> None:
+    head, _, body = data.partition(b"\r\n\r\n")
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
+            for _ in range(2):
+                await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
+                assert (await client.head()).first == "HTTP/1.1 100 Continue"
+                await client.send(body)
+                assert (await client.read_response()).status == 200
+        for received in server.requests:
+            assert received.head.get("Expect") is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"Content-Length": "100000000"}, 413), ({"Content-Length": "9", HEADER_LENGTH: "x"}, 400)],
+)
+async def test_a_client_that_expects_to_be_told_is_told_why_not(
+    headers: dict[str, str], status: int
+) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await client.send(request("POST", INFER, headers={"Expect": "100-continue", **headers}))
+        reply = await client.read_response()
+        assert reply.status == status
+        # The client may send the body or not: only the end of the connection is clear to both.
+        assert reply.head.get("Connection") == "close"
+        assert server.requests == []
+
+
+async def test_no_one_waits_for_a_body_that_is_not_there() -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await client.send(request("POST", "/v2/x", b"", {"Expect": "100-continue"}))
+        assert (await client.read_response()).status == 200
+        assert server.requests[0].body == b""

@@ -1,0 +1,360 @@
+"""What the gateway changes of a request and of an answer, and what it leaves alone."""
+
+import json
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    json_request,
+    metadata,
+)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+
+HOP_BY_HOP = (
+    b"Connection: keep-alive, X-Hop\r\n"
+    b"X-Hop: 1\r\n"
+    b"Keep-Alive: timeout=5\r\n"
+    b"Proxy-Connection: keep-alive\r\n"
+    b"Proxy-Authorization: Basic eA==\r\n"
+    b"Proxy-Authenticate: Basic\r\n"
+    b"TE: trailers\r\n"
+    b"Trailer: X-T\r\n"
+    b"Upgrade: h2c\r\n"
+)
+END_TO_END = b"X-Two: a\r\nX-Two: b\r\nx-tenant: blue\r\nCookie: c=d\r\nAuthorization: Bearer t\r\n"
+DROPPED = [line.split(b":")[0].decode() for line in HOP_BY_HOP.splitlines()]
+
+
+def _with_headers(data: bytes, headers: bytes) -> bytes:
+    first, _, rest = data.partition(b"\r\n")
+    return first + b"\r\n" + headers + rest
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("GET", "/v2/models/m/stats"),
+        request("POST", "/v2/x", b"x"),
+        infer_json(),
+        infer_binary(binary_header(4), bytes(4)),
+    ],
+    ids=["GET", "POST", "json", "binary"],
+)
+async def test_request_headers(data: bytes) -> None:
+    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
+        async with gateway_client(server.url) as client:
+            reply = await client.ask(_with_headers(data, HOP_BY_HOP + END_TO_END))
+            assert reply.status == 200
+        head = server.requests[0].head
+        for name in DROPPED:
+            assert head.all(name) == []
+        assert head.all("X-Two") == ["a", "b"]
+        assert head.get("x-tenant") == "blue"
+        assert head.get("Cookie") == "c=d"
+        assert head.get("Authorization") == "Bearer t"
+        assert head.get("Host") == "gateway"
+        for name in ("User-Agent", "Accept", "Accept-Encoding"):
+            assert head.get(name) is None  # nothing that the client did not say
+
+
+async def test_answer_headers() -> None:
+    data = _with_headers(
+        http_response(b'{"outputs":[]}'),
+        HOP_BY_HOP + b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: triton\r\nDate: then\r\n",
+    )
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        for query in (request("GET", "/v2/x"), infer_json()):
+            head = (await client.ask(query)).head
+            for name in DROPPED:
+                assert head.all(name) == []
+            assert head.all("Set-Cookie") == ["a=1", "b=2"]
+            assert head.get("Server") == "triton"
+            assert head.get("Date") == "then"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("body", [None, b"", b"hello"])
+async def test_methods_and_bodies(method: str, body: bytes | None) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b"{}"))) as server,
+        gateway_client(server.url) as client,
+    ):
+        assert (await client.call(method, "/v2/anything?x=1", body)).body == b"{}"
+        received = server.requests[0]
+        assert received.head.first == f"{method} /v2/anything?x=1 HTTP/1.1"
+        assert received.body == (body or b"")
+        assert received.head.get("Transfer-Encoding") is None
+        if body is not None:
+            assert received.head.get("Content-Length") == str(len(body))
+
+
+async def test_a_chunked_body_stays_chunked() -> None:
+    head = {"Host": "x", "Transfer-Encoding": "chunked"}
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        for parts in ([b"hello", b"world"], []):
+            data = message("POST /v2/x HTTP/1.1", head, chunked(*parts))
+            assert (await client.ask(data)).status == 200
+            received = server.requests[-1]
+            assert received.body == b"".join(parts)
+            assert received.head.get("Transfer-Encoding") == "chunked"
+            assert received.head.get("Content-Length") is None
+
+
+async def test_trailers_are_left_out() -> None:
+    head = {"Host": "x", "Transfer-Encoding": "chunked"}
+    data = message("POST /v2/x HTTP/1.1", head, b"2\r\nhi\r\n0\r\nX-Trailer: 1\r\n\r\n")
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            assert (await client.ask(data)).status == 200
+        assert [received.body for received in server.requests] == [b"hi", b"hi"]
+
+
+async def test_what_the_server_gets_of_a_json_request() -> None:
+    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
+        async with gateway_client(server.url) as client:
+            headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+            reply = await client.ask(infer_json(headers=headers))
+            assert reply.status == 200
+            assert reply.head.get("Content-Type") == "application/json"
+            assert reply.head.get(HEADER_LENGTH) is None
+            assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
+        received = server.requests[0]
+        size = int(received.head.get(HEADER_LENGTH) or 0)
+        assert received.head.get("Content-Type") == "application/octet-stream"
+        assert received.head.get("Content-Length") == str(len(received.body))
+        assert received.head.get("Accept-Encoding") is None  # the answer is read here
+        assert received.body[size:] == FLOATS.tobytes()
+        fields = json.loads(received.body[:size])
+        assert fields["parameters"] == {"binary_data_output": True}
+
+
+async def test_a_binary_exchange_is_byte_for_byte() -> None:
+    header, tensors = binary_header(12, binary_output=True), FLOATS.tobytes()
+    data = binary_response(FLOATS.tobytes(), headers={"Content-Encoding": "identity"})
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        reply = await client.ask(infer_binary(header, tensors, {"Accept-Encoding": "gzip"}))
+        assert reply.body == data.partition(b"\r\n\r\n")[2]
+        assert reply.head.get(HEADER_LENGTH) == str(len(reply.body) - 12)
+        received = server.requests[0]
+        assert received.body == header + tensors
+        assert received.head.get(HEADER_LENGTH) == str(len(header))
+        assert received.head.get("Accept-Encoding") == "gzip"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, gzip"])
+async def test_encoded_bodies_of_what_is_not_known_pass_as_they_are(encoding: str) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        body = b"\x1f\x8b what is inside is the server's to know"
+        headers = {"Content-Encoding": encoding, HEADER_LENGTH: "17"}
+        assert (await client.call("POST", "/v2/x", body, headers)).status == 200
+        received = server.requests[0]
+        assert received.body == body
+        assert received.head.get("Content-Encoding") == encoding
+        assert received.head.get(HEADER_LENGTH) == "17"
+
+
+async def test_encoded_answers_are_forwarded_as_they_are() -> None:
+    data = http_response(b"\x1f\x8bzipped", {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        reply = await client.call("GET", "/v2/x", headers={"Accept-Encoding": "gzip"})
+        assert reply.body == b"\x1f\x8bzipped"
+        assert reply.head.get("Content-Encoding") == "gzip"
+        assert server.requests[0].head.get("Accept-Encoding") == "gzip"
+
+
+EMPTY_OUTPUT = {
+    "name": "OUT0",
+    "datatype": "FP32",
+    "shape": [0],
+    "parameters": {"binary_data_size": 0},
+}
+
+
+async def test_empty_binary_outputs_as_triton_sends_them() -> None:
+    """Without the header length, and with a size of 0 instead of data."""
+    second = {**EMPTY_OUTPUT, "name": "OUT1", "parameters": {"binary_data_size": 0, "x": 1}}
+    body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
+    async with (
+        ScriptedServer(always_respond(http_response(body))) as server,
+        gateway_client(server.url) as client,
+    ):
+        reply = await client.ask(infer_json())
+        plain = {"datatype": "FP32", "shape": [0], "data": []}
+        assert reply.json == {
+            "model_name": "m",
+            "outputs": [
+                {"name": "OUT0", **plain},
+                {"name": "OUT1", **plain, "parameters": {"x": 1}},
+            ],
+        }
+        assert reply.head.get("Content-Length") == str(len(reply.body))
+        assert reply.head.get(HEADER_LENGTH) is None
+
+
+async def test_empty_binary_outputs_stay_binary_for_those_who_asked() -> None:
+    second = {**EMPTY_OUTPUT, "name": "OUT1"}
+    body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
+    mixed = json_request()[:-1] + (
+        b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
+    )
+    binary = infer_binary(binary_header(4, binary_output=True), bytes(4))
+    async with (
+        ScriptedServer(always_respond(http_response(body))) as server,
+        gateway_client(server.url) as client,
+    ):
+        first, other = (await client.ask(infer_json(mixed))).json["outputs"]
+        assert first == {"name": "OUT0", "datatype": "FP32", "shape": [0], "data": []}
+        assert other == second
+        assert (await client.ask(binary)).body == body
+
+
+JSON_ANSWERS = {
+    "data": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[ 1.50 ]}]}',
+    "bare NaN": b'{"outputs":[{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
+    "big integers": b'{"outputs":[],"x":123456789012345678901234567890}',
+    "no JSON": b"<html>",
+    "nothing": b"",
+    "no object": b"[]",
+    "lies": b'{"outputs":[{"name":"O","parameters":{"binary_data_size":4}}]}',
+}
+
+
+@pytest.mark.parametrize("body", JSON_ANSWERS.values(), ids=JSON_ANSWERS)
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+async def test_json_answers_of_the_server_pass_as_they_are(body: bytes, form: str) -> None:
+    data = http_response(body)
+    if form == "chunked":
+        data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body or b" "))
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            reply = await client.ask(infer_json())
+            assert reply.status == 200
+            assert reply.body.strip() == body
+
+
+SERVER = {"name": "triton", "version": "2", "extensions": ["statistics"]}
+
+
+async def _server_metadata(document: bytes, form: str = "sized") -> tuple[bytes, ScriptedServer]:
+    data = http_response(document, {"X-Kept": "1"})
+    if form == "chunked":
+        head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
+        data = message("HTTP/1.1 200 OK", head, chunked(document))
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        reply = await client.call("GET", "/v2", headers={"Accept-Encoding": "gzip"})
+        assert reply.status == 200
+        assert reply.head.get("X-Kept") == "1"
+        return reply.body, server
+
+
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+async def test_the_binary_extension_is_added(form: str) -> None:
+    body, server = await _server_metadata(json.dumps(SERVER).encode(), form)
+    assert json.loads(body) == {**SERVER, "extensions": ["statistics", "binary_tensor_data"]}
+    assert server.requests[0].head.get("Accept-Encoding") is None
+
+
+@pytest.mark.parametrize("target", ["/v2", "/v2/", "/v2?x"])
+async def test_the_binary_extension_is_added_where_the_server_names_none(target: str) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b'{"name":"ovms"}'))) as server,
+        gateway_client(server.url) as client,
+    ):
+        reply = await client.call("GET", target)
+        assert reply.json == {"name": "ovms", "extensions": ["binary_tensor_data"]}
+
+
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"extensions": [ "binary_tensor_data" ] ,"x":1.0e2}',
+        b'{"extensions":null}',
+        b'{"extensions":7}',
+        b'{"extensions":{}}',
+        b'["binary"]',
+        b"no JSON",
+        b" ",
+        b'{"x":"' + b"x" * 2_000_000 + b'"}',
+    ],
+    ids=lambda document: document[:20].decode(),
+)
+async def test_other_server_metadata_is_untouched(document: bytes, form: str) -> None:
+    body, _ = await _server_metadata(document, form)
+    assert body == document
+
+
+@pytest.mark.parametrize("body", [b"", b"hello"])
+async def test_a_body_with_the_question_for_server_metadata_is_left_out(body: bytes) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b"{}"))) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(2):
+            assert (await client.call("GET", "/v2", body)).status == 200
+        assert [received.body for received in server.requests] == [b"", b""]
+
+
+async def test_errors_about_server_metadata_are_untouched() -> None:
+    data = http_response(b'{"name":"x"}', status="503 Service Unavailable")
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        reply = await client.call("GET", "/v2")
+        assert (reply.status, reply.body) == (503, b'{"name":"x"}')
+
+
+@pytest.mark.parametrize("spelling", ["trace", "trace/setting"])
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("/v2", "/v2"),
+        ("/v2/models/m", "/v2/models/m"),
+        ("/v2/models/m/versions/3", "/v2/models/m"),
+        ("/v2/models/a%2Fb", "/v2/models/a%2Fb"),
+    ],
+)
+async def test_both_spellings_of_trace_paths(spelling: str, asked: str, sent: str) -> None:
+    async with ScriptedServer(always_respond(http_response(b'{"trace_rate":"1"}'))) as server:
+        async with gateway_client(server.url) as client:
+            for query in ("", "?x=%20"):
+                reply = await client.call("GET", f"{asked}/{spelling}{query}")
+                assert reply.json == {"trace_rate": "1"}
+                reply = await client.call("POST", f"{asked}/{spelling}{query}", b'{"a":[]}')
+                assert reply.status == 200
+        targets = [received.head.target for received in server.requests]
+        path = f"{sent}/trace/setting"
+        assert targets == [path, path, f"{path}?x=%20", f"{path}?x=%20"]
+        assert server.requests[1].body == b'{"a":[]}'
+
+
+async def _models(connection: Connection) -> None:
+    while True:
+        received = await connection.request()
+        if received.head.target.endswith("/infer"):
+            await connection.send(binary_response(bytes(8)))
+        else:
+            await connection.send(http_response(metadata(-1)))
+
+
+async def test_what_the_server_gets_of_a_raw_request() -> None:
+    async with ScriptedServer(_models) as server, gateway_client(server.url) as client:
+        reply = await client.call(
+            "POST", "/v2/models/m/versions/2/infer?x=1", bytes(8), {HEADER_LENGTH: "0", "X-Id": "7"}
+        )
+        assert reply.status == 200
+        targets = [received.head.target for received in server.requests]
+        model = "/v2/models/m/versions/2"
+        assert targets == [model, f"{model}/config", f"{model}/infer?x=1"]
+        received = server.requests[-1]
+        size = int(received.head.get(HEADER_LENGTH) or 0)
+        assert json.loads(received.body[:size])["inputs"][0]["shape"] == [2]
+        assert received.body[size:] == bytes(8)
+        assert received.head.get("X-Id") == "7"
+        assert received.head.get("Content-Length") == str(size + 8)

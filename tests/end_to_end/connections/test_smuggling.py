@@ -1,0 +1,413 @@
+"""Requests that two readers could read differently: one within another's body is never taken up.
+
+Each form is sent in one write and byte by byte. What is refused reaches no server, and nothing
+behind it is answered; what is accepted reaches the server as one message, in a form that can be
+read in one way only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.gateway import gateway_client, until
+from tests.support.http_messages import chunk, chunked, read_chunk
+from tests.support.inference_messages import HEADER_LENGTH, INFER
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+INNER = b"GET /v2/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+"""What somebody would like to have taken for a request."""
+SIZE = len(INNER)
+
+GONE = (asyncio.IncompleteReadError, ConnectionError)
+
+
+def _post(*lines: bytes, body: bytes = b"", target: bytes = b"/v2/x") -> bytes:
+    return b"\r\n".join((b"POST " + target + b" HTTP/1.1", b"Host: x", *lines, b"", body))
+
+
+def _get(*lines: bytes, first: bytes = b"GET /v2/x HTTP/1.1") -> bytes:
+    """Write a request behind which another one stands, whatever becomes of the first."""
+    return b"\r\n".join((first, b"Host: x", *lines, b"", INNER))
+
+
+def _both(length: bytes, coding: bytes) -> dict[str, bytes]:
+    """Give a length and a coding in either order, with the inner request behind an empty body.
+
+    Who goes by the length sees a body that holds it; who goes by the coding, a request of its own.
+    """
+    body = b"0\r\n\r\n" + INNER
+    sized = length.replace(b"N", b"%d" % len(body))
+    name = f"{length.decode('latin-1')!r} and {coding.decode('latin-1')!r}"
+    return {
+        name: _post(sized, coding, body=body),
+        f"{name}, the other way round": _post(coding, sized, body=body),
+    }
+
+
+# What obscures a coding, so that one reader knows it and another does not.
+CODINGS = [
+    *(b"Transfer-Encoding: chunked", b"Transfer-Encoding : chunked"),
+    *(b"Transfer-Encoding\t: chunked", b" Transfer-Encoding: chunked"),
+    *(b"\tTransfer-Encoding: chunked", b"Transfer-Encoding\x00: chunked"),
+    *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding: chunkedx"),
+    *(b"Transfer-Encoding:chunked", b"Transfer-Encoding:\tchunked"),
+    *(b"Transfer-Encoding: chunked\t", b"Transfer-Encoding: \x0bchunked"),
+    *(b"Transfer-Encoding: chunked\x0c", b"Transfer-Encoding: chunked\x00"),
+    *(b"Transfer-Encoding: chunked\xa0", b"Transfer-Encoding:\r\n chunked"),
+    *(b"Transfer-Encoding: chunked\r\n ", b"Transfer-Encoding: chunked\r\n , identity"),
+    *(b"Transfer-Encoding: chunked, identity", b"Transfer-Encoding: identity, chunked"),
+    *(b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked, chunked"),
+    *(b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: chunked, gzip"),
+    *(b"Transfer-Encoding: chunked,", b"Transfer-Encoding: ,chunked"),
+    *(b"Transfer-Encoding: chunked;q=1", b'Transfer-Encoding: "chunked"'),
+    *(b"Transfer-Encoding: 'chunked'", b"Transfer-Encoding: CHUNKED"),
+    *(b"Transfer-Encoding:", b"Transfer-Encoding: "),
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x",
+    b"Transfer-Encoding: x\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: chunked\r\ntransfer-encoding: chunked",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+    b"X: y\nTransfer-Encoding: chunked",
+    b"X: y\rTransfer-Encoding: chunked",
+    b"X: y\r\rTransfer-Encoding: chunked",
+    b"X: y\r\n Transfer-Encoding: chunked",
+    b"X:\nTransfer-Encoding: chunked",
+    b"X: y\x00\r\nTransfer-Encoding: chunked",
+    b"Content-Encoding: x\nTransfer-Encoding: chunked",
+    b"TRANSFER-ENCODING: chunked",
+    b"transfer-encoding: Chunked",
+]
+
+_AND_A_LENGTH = {
+    name: data for coding in CODINGS for name, data in _both(b"Content-Length: N", coding).items()
+}
+
+LENGTHS = [
+    *(b"Content-Length: %d, %d", b"Content-Length: %d ,%d", b"Content-Length: %d %d"),
+    *(b"Content-Length: %d\r\nContent-Length: %d", b"Content-Length: %d\r\ncontent-length: %d"),
+    b"Content-Length: %d\r\nX: y\r\nContent-Length: %d",
+]
+
+_LENGTHS = {
+    f"{form.decode()!r} of {one} and {two}": _post(form % (one, two), body=INNER)
+    for form in LENGTHS
+    for one, two in ((SIZE, SIZE), (SIZE, 0), (0, SIZE))
+}
+
+_ODD_LENGTHS = {
+    repr(line): _post(line, body=INNER)
+    for line in (
+        *(b"Content-Length: +%d" % SIZE, b"Content-Length: -0", b"Content-Length: 0x%x" % SIZE),
+        *(b"Content-Length: %d.0" % SIZE, b"Content-Length: 4_0", b"Content-Length: 4e1"),
+        *(b"Content-Length:", b"Content-Length: five", b"Content-Length: \xd9\xa4\xd9\xa0"),
+        *(b"Content-Length : %d" % SIZE, b"Content-Length\t: %d" % SIZE),
+        *(b"Content-Length:\r\n %d" % SIZE, b"Content-Length: %d\x00" % SIZE),
+        *(b"Content-Length: \x0b%d" % SIZE, b"Content-Length: %d;" % SIZE),
+        *(b"Content-Length: %d\nX: y" % SIZE, b"Content-Length: %d\rX: y" % SIZE),
+        *(b"X: y\nContent-Length: %d" % SIZE, b"X: y\rContent-Length: %d" % SIZE),
+        *(b"Content-Length: 18446744073709551616", b"Content-Length: " + b"0" * 40 + b"5"),
+    )
+}
+
+_HEADS = {
+    "bare LF throughout": b"GET /v2/x HTTP/1.1\nHost: x\n\n" + INNER,
+    "bare LF behind the first line": b"GET /v2/x HTTP/1.1\nHost: x\r\n\r\n" + INNER,
+    "bare LF behind a header": _get(b"X: y\nY: z"),
+    "bare LF at the end": b"GET /v2/x HTTP/1.1\r\nHost: x\n\r\n" + INNER,
+    "bare CR behind the first line": b"GET /v2/x HTTP/1.1\rHost: x\r\n\r\n" + INNER,
+    "bare CR in a header": _get(b"X: y\rY: z"),
+    "bare CR at the end": _get(b"X: y\r"),
+    "NUL in a value": _get(b"X: a\x00b"),
+    "NUL in a name": _get(b"X\x00Y: a"),
+    "NUL in the target": _get(first=b"GET /v2/x\x00 HTTP/1.1"),
+    "DEL in a value": _get(b"X: \x7f"),
+    "a folded header": _get(b"X: a\r\n b"),
+    "a folded header, with a tab": _get(b"X: a\r\n\tb"),
+    "an empty folded line": _get(b"X: a\r\n "),
+    "white space before the first header": b"GET /v2/x HTTP/1.1\r\n Host: x\r\n\r\n" + INNER,
+    "a header without a colon": _get(b"GET /v2/y HTTP/1.1"),
+    "a header without a name": _get(b": a"),
+    "a space before the colon": _get(b"X : a"),
+    "high bytes in a name": _get(b"X\xff: a"),
+    "a target with a space": _get(first=b"GET /v2/x /v2/y HTTP/1.1"),
+    "a target with a tab": _get(first=b"GET /v2/x\t/v2/y HTTP/1.1"),
+    "tabs between the words": _get(first=b"GET\t/v2/x\tHTTP/1.1"),
+    "a space behind the version": _get(first=b"GET /v2/x HTTP/1.1 "),
+    "a space before the method": _get(first=b" GET /v2/x HTTP/1.1"),
+    "HTTP/0.9": b"GET /v2/x\r\n\r\n" + INNER,
+    "HTTP/0.9, named": _get(first=b"GET /v2/x HTTP/0.9"),
+    "HTTP/1.10": _get(first=b"GET /v2/x HTTP/1.10"),
+    "HTTP/1.2": _get(first=b"GET /v2/x HTTP/1.2"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) + INNER,
+    "another protocol": _get(first=b"GET /v2/x RTSP/1.0"),
+    "two hosts": _get(b"Host: y"),
+    "two hosts that are the same": _get(b"Host: x"),
+    "no host": b"GET /v2/x HTTP/1.1\r\nX: y\r\n\r\n" + INNER,
+    "two hosts in one": b"GET /v2/x HTTP/1.1\r\nHost: x, y\r\n\r\n" + INNER,
+    "a host and more": b"GET /v2/x HTTP/1.1\r\nHost: x/v2/y?z\r\n\r\n" + INNER,
+    "a host with a user": b"GET /v2/x HTTP/1.1\r\nHost: y@x\r\n\r\n" + INNER,
+    "a URL with a user": _get(first=b"GET http://y@x/v2/x HTTP/1.1"),
+    "a URL without a host": _get(first=b"GET http:///v2/x HTTP/1.1"),
+    "129 headers": _get(*[b"X: y"] * 128),
+    "a header of 70 KB": _get(b"X: " + b"y" * 70_000),
+    "a name of 70 KB": _get(b"X" * 70_000 + b": y"),
+    "chunked in HTTP/1.0": b"POST /v2/x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + INNER,
+    "CONNECT": _get(first=b"CONNECT x:80 HTTP/1.1"),
+    "CONNECT to a path": _get(first=b"CONNECT /v2/x HTTP/1.1"),
+}
+
+
+def _chunks(body: bytes) -> bytes:
+    return _post(b"Transfer-Encoding: chunked", body=body)
+
+
+_CHUNKS = {
+    "a size with a sign": _chunks(b"+5\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a negative size": _chunks(b"-5\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a size with 0x": _chunks(b"0x5\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a size with _": _chunks(b"1_0\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a space before a size": _chunks(b" 5\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a space behind a size": _chunks(b"5 \r\nhello\r\n0\r\n\r\n" + INNER),
+    "a tab behind a size": _chunks(b"5\t\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a space before an extension": _chunks(b"5 ;a=b\r\nhello\r\n0\r\n\r\n" + INNER),
+    "no size": _chunks(b"\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a size beyond 64 bits": _chunks(b"10000000000000005\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a size beyond 64 bits that is 0 in them": _chunks(b"10000000000000000\r\n\r\n" + INNER),
+    "bare LF throughout": _chunks(b"5\nhello\n0\n\n" + INNER),
+    "bare LF behind a size": _chunks(b"5\nhello\r\n0\r\n\r\n" + INNER),
+    "bare LF behind the last size": _chunks(b"5\r\nhello\r\n0\n\r\n" + INNER),
+    "bare LF behind a chunk": _chunks(b"5\r\nhello\n0\r\n\r\n" + INNER),
+    "bare LF at the end": _chunks(b"5\r\nhello\r\n0\r\n\n" + INNER),
+    "bare CR behind a size": _chunks(b"5\rhello\r\n0\r\n\r\n" + INNER),
+    "no line end behind a chunk": _chunks(b"5\r\nhello0\r\n\r\n" + INNER),
+    "other bytes behind a chunk": _chunks(b"5\r\nhelloXX0\r\n\r\n" + INNER),
+    "bare LF in an extension": _chunks(b"5;a\nhello\r\n0\r\n\r\n" + INNER),
+    "bare CR in an extension": _chunks(b"5;a\rb\r\nhello\r\n0\r\n\r\n" + INNER),
+    "NUL in an extension": _chunks(b"5;a\x00\r\nhello\r\n0\r\n\r\n" + INNER),
+    "a line end in a quoted extension": _chunks(b'5;a="\r\nhello\r\n0\r\n\r\n"\r\n' + INNER),
+    "a length in a trailer": _chunks(b"0\r\nContent-Length: %d\r\n\r\n" % SIZE + INNER),
+    "a coding in a trailer": _chunks(
+        b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(INNER)
+    ),
+    "a trailer without a colon": _chunks(b"0\r\nGET /v2/y HTTP/1.1\r\n\r\n" + INNER),
+    "a space before a trailer's colon": _chunks(b"0\r\nX : y\r\n\r\n" + INNER),
+    "a folded trailer": _chunks(b"0\r\nX: y\r\n z\r\n\r\n" + INNER),
+    "bare LF behind a trailer": _chunks(b"0\r\nX: y\n\r\n" + INNER),
+    "NUL in a trailer": _chunks(b"0\r\nX: \x00\r\n\r\n" + INNER),
+}  # fmt: skip
+
+REFUSED = {
+    **_AND_A_LENGTH,
+    **_LENGTHS,
+    **_ODD_LENGTHS,
+    **{f"head: {name}": data for name, data in _HEADS.items()},
+    **{f"chunks: {name}": data for name, data in _CHUNKS.items()},
+}
+
+
+async def _send(client: RawClient, data: bytes, way: str) -> None:
+    with suppress(ConnectionError):  # the gateway may have had enough
+        if way == "whole":
+            await client.send(data)
+        else:
+            await client.send(*(data[i : i + 1] for i in range(min(len(data), 3000))), data[3000:])
+
+
+async def _replies(client: RawClient) -> list[ReceivedResponse]:
+    """Read all answers up to the end of the connection."""
+    replies = []
+    with suppress(*GONE):
+        while True:
+            replies.append(await client.read_response())
+    return replies
+
+
+@pytest.mark.parametrize("way", ["whole", "bytewise"])
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+async def test_what_is_refused(data: bytes, way: str) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await _send(client, data, way)
+        (reply,) = await _replies(client)
+        assert reply.status == 400
+        assert reply.error
+        assert server.requests == []
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What is sent, and what the server gets."""
+
+    data: bytes
+    first: str = "POST /v2/x HTTP/1.1"
+    body: bytes = INNER
+    headers: tuple[tuple[str, str | None], ...] = ()
+    """Of the server's headers, those that matter; None for one that is not there."""
+
+
+CHUNKED = (("transfer-encoding", "chunked"), ("content-length", None))
+SIZED = (("content-length", str(SIZE)), ("transfer-encoding", None))
+
+
+def _sized(*lines: bytes, first: bytes = b"POST /v2/x HTTP/1.1") -> bytes:
+    return b"\r\n".join((first, b"Host: x", b"Content-Length: %d" % SIZE, *lines, b"", INNER))
+
+
+def _coded(body: bytes, *lines: bytes) -> bytes:
+    return _post(*(lines or (b"Transfer-Encoding: chunked",)), body=body)
+
+
+ACCEPTED = {
+    "a body": Accepted(_sized(), headers=SIZED),
+    "a body of GET": Accepted(
+        _sized(first=b"GET /v2/x HTTP/1.1"), "GET /v2/x HTTP/1.1", headers=SIZED
+    ),
+    "a body of DELETE": Accepted(
+        _sized(first=b"DELETE /v2/x HTTP/1.1"), "DELETE /v2/x HTTP/1.1", headers=SIZED
+    ),
+    "a length with zeros": Accepted(
+        _post(b"Content-Length: 00%d" % SIZE, body=INNER), headers=SIZED[1:]
+    ),
+    "white space around a length": Accepted(
+        _post(b"Content-Length: \t %d \t" % SIZE, body=INNER), headers=SIZED
+    ),
+    "a header that looks like a coding": Accepted(
+        _sized(b"Transfer_Encoding: chunked", b"X-Transfer-Encoding: chunked"), headers=SIZED
+    ),
+    "a header that looks like a length": Accepted(
+        _sized(b"Content_Length: 0", b"Content-Lengths: 0", b"X-Content-Length: 0"), headers=SIZED
+    ),
+    "a body of HTTP/1.0": Accepted(
+        _sized(b"Connection: keep-alive", first=b"POST /v2/x HTTP/1.0"), headers=SIZED
+    ),
+    "a length that Connection names": Accepted(
+        _sized(b"Connection: close-not, content-length"), headers=SIZED
+    ),
+    "a host that Connection names": Accepted(
+        _sized(b"Connection: Host"), headers=(*SIZED, ("host", "x"))
+    ),
+    "a header length that Connection names": Accepted(
+        _sized(b"Connection: " + HEADER_LENGTH.encode(), HEADER_LENGTH.encode() + b": 7"),
+        headers=(*SIZED, (HEADER_LENGTH.lower(), "7")),
+    ),
+    "a wish for another protocol": Accepted(
+        _sized(
+            b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"
+        ),
+        headers=(*SIZED, ("upgrade", None), ("http2-settings", None), ("connection", None)),
+    ),
+    "a URL with another host": Accepted(
+        _sized(first=b"POST http://y:80/v2/x HTTP/1.1"), headers=(*SIZED, ("host", "y:80"))
+    ),
+    "a body that is not waited for": Accepted(
+        _sized(b"Expect: 100-continue"), headers=(*SIZED, ("expect", None))
+    ),
+    "empty lines before it": Accepted(b"\r\n\r\n" + _sized(), headers=SIZED),
+    "two spaces between the words": Accepted(_sized(first=b"POST  /v2/x HTTP/1.1"), headers=SIZED),
+    "128 headers": Accepted(_sized(*[b"X: y"] * 126), headers=SIZED),
+    "chunks": Accepted(_coded(chunked(INNER)), headers=CHUNKED),
+    "chunks of one byte": Accepted(
+        _coded(chunked(*(INNER[i : i + 1] for i in range(SIZE)))), headers=CHUNKED
+    ),
+    "chunked in capitals": Accepted(
+        _coded(chunked(INNER), b"TRANSFER-ENCODING: CHUNKED"), headers=CHUNKED
+    ),
+    "tabs around chunked": Accepted(
+        _coded(chunked(INNER), b"Transfer-Encoding:\tchunked\t"), headers=CHUNKED
+    ),
+    "a coding that Connection names": Accepted(
+        _coded(chunked(INNER), b"Connection: transfer-encoding", b"Transfer-Encoding: chunked"),
+        headers=CHUNKED,
+    ),
+    "sizes with zeros": Accepted(
+        _coded(b"0000" + chunk(INNER) + b"000000\r\n\r\n"), headers=CHUNKED
+    ),
+    "extensions": Accepted(
+        _coded(b'%x;a;b=c;d="e"\r\n' % SIZE + INNER + b"\r\n0;a\r\n\r\n"),
+        headers=CHUNKED,
+    ),
+    "trailers": Accepted(
+        _coded(chunk(INNER) + b"0\r\nX-Trailer: y\r\nHost: z\r\nConnection: close\r\n\r\n"),
+        headers=(*CHUNKED, ("x-trailer", None), ("trailer", None), ("host", "x")),
+    ),
+    "no chunks": Accepted(_coded(chunked()), body=b"", headers=CHUNKED),
+}
+
+
+@pytest.mark.parametrize("way", ["whole", "bytewise"])
+@pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
+async def test_what_is_accepted_is_one_request(case: Accepted, way: str) -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        # With a connection to the server and without one: the straight way and the ordinary one.
+        for number in range(2):
+            await _send(client, case.data, way)
+            reply = await client.read_response()
+            if reply.status == 100:
+                reply = await client.read_response()
+            assert reply.status == 200
+            assert len(server.requests) == number + 1
+            received = server.requests[number]
+            assert (received.head.first, received.body) == (case.first, case.body)
+            for name, value in case.headers:
+                assert received.head.get(name) == value
+        # The next answer is to what is really asked next.
+        assert (await client.call("GET", "/v2/next")).status == 200
+        assert server.requests[-1].head.target == "/v2/next"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("way", ["whole", "bytewise"])
+async def test_an_infer_request_holds_no_other(way: str) -> None:
+    for lines, body in (
+        ([b"Content-Length: %d" % SIZE], INNER),
+        ([b"Transfer-Encoding: chunked"], chunked(INNER)),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 0"], INNER),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 2"], INNER),
+    ):
+        async with ScriptedServer() as server, gateway_client(server.url) as client:
+            await _send(client, _post(*lines, body=body, target=INFER.encode()), way)
+            client.shutdown_write()
+            assert [reply.status >= 400 for reply in await _replies(client)] in ([True], [])
+            assert "/v2/smuggled" not in [received.head.target for received in server.requests]
+
+
+@pytest.mark.parametrize("size", [b"f" * 16, b"7fffffffffffffff"])
+async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> None:
+    received = b""
+
+    async def script(connection: Connection) -> None:
+        nonlocal received
+        assert (await connection.head()).get("Transfer-Encoding") == "chunked"
+        with suppress(*GONE):
+            while piece := await read_chunk(connection.reader):
+                received += piece
+
+    upstream = {"dialect": "kserve"}  # which gets chunks as they come
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=upstream) as client,
+    ):
+        await client.send(_chunks(size + b"\r\n" + INNER), INNER)
+        await until(lambda: received == 2 * INNER)
+        client.reset()
+
+
+async def test_what_is_refused_behind_a_good_request() -> None:
+    """The first is answered, and what cannot be read ends the connection."""
+    for data in REFUSED.values():
+        async with ScriptedServer() as server, gateway_client(server.url) as client:
+            await client.send(_sized() + data)
+            assert [reply.status for reply in await _replies(client)] in ([200, 400], [200])
+            assert [(each.head.target, each.body) for each in server.requests] == [("/v2/x", INNER)]
+
+
+async def test_requests_in_the_pipeline_are_no_smuggling() -> None:
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
+        for _ in range(4):
+            assert (await client.read_response()).status == 200
+        assert [received.body for received in server.requests] == [INNER, b"", INNER, b""]

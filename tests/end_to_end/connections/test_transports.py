@@ -1,0 +1,118 @@
+"""JSON infer requests through a gateway to servers behind TLS, and behind a Unix socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.certificates import (
+    authority,
+    ca_file,
+    certificate_files,
+    server_certificate,
+    server_context,
+)
+from tests.support.gateway import LIMITS, gateway_client
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response,
+    infer_json,
+    json_request,
+)
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+
+@asynccontextmanager
+async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
+    upstream = {"endpoints": [url], "dialect": "triton", **({"tls": tls} if tls else {})}
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {"u": upstream},
+            "limits": LIMITS,
+        }
+    )
+    async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+        yield client
+
+
+async def _infer_both_ways(client: RawClient, server: ScriptedServer, straight: list[str]) -> None:
+    data = infer_json()
+    for number, parts in enumerate(([data[:-9], data[-9:]], [data])):
+        assert straight == []
+        await client.send(*parts)
+        reply = await client.read_response()
+        assert reply.status == 200
+        assert np.array(reply.json["outputs"][0]["data"], "<f4").tolist() == FLOATS.tolist()
+        received = server.requests[number]
+        assert received.body.endswith(FLOATS.tobytes())
+        assert received.head.get(HEADER_LENGTH) is not None
+    assert straight == [INFER]
+    assert len(server.connections) == 1
+
+
+async def _infer_large(client: RawClient, server: ScriptedServer) -> None:
+    """Send what neither comes nor goes in one piece."""
+    values = np.arange(100_000, dtype="<f4")
+    reply = await client.ask(infer_json(json_request(*values.tolist())))
+    assert reply.status == 200
+    assert server.requests[-1].body.endswith(values.tobytes())
+
+
+async def test_json_over_https(tmp_path: Path, fast_path_requests: list[str]) -> None:
+    certificate = server_certificate("triton.example")
+    context = server_context(certificate, clients=authority())
+    files = dict(zip(("certificate", "key"), certificate_files(tmp_path), strict=True))
+    async with ScriptedServer(
+        always_respond(binary_response(FLOATS.tobytes())), ssl=context
+    ) as server:
+        tls = {"ca": ca_file(tmp_path), "server_name": "triton.example", **files}
+        async with _client(server.url, **tls) as client:
+            await _infer_both_ways(client, server, fast_path_requests)
+            await _infer_large(client, server)
+        # Who says nothing of TLS trusts whom the system trusts.
+        async with _client(server.url) as client:
+            reply = await client.ask(infer_json())
+            assert reply.status == 503
+            assert reply.error.startswith(
+                f"cannot connect to {server.url}: its certificate is not trusted ("
+            )
+
+
+async def test_json_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[str]) -> None:
+    path = str(tmp_path / "server")
+    async with (
+        ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), path=path) as server,
+        gateway_client(f"unix:{path}") as client,
+    ):
+        await _infer_both_ways(client, server, fast_path_requests)
+        await _infer_large(client, server)
+    async with gateway_client(f"unix:{path}s") as client:
+        reply = await client.ask(infer_json())
+        assert reply.status == 503
+        assert reply.error == f"cannot connect to unix:{path}s: No such file or directory"
+
+
+async def test_certificates_are_not_checked_if_none_shall_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = server_context(server_certificate("triton.example"))
+    async with (
+        ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), ssl=context) as server,
+        _client(server.url, verify=False) as client,
+    ):
+        assert (await client.ask(infer_json())).status == 200
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "upstreams.u.tls.verify: certificates are not checked, so that anybody on the way can pose"
+        " as a server"
+    ]

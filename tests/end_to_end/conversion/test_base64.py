@@ -1,0 +1,157 @@
+"""BYTES as base64, tensor by tensor, over real connections."""
+
+import base64
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+BASE64 = {"content_type": "base64"}
+PICTURE = b"\xff\xd8\xff\xe0" + random.Random(0).randbytes(500_000) + b"\xff\xd9"
+
+
+def pack(*elements: bytes) -> bytes:
+    return b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+
+
+async def echoing(connection: Connection) -> None:
+    """Answer with the BYTES that came, or with one that is no text."""
+    while True:
+        received = await connection.request()
+        size = int(received.head.get(HEADER_LENGTH) or 0)
+        (sent, *_) = json.loads(received.body[:size])["inputs"]
+        tensor, shape = received.body[size:], sent["shape"]
+        if sent["datatype"] != "BYTES":
+            tensor, shape = pack(b"\xff\xfe"), [1]
+        output = {
+            "name": "OUT",
+            "datatype": "BYTES",
+            "shape": shape,
+            "parameters": {"binary_data_size": len(tensor)},
+        }
+        header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+        await connection.send(http_response(header + tensor, {HEADER_LENGTH: str(len(header))}))
+
+
+def body(data: list[Any], datatype: str = "BYTES", **parameters: object) -> bytes:
+    """Write a request of one input; ``parameters`` are those of its output."""
+    entry: dict[str, Any] = {"name": "IN", "shape": [len(data)], "datatype": datatype}
+    if datatype == "BYTES":
+        entry["parameters"] = BASE64
+    fields: dict[str, Any] = {"inputs": [{**entry, "data": data}]}
+    if parameters:
+        fields["outputs"] = [{"name": "OUT", "parameters": parameters}]
+    return json.dumps(fields).encode()
+
+
+async def output_of(client: RawClient, data: bytes) -> dict[str, Any]:
+    reply = await client.ask(data)
+    assert reply.status == 200, reply.body
+    assert reply.head.get("Content-Type") == "application/json"
+    (output,) = reply.json["outputs"]
+    assert isinstance(output, dict)
+    return output
+
+
+@pytest.mark.parametrize("elements", [[b"\xff\xd8", b""], [b"a", PICTURE, b""], [PICTURE] * 3])
+async def test_there_and_back(elements: list[bytes]) -> None:
+    texts = [base64.b64encode(each).decode() for each in elements]
+    asked = body(texts, **BASE64)
+    unsized = message(
+        f"POST {INFER} HTTP/1.1",
+        {"Host": "x", "Transfer-Encoding": "chunked"},
+        chunked(*(asked[i : i + 70_001] for i in range(0, len(asked), 70_001))),
+    )
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
+        for data in (request("POST", INFER, asked), unsized):
+            output = await output_of(client, data)
+            assert output["data"] == texts
+            assert output["parameters"] == BASE64
+            received = server.requests[-1]
+            size = int(received.head.get(HEADER_LENGTH) or 0)
+            assert received.body[size:] == pack(*elements)
+            assert b"content_type" not in received.body[:size]
+
+
+async def test_an_answer_as_base64_to_numbers(fast_path_requests: list[str]) -> None:
+    """A request that could go straight, but for what it wants of the answer."""
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
+        for _ in range(3):
+            output = await output_of(
+                client, request("POST", INFER, body([1.5, 2], "FP32", **BASE64))
+            )
+            assert output["data"] == ["//4="]
+            assert output["parameters"] == BASE64
+        assert fast_path_requests == []
+        # Without the wish, the same request is answered as the route's policy has it.
+        reply = await client.call("POST", INFER, body([1.5, 2], "FP32"))
+        assert reply.status == 406
+        assert "content_type base64" in reply.error
+        assert fast_path_requests == [INFER]
+
+
+async def test_the_route_s_own_base64_is_as_it_was() -> None:
+    async with (
+        ScriptedServer(echoing) as server,
+        gateway_client(server.url, route={"bytes": "base64"}) as client,
+    ):
+        output = await output_of(client, request("POST", INFER, body(["/9g="])))
+        assert output["data"] == ["/9g="]
+        assert "parameters" not in output
+        output = await output_of(client, request("POST", INFER, body(["/9g="], **BASE64)))
+        assert output["parameters"] == BASE64
+
+
+async def test_text_that_a_server_gives_although_it_was_asked_for_bytes(
+    fast_path_requests: list[str],
+) -> None:
+    async def script(connection: Connection) -> None:
+        output = {"name": "OUT", "datatype": "BYTES", "shape": [1], "data": ["abcd"]}
+        while True:
+            await connection.request()
+            await connection.send(http_response(json.dumps({"outputs": [output]}).encode()))
+
+    upstream, route = {"dialect": "kserve"}, {"bytes": "base64"}
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=upstream, route=route) as client,
+    ):
+        for _ in range(2):  # the second one on a connection that is kept
+            output = await output_of(client, request("POST", INFER, body([1.5], "FP32")))
+            assert (output["data"], output["parameters"]) == (["YWJjZA=="], BASE64)
+        assert fast_path_requests == [INFER]
+
+
+async def test_an_output_in_binary_form_is_bytes() -> None:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
+        reply = await client.call("POST", INFER, body(["/9g="], **BASE64, binary_data=True))
+        assert reply.status == 200
+        assert reply.body[int(reply.head.get(HEADER_LENGTH) or 0) :] == pack(b"\xff\xd8")
+        assert b"content_type" not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (body(["/9g=", "/9g"]), ("'IN'", "element 1", "multiple of 4")),
+        (body(["_9g="]), ("'IN'", "element 0", "'_'")),
+        (body(["A" * 100_000 + "-"]), ("'IN'", "element 0", "character 100000")),
+        (
+            body(["AA=="]).replace(b"BYTES", b"FP32"),
+            ("'IN'", "content_type base64", "BYTES only", "FP32"),
+        ),
+    ],
+)
+async def test_what_is_refused(data: bytes, words: tuple[str, ...]) -> None:
+    async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
+        reply = await client.call("POST", INFER, data)
+        assert reply.status == 400
+        assert all(word in reply.error for word in words), reply.error
+        assert server.requests == []

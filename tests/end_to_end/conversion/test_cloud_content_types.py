@@ -1,0 +1,82 @@
+"""Header lengths in the content type, over real connections."""
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    binary_response_header,
+    json_request,
+)
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
+HEADER = binary_header(12, binary_output=True)
+BODY = HEADER + FLOATS.tobytes()
+TYPE = {"Content-Type": f"{SAGEMAKER};json-header-size={len(HEADER)}"}
+ANSWER = binary_response(FLOATS.tobytes())
+ANSWER_SIZE = len(binary_response_header(12))
+
+
+@pytest.mark.parametrize("tensor", [FLOATS.tobytes(), bytes(400_000)], ids=["small", "large"])
+async def test_sized_and_chunked(tensor: bytes) -> None:
+    header = binary_header(len(tensor), binary_output=True)
+    types = {"Content-Type": f'{SAGEMAKER}; json-header-size="{len(header)}"'}
+    answer = binary_response(tensor)
+    async with (
+        ScriptedServer(always_respond(answer)) as server,
+        gateway_client(server.url) as client,
+    ):
+        sized = request("POST", INFER, header + tensor, types)
+        unsized = {"Host": "x", **types, "Transfer-Encoding": "chunked"}
+        pieces = chunked(header[:7], header[7:] + tensor[:5], tensor[5:])
+        for data in (sized, message(f"POST {INFER} HTTP/1.1", unsized, pieces)):
+            reply = await client.ask(data)
+            size = len(binary_response_header(len(tensor)))
+            assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={size}"
+            assert reply.head.get(HEADER_LENGTH) is None
+            assert reply.body[size:] == tensor
+            received = server.requests[-1]
+            assert received.head.get("Content-Type") == "application/octet-stream"
+            assert received.head.get(HEADER_LENGTH) == str(len(header))
+            assert received.body == header + tensor
+
+
+async def test_a_typed_request_is_not_taken_for_plain_json(fast_path_requests: list[str]) -> None:
+    async with (
+        ScriptedServer(always_respond(ANSWER)) as server,
+        gateway_client(server.url) as client,
+    ):
+        assert (await client.call("POST", INFER, json_request())).status == 200
+        for _ in range(2):
+            reply = await client.call("POST", INFER, BODY, TYPE)
+            assert reply.status == 200
+            assert reply.body[ANSWER_SIZE:] == FLOATS.tobytes()
+        # A type of which all that follows is JSON, too, is for its answer's sake.
+        body = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
+        reply = await client.call("POST", INFER, body, {"Content-Type": SAGEMAKER})
+        assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={ANSWER_SIZE}"
+    assert len(fast_path_requests) <= 1
+
+
+async def test_bad_types_leave_the_connection_in_use() -> None:
+    async with (
+        ScriptedServer(always_respond(ANSWER)) as server,
+        gateway_client(server.url) as client,
+    ):
+        for value in (f"{SAGEMAKER};json-header-size=x", f"x/{SAGEMAKER}"):
+            reply = await client.call("POST", INFER, BODY, {"Content-Type": value})
+            assert reply.status == 400
+            assert "Content-Type" in reply.error
+        # Where there are two types it is refused, be all of it JSON.
+        for body in (BODY, json_request()):
+            twice = request("POST", INFER, body, TYPE)
+            twice = twice.replace(b"\r\n", b"\r\nContent-Type: a/b\r\n", 1)
+            assert (await client.ask(twice)).status == 400
+        assert (await client.call("POST", INFER, BODY, TYPE)).status == 200
+        assert len(server.requests) == 1

@@ -1,0 +1,313 @@
+"""Servers that tell by themselves how they speak, and what their clients get of that."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.app.build import upstreams
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response,
+    infer_json,
+    infer_raw,
+    json_request,
+    metadata,
+)
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+
+AUTO = {"dialect": "auto"}
+TRITON = {
+    "name": "triton",
+    "version": "2.51.0",
+    "extensions": ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence"],
+}
+KSERVE = {"name": "kserve", "version": "0.15.0", "extensions": ["model_repository_extension"]}
+OLD_KSERVE = {**KSERVE, "version": "0.13.1"}
+OPENVINO = {"name": "OpenVINO Model Server", "version": "2024.5"}
+MLSERVER = {"name": "mlserver", "version": "1.7.1", "extensions": []}
+JSON_ANSWER = b'{"model_name":"m","outputs":[]}'
+VERSIONED = "/v2/models/m/versions/1"
+
+
+class _Server:
+    """Says of itself what it is, and answers infer requests in the form in which they come."""
+
+    def __init__(self, itself: dict[str, Any] | None, status: str = "200 OK") -> None:
+        self.itself = itself
+        self.status = status
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            target = received.head.target
+            if target == "/v2":
+                await self.go_on.wait()
+                await connection.send(
+                    http_response(json.dumps(self.itself).encode(), status=self.status)
+                )
+            elif target == "/v2/models/m":
+                outputs = [{"name": "OUT0", "datatype": "FP32", "shape": [-1]}]
+                document = {**json.loads(metadata(-1)), "outputs": outputs}
+                await connection.send(http_response(json.dumps(document).encode()))
+            elif target.endswith("/infer") and received.head.get(HEADER_LENGTH):
+                await connection.send(binary_response(FLOATS.tobytes()))
+            elif target.endswith("/infer"):
+                await connection.send(http_response(JSON_ANSWER))
+            else:
+                await connection.send(http_response(b"{}"))
+
+
+def _asked(server: ScriptedServer) -> list[str]:
+    return [received.head.target for received in server.requests]
+
+
+def _dialect(gateway: RunningGateway) -> str | None:
+    (upstream,) = gateway.gateway.runtime.upstreams.values()
+    dialect = upstream.dialect_state.dialect
+    return None if dialect is None else dialect.name
+
+
+@pytest.mark.parametrize(
+    ("itself", "name", "in_binary"),
+    [
+        (TRITON, "triton", True),
+        (KSERVE, "kserve", True),
+        (OLD_KSERVE, "kserve", False),
+        (OPENVINO, "openvino", True),
+        (MLSERVER, "json", False),
+        ({"name": "own", "extensions": ["binary_tensor_data"]}, "binary", True),
+        ({"name": "own"}, "json", False),
+    ],
+)
+async def test_a_server_is_spoken_to_as_it_says(
+    itself: dict[str, Any], name: str, in_binary: bool
+) -> None:
+    async with (
+        ScriptedServer(_Server(itself)) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            reply = await client.ask(infer_json())
+            assert reply.status == 200
+            assert ("data" in reply.json["outputs"][0]) if in_binary else reply.body == JSON_ANSWER
+        assert _dialect(gateway) == name
+        infers = [each for each in server.requests if each.head.target == INFER]
+        assert [each.head.get(HEADER_LENGTH) is not None for each in infers] == [in_binary] * 3
+        expected_type = "application/octet-stream" if in_binary else "application/json"
+        assert {each.head.get("Content-Type") for each in infers} == {expected_type}
+        assert _asked(server).count("/v2") == 1
+
+
+async def test_requests_wait_until_it_is_known_and_then_go_straight(
+    fast_path_requests: list[str],
+) -> None:
+    script = _Server(TRITON)
+    script.go_on.clear()
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
+        gateway.client() as one,
+        gateway.client() as two,
+    ):
+        await one.send(infer_json())
+        await two.send(infer_raw(FLOATS.tobytes()))
+        await until(lambda: gateway.gateway.listener.requests == 2)
+        await until(lambda: _asked(server) == ["/v2"])
+        # What needs no dialect does not wait for it.
+        async with gateway.client() as other:
+            assert (await other.call("GET", "/v2/models/m")).status == 200
+        script.go_on.set()
+        assert (await one.read_response()).status == (await two.read_response()).status == 200
+        assert fast_path_requests == []
+        assert (await one.ask(infer_json())).status == 200
+        assert fast_path_requests == [INFER]
+        assert _asked(server).count("/v2") == 1
+
+
+@pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
+async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> None:
+    port = free_port()
+    url = f"http://{HOST}:{port}"
+    errors = set()
+    for dialect in ("triton", "auto"):
+        async with (
+            running_gateway(url, upstream={"dialect": dialect}) as gateway,
+            gateway.client() as client,
+        ):
+            for _ in range(2):
+                reply = await client.ask(data)
+                errors.add((reply.status, reply.error))
+            if dialect == "auto":
+                # Once it is there, the next request is answered.
+                async with ScriptedServer(_Server(TRITON), host=HOST, port=port):
+                    assert (await client.ask(infer_json())).status == 200
+    ((status, error),) = errors
+    assert status == 503
+    assert url in error
+
+
+async def test_a_server_that_hangs_is_waited_for_as_long_as_an_exchange_lasts() -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        running_gateway(server.url, upstream=AUTO, idle_timeout=0.05) as gateway,
+        gateway.client() as client,
+    ):
+        reply = await client.ask(infer_json())
+        assert (reply.status, server.url in reply.error) == (504, True)
+
+
+async def test_a_server_that_does_not_say_what_it_is_is_no_guess(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = _Server({"error": "starting"}, "500 Broken")
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, upstream=AUTO) as gateway,
+        gateway.client() as client,
+    ):
+        reply = await client.ask(infer_json())
+        assert reply.status == 502
+        assert f"{server.url}/v2" in reply.error
+        assert INFER not in _asked(server)
+        assert _dialect(gateway) is None
+        assert any(f"{server.url}/v2" in message for message in caplog.messages)
+
+
+async def test_a_server_that_gives_way_to_another_is_spoken_to_as_that_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
+) -> None:
+    """The plans of requests that were made for the one before are not used for the other."""
+    monkeypatch.setattr(upstreams, "_ASK_AGAIN", 0.01)
+    caplog.set_level(logging.INFO)
+    async with ScriptedServer(_Server(TRITON)) as server:
+        port = server.port
+        gateway_ = running_gateway(server.url, upstream=AUTO)
+        gateway = await gateway_.__aenter__()
+        async with gateway.client() as client:
+            for _ in range(2):
+                assert (await client.ask(infer_json())).status == 200
+                assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 200
+            assert fast_path_requests[-2:] == [INFER, f"{VERSIONED}/generate"]
+    straight = len(fast_path_requests)
+    async with gateway.client() as client:
+        assert (await client.ask(infer_json())).status == 503
+        async with ScriptedServer(_Server(KSERVE), port=port) as other:
+            await until(lambda: _dialect(gateway) == "kserve")
+            assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 501
+            assert (await client.call("POST", "/v2/models/m/generate", b"{}")).status == 200
+            assert other.requests[-1].head.get("Content-Type") == "application/json"
+            assert fast_path_requests[straight:] == []
+            assert (await client.ask(infer_json())).status == 200
+            assert fast_path_requests[straight:] == [INFER]
+        await gateway_.__aexit__(None, None, None)
+    told = [message for message in caplog.messages if ": dialect " in message]
+    assert [message.split()[3] for message in told] == ["triton:", "kserve:"]
+
+
+async def _refused(client: RawClient, method: str, path: str, body: bytes | None) -> str:
+    reply = await client.call(method, VERSIONED + path, body)
+    assert reply.status == 501
+    return reply.error
+
+
+@pytest.mark.parametrize("dialect", ["kserve", "auto"])
+async def test_versions_where_there_are_none(dialect: str, fast_path_requests: list[str]) -> None:
+    async with (
+        ScriptedServer(_Server(KSERVE)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        gateway.client() as client,
+    ):
+        for method, path, body in [
+            ("POST", "/infer", json_request()),
+            ("GET", "", None),
+            ("GET", "/ready", None),
+        ]:
+            error = await _refused(client, method, path, body)
+            assert error.startswith("upstream 'servers' (kserve) has no versions of models")
+            assert error.endswith(f" /v2/models/m{path}")
+            assert (await client.call(method, f"/v2/models/m{path}", body)).status == 200
+        assert not [target for target in _asked(server) if "versions" in target]
+        assert (await client.ask(infer_json())).status == 200
+        assert fast_path_requests[-1] == INFER
+        assert not [target for target in fast_path_requests if "versions" in target]
+
+
+@pytest.mark.parametrize("dialect", ["openvino", "auto"])
+async def test_outputs_are_listed_for_who_needs_it(
+    dialect: str, fast_path_requests: list[str]
+) -> None:
+    async with (
+        ScriptedServer(_Server(OPENVINO)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(2):
+            (output,) = (await client.ask(infer_json())).json["outputs"]
+            assert "data" in output
+            reply = await client.ask(infer_raw(FLOATS.tobytes()))
+            assert reply.body.endswith(FLOATS.tobytes())
+        infers = [each for each in server.requests if each.head.target == INFER]
+        for each in infers:
+            fields = json.loads(each.body[: int(each.head.get(HEADER_LENGTH) or 0)])
+            assert fields["outputs"] == [{"name": "OUT0", "parameters": {"binary_data": True}}]
+        assert _asked(server).count("/v2/models/m") == 1
+        assert "/v2/models/m/config" not in _asked(server)
+        assert fast_path_requests == []
+
+
+@pytest.mark.parametrize(("dialect", "sent"), [("json", "application/json"), ("triton", None)])
+async def test_a_body_without_a_type(dialect: str, sent: str | None) -> None:
+    load = "/v2/repository/models/m/load"
+    async with (
+        ScriptedServer(_Server(None)) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        gateway.client() as client,
+    ):
+        for data in (
+            request("POST", load, b"{}"),
+            request("POST", "/v2/models/m/generate", b"{}"),
+        ):
+            assert (await client.ask(data)).status == 200
+            # The same in two writes, which never goes straight.
+            await client.send(data[:-1])
+            await asyncio.sleep(0)
+            await client.send(data[-1:])
+            assert (await client.read_response()).status == 200
+        typed = request("POST", load, b"{}", {"Content-Type": "text/x"})
+        assert (await client.ask(typed)).status == 200
+        assert (await client.call("GET", "/v2/models/m/stats")).status == 200
+        types = [received.head.get("Content-Type") for received in server.requests]
+        assert types == [sent, sent, sent, sent, "text/x", None]
+
+
+async def test_what_a_server_lacks_it_says_itself() -> None:
+    async def lacking(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(http_response(b'{"detail":"Not Found"}', status="404 Not Found"))
+
+    async with (
+        ScriptedServer(lacking) as server,
+        running_gateway(server.url, upstream={"dialect": "kserve"}) as gateway,
+        gateway.client() as client,
+    ):
+        for method, target in [
+            ("GET", "/v2/logging"),
+            ("POST", "/v2/repository/index"),
+            ("POST", "/v2/repository/models/m/load"),
+            ("GET", "/v2/models/m/stats"),
+        ]:
+            reply = await client.call(method, target, b"{}" if method == "POST" else None)
+            assert (reply.status, reply.json) == (404, {"detail": "Not Found"})

@@ -1,0 +1,397 @@
+"""Servers that take JSON only: clients of every form get the same tensors from them."""
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_raw, metadata
+from tests.support.raw_client import ReceivedResponse
+from tests.support.servers.json_server import as_output, echo_inputs, json_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    never_respond,
+    respond_in_turn,
+)
+
+JSON_ONLY = {"dialect": "json"}
+TEXT = [b"", "é".encode(), b'"\\']
+SIZES = {"small": 3, "large": 70_000}
+PREDICT = "/v1/models/m:predict"
+
+
+def _elements(count: int) -> bytes:
+    texts = (TEXT * count)[:count]
+    return b"".join(len(x).to_bytes(4, "little") + x for x in texts)
+
+
+def _tensors(count: int) -> dict[str, tuple[str, bytes]]:
+    """Give inputs by name: their datatypes and bytes."""
+    rng = np.random.default_rng(count)
+    return {
+        "IN0": ("FP32", rng.standard_normal(count).astype("<f4").tobytes()),
+        "IN1": ("INT64", rng.integers(-(2**63), 2**63 - 1, count).astype("<i8").tobytes()),
+        "IN2": ("BYTES", _elements(count)),
+        "IN3": ("BOOL", rng.integers(0, 2, count).astype("?").tobytes()),
+    }
+
+
+def _values(datatype: str, data: bytes, count: int) -> list[Any]:
+    match datatype:
+        case "FP32":
+            return [float(str(x)) for x in np.frombuffer(data, "<f4")]
+        case "INT64":
+            return list(np.frombuffer(data, "<i8").tolist())
+        case "BOOL":
+            return list(np.frombuffer(data, "?").tolist())
+    return [x.decode() for x in (TEXT * count)[:count]]
+
+
+def _request(count: int, binary: set[str], wanted: dict[str, bool] | bool, *, by: int = 0) -> bytes:
+    """Write a request of which some inputs are binary; `by` is the size of its chunks, if any."""
+    inputs, tail = [], b""
+    for name, (datatype, data) in _tensors(count).items():
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [count]}
+        if name in binary:
+            entry["parameters"] = {"binary_data_size": len(data)}
+            tail += data
+        else:
+            entry["data"] = _values(datatype, data, count)
+        inputs.append(entry)
+    fields: dict[str, Any] = {"inputs": inputs}
+    if isinstance(wanted, bool):
+        fields["parameters"] = {"binary_data_output": wanted}
+    else:
+        fields["outputs"] = [
+            {"name": name, "parameters": {"binary_data": flag}} for name, flag in wanted.items()
+        ]
+    header = json.dumps(fields).encode()
+    headers = {HEADER_LENGTH: str(len(header))} if binary else {}
+    body = header + tail
+    if not by:
+        return request("POST", INFER, body, headers)
+    pieces = [body[i : i + by] for i in range(0, len(body), by)]
+    coding = {"Host": "x", "Transfer-Encoding": "chunked"}
+    chunks = b"".join(map(chunk, [*pieces, b""]))
+    return message(f"POST {INFER} HTTP/1.1", {**headers, **coding}, chunks)
+
+
+def _outputs(reply: ReceivedResponse) -> dict[str, Any]:
+    """Give what an answer holds, by name: bytes of binary outputs, values of others."""
+    size = int(reply.head.get(HEADER_LENGTH) or len(reply.body))
+    tail = reply.body[size:]
+    found: dict[str, Any] = {}
+    for entry in json.loads(reply.body[:size])["outputs"]:
+        length = (entry.get("parameters") or {}).get("binary_data_size")
+        if length is None:
+            found[entry["name"]] = entry["data"]
+        else:
+            assert "data" not in entry
+            found[entry["name"]], tail = tail[:length], tail[length:]
+    assert not tail
+    return found
+
+
+IN = {
+    "json": set[str](),
+    "binary": {"IN0", "IN1", "IN2", "IN3"},
+    "mixed": {"IN1", "IN2"},
+}
+OUT: dict[str, dict[str, bool] | bool] = {
+    "all json": False,
+    "all binary": True,
+    "mixed": {"OUT0": True, "OUT1": False, "OUT2": True, "OUT3": False},
+}
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("wanted", OUT.values(), ids=OUT)
+@pytest.mark.parametrize("binary", IN.values(), ids=IN)
+async def test_every_form_there_and_back(
+    binary: set[str], wanted: dict[str, bool] | bool, count: int
+) -> None:
+    async with (
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        for by in (0, 50_000):
+            reply = await client.ask(_request(count, binary, wanted, by=by))
+            assert reply.status == 200, reply.body
+            outputs = _outputs(reply)
+            for name, (datatype, data) in _tensors(count).items():
+                output = name.replace("IN", "OUT")
+                in_binary = wanted if isinstance(wanted, bool) else wanted[output]
+                expected = data if in_binary else _values(datatype, data, count)
+                assert outputs[output] == expected, name
+        # Large ones are never held as text, so that their length is not known.
+        (first, second) = server.requests
+        assert first.body == second.body
+        assert (first.head.get("Transfer-Encoding") == "chunked") is (count > 3)
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+async def test_raw_there_and_back(count: int) -> None:
+    data = np.arange(count, dtype="<f4").tobytes()
+    async with (
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.ask(infer_raw(data))
+        assert _outputs(reply) == {"OUT": data}
+
+
+async def test_nothing_of_it_goes_straight(fast_path_requests: list[str]) -> None:
+    async with (
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(_request(3, set(), False))).status == 200
+    assert fast_path_requests == []
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+async def test_a_json_answer_is_the_servers_own(count: int) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(own)
+
+    entry = {"name": "OUT", "shape": [count], "datatype": "FP32", "data": [None] * count}
+    own = json_response(entry, headers={"X-Own": "1"})
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.ask(_request(3, set(), False))
+        assert own.endswith(b"\r\n\r\n" + reply.body)
+        assert reply.head.get("X-Own") == "1"
+
+
+async def test_its_own_errors_pass() -> None:
+    refusal = http_response(b'{"error":"no"}', status="422 Unprocessable")
+    async with (
+        ScriptedServer(respond_in_turn(refusal)) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.ask(_request(3, IN["binary"], True))
+        assert (reply.status, reply.body) == (422, b'{"error":"no"}')
+
+
+def _wrong(**changed: Any) -> bytes:
+    entry = {"name": "OUT", "shape": [1], "datatype": "INT8", "parameters": None, "data": [1]}
+    return json_response({**entry, **changed})
+
+
+WRONG = {
+    "no JSON": http_response(b"<html>"),
+    "too large": _wrong(data=[300]),
+    "too many": _wrong(data=[1, 2]),
+    "no datatype": _wrong(datatype="INT3"),
+    "no base64": _wrong(datatype="BYTES", parameters={"content_type": "base64"}, data=["!"]),
+    "too much": _wrong(data=[1] * 5000, shape=[5000]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+async def test_an_answer_that_is_wrong(wrong: bytes) -> None:
+    async with (
+        ScriptedServer(respond_in_turn(wrong), echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, spool_bytes="4KiB") as client,
+    ):
+        reply = await client.ask(_request(3, IN["binary"], True))
+        assert reply.status == 502
+        assert reply.error.startswith(f"{server.url}: ")
+        assert (await client.ask(_request(3, IN["binary"], True))).status == 200
+
+
+async def test_an_answer_that_ends_too_early() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(_wrong()[:-20])
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.ask(_request(3, IN["binary"], True))
+        assert reply.status == 502
+        assert reply.error == f"{server.url} closed the connection before the end of its answer"
+
+
+async def test_a_server_that_is_slow() -> None:
+    async def half(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(_wrong()[:-20])
+        await never_respond(connection)
+
+    for script in (never_respond, half):
+        async with (
+            ScriptedServer(script) as server,
+            gateway_client(server.url, upstream=JSON_ONLY, idle_timeout=0.2) as client,
+        ):
+            reply = await client.ask(_request(3, IN["binary"], True))
+            assert reply.status == 504
+            assert server.url in reply.error
+
+
+async def test_a_server_that_does_not_read() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await released.wait()
+
+    released = asyncio.Event()
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, idle_timeout=1) as client,
+    ):
+        reply = await client.ask(_request(300_000, set(), True))
+        released.set()
+        assert reply.status == 504
+        assert server.url in reply.error
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("binary", IN.values(), ids=IN)
+async def test_a_connection_that_closed_as_it_was_used_again(binary: set[str], count: int) -> None:
+    async def closes_after_one(connection: Connection) -> None:
+        received = await connection.request()
+        inputs = json.loads(received.body)["inputs"]
+        await connection.send(json_response(*map(as_output, inputs)))
+        await connection.request()
+
+    async with (
+        ScriptedServer(closes_after_one, echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        assert (await client.ask(_request(3, set(), False))).status == 200
+        reply = await client.ask(_request(count, binary, True))
+        if binary and count > 3:
+            # What came from the client is gone.
+            assert reply.status == 502
+            return
+        assert reply.status == 200
+        assert _outputs(reply)["OUT0"] == _tensors(count)["IN0"][1]
+
+
+BIG = _request(70_000, IN["binary"], True)
+BIG_JSON = _request(70_000, set(), True)
+
+
+async def _reads_the_head(connection: Connection) -> None:
+    await connection.head()
+    await never_respond(connection)
+
+
+@pytest.mark.parametrize("data", [BIG[:-9], BIG, BIG_JSON], ids=["sending", "binary", "json"])
+async def test_a_client_that_leaves(data: bytes) -> None:
+    async with (
+        ScriptedServer(_reads_the_head) as server,
+        running_gateway(server.url, upstream=JSON_ONLY) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(data)
+        await until(lambda: gateway.outstanding == 1 and server.connections)
+        await client.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+        await gateway.until_idle()
+        assert server.requests == []
+
+
+async def test_a_client_that_leaves_while_the_answer_comes() -> None:
+    async def endless(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(_wrong().replace(b"Content-Length: ", b"Content-Length: 9"))
+        while True:
+            await connection.send(b" " * 100)
+
+    async with (
+        ScriptedServer(endless) as server,
+        running_gateway(server.url, upstream=JSON_ONLY) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(_request(3, IN["binary"], True))
+        await until(lambda: server.requests)
+        await client.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+        await gateway.until_idle()
+
+
+async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+
+    broken = BIG[:-1] + b"\2"  # of a BOOL
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.ask(broken)
+        assert reply.status == 400
+        assert reply.error == "input 'IN3' is BOOL, but holds bytes other than 0 and 1"
+        await client.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("form", "told"), [("instances", "predictions"), ("inputs", "outputs")])
+async def test_v1_clients(form: str, told: str, count: int) -> None:
+    values = (np.arange(count) / 8).tolist()
+    async with (
+        ScriptedServer(echo_inputs) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.call("POST", PREDICT, json.dumps({form: values}).encode())
+        assert (reply.status, reply.json) == (200, {told: values})
+    (sent,) = [each for each in server.requests if each.head.target == INFER]
+    assert json.loads(sent.body)["inputs"][0]["data"] == values
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "told"),
+    [("literal", b"[1.5,NaN]"), ("null", b"[1.5,null]"), ("string", b'[1.5,"NaN"]')],
+)
+async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes) -> None:
+    async def says_null(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == INFER:
+                output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
+                await connection.send(json_response(output))
+            else:
+                await connection.send(http_response(metadata(-1)))
+
+    route = {"nonfinite": nonfinite}
+    async with (
+        ScriptedServer(says_null) as server,
+        gateway_client(server.url, upstream=JSON_ONLY, route=route) as client,
+    ):
+        reply = await client.call("POST", PREDICT, b'{"instances":[1,2]}')
+        assert (reply.status, reply.body) == (200, b'{"predictions":%b}' % told)
+
+
+async def test_bytes_that_v1_clients_send_in_base64_need_be_no_text() -> None:
+    async def takes_bytes(connection: Connection) -> None:
+        while True:
+            if (await connection.request()).head.target == INFER:
+                output = {"name": "OUT", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
+                await connection.send(json_response(output))
+            else:
+                await connection.send(http_response(metadata(-1, datatype="BYTES")))
+
+    async with (
+        ScriptedServer(takes_bytes) as server,
+        gateway_client(server.url, upstream=JSON_ONLY) as client,
+    ):
+        reply = await client.call("POST", PREDICT, b'{"instances":[{"b64":"/wA="},"a"]}')
+        assert (reply.status, reply.body) == (200, b'{"predictions":["a","b"]}')
+    (sent,) = [json.loads(each.body) for each in server.requests if each.head.target == INFER]
+    (tensor,) = sent["inputs"]
+    assert (tensor["data"], tensor["parameters"]) == (["/wA=", "YQ=="], {"content_type": "base64"})

@@ -1,0 +1,162 @@
+"""Many exchanges at once, in every form: each client gets its own answer and no other's."""
+
+import asyncio
+import json
+import random
+
+import numpy as np
+
+from gateway.demo.server.server import DemoServer
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import HEADER_LENGTH
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+CLIENTS = 50
+ROUNDS = 8
+IDENTITY = "/v2/models/identity_fp32/infer"
+
+
+def _entry(values: np.ndarray, **more: object) -> dict[str, object]:
+    return {"name": "INPUT0", "datatype": "FP32", "shape": list(values.shape), **more}
+
+
+async def _json(client: RawClient, values: np.ndarray) -> np.ndarray:
+    body = json.dumps({"inputs": [_entry(values, data=values.tolist())]}).encode()
+    reply = await client.call("POST", IDENTITY, body)
+    return np.array(reply.json["outputs"][0]["data"], "<f4")
+
+
+async def _binary(client: RawClient, values: np.ndarray) -> np.ndarray:
+    entry = _entry(values, parameters={"binary_data_size": values.nbytes})
+    fields = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+    header = json.dumps(fields).encode()
+    body = header + values.tobytes()
+    return _tensor(await client.call("POST", IDENTITY, body, {HEADER_LENGTH: str(len(header))}))
+
+
+async def _json_for_binary(client: RawClient, values: np.ndarray) -> np.ndarray:
+    outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
+    fields = {"inputs": [_entry(values, data=values.tolist())], "outputs": outputs}
+    return _tensor(await client.call("POST", IDENTITY, json.dumps(fields).encode()))
+
+
+async def _raw(client: RawClient, values: np.ndarray) -> np.ndarray:
+    return _tensor(await client.call("POST", IDENTITY, values.tobytes(), {HEADER_LENGTH: "0"}))
+
+
+def _tensor(reply: ReceivedResponse) -> np.ndarray:
+    size = int(reply.head.get(HEADER_LENGTH) or 0)
+    assert size
+    return np.frombuffer(reply.body[size:], "<f4")
+
+
+async def test_every_client_gets_its_own_numbers_back() -> None:
+    ways = (_json, _binary, _json_for_binary, _raw)
+
+    async def run(number: int) -> None:
+        rng = np.random.default_rng(number)
+        async with gateway.client() as client:
+            for turn in range(ROUNDS):
+                size = int(rng.integers(1, 20)) * 10 ** int(rng.integers(0, 4))
+                values = rng.random(size, dtype="<f4")
+                got = await ways[(number + turn) % len(ways)](client, values)
+                assert np.array_equal(got, values)
+
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        await asyncio.gather(*map(run, range(CLIENTS)))
+        assert gateway.outstanding == 0
+
+
+async def test_answers_that_come_out_of_order_reach_those_who_asked() -> None:
+    chance = random.Random(7)
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await asyncio.sleep(chance.random() * 0.02)
+            await connection.send(http_response(received.head.target.encode() + received.body))
+
+    async def run(number: int) -> None:
+        async with gateway.client() as client:
+            for turn in range(ROUNDS):
+                target = f"/v2/client/{number}/{turn}"
+                reply = await client.call("POST", target, b"?" * (number + turn))
+                assert reply.body == target.encode() + b"?" * (number + turn)
+
+    async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
+        await asyncio.gather(*map(run, range(CLIENTS)))
+
+
+async def _stay(gateway: RunningGateway, number: int) -> None:
+    async with gateway.client() as client:
+        for turn in range(ROUNDS):
+            reply = await client.call("GET", f"/v2/stay/{number}/{turn}")
+            assert reply.body == f"/v2/stay/{number}/{turn}".encode()
+
+
+async def _fail(gateway: RunningGateway, number: int) -> None:
+    async with gateway.client() as client:
+        for _ in range(ROUNDS):
+            reply = await client.call("POST", f"/v2/fail/{number}", b"x")
+            assert reply.status == 502
+
+
+async def _leave(gateway: RunningGateway, number: int) -> None:
+    for turn in range(ROUNDS):
+        async with gateway.client() as client:
+            await client.send(request("POST", f"/v2/leave/{number}", b"xyz")[: -(turn % 3)])
+            if turn % 2:
+                client.reset()
+
+
+async def test_failing_and_leaving_neighbours_disturb_nobody() -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if "fail" in received.head.target:
+                return
+            await asyncio.sleep(0.001)
+            await connection.send(http_response(received.head.target.encode()))
+
+    async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
+        some = range(CLIENTS // 3)
+        await asyncio.gather(
+            *(_stay(gateway, number) for number in some),
+            *(_fail(gateway, number) for number in some),
+            *(_leave(gateway, number) for number in some),
+        )
+
+
+async def test_endpoints_share_the_work() -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await asyncio.sleep(0.01)
+            await connection.send(http_response())
+
+    async with (
+        ScriptedServer(script) as one,
+        ScriptedServer(script) as two,
+        running_gateway(one.url, two.url) as gateway,
+    ):
+
+        async def run(number: int) -> None:
+            async with gateway.client() as client:
+                for _ in range(4):
+                    assert (await client.call("GET", f"/v2/{number}")).status == 200
+
+        await asyncio.gather(*map(run, range(20)))
+        assert abs(len(one.requests) - len(two.requests)) <= 8
+        assert len(one.requests) + len(two.requests) == 80
+
+
+async def test_one_connection_carries_every_form_in_turn() -> None:
+    values = np.array([1, 2.5, -3], "<f4")
+    async with DemoServer() as server, gateway_client(server.url) as client:
+        for way in (_json, _raw, _binary, _json_for_binary) * 5:
+            assert np.array_equal(await way(client, values), values)
+            assert (await client.call("GET", "/v2/health/ready")).status == 200
+            assert (await client.call("GET", "/v2/models/none")).status == 404
+            assert (await client.call("POST", IDENTITY, b"{")).status == 400

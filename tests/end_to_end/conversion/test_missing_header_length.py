@@ -1,0 +1,157 @@
+"""Servers that send binary tensors without Inference-Header-Content-Length."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    json_request,
+    metadata,
+)
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+NAME = "Inference-Header-Content-Length"
+
+MIXED = json_request()[:-1] + (
+    b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
+)
+CLIENTS = {
+    "JSON": infer_json(),
+    "JSON with an escape": infer_json(json_request().replace(b"IN", b"\\u0049N")),
+    "binary": infer_binary(binary_header(4, binary_output=True), bytes(4)),
+    "binary request, JSON answer": infer_binary(binary_header(4), bytes(4)),
+    "mixed": infer_json(MIXED),
+    "raw": infer_raw(bytes(4)),
+    "V1": request("POST", "/v1/models/m:predict", b'{"instances":[1]}'),
+}
+SIZES = {"small": 8, "beyond a chunk": 100_000, "beyond limits.header_bytes": 400_000}
+HEADER_CAP = "256KiB"
+
+
+def _framed(body: bytes, form: str) -> bytes:
+    if form == "sized":
+        return http_response(body)
+    pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+    return message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(*pieces))
+
+
+def _server(body: bytes, form: str = "sized") -> ScriptedServer:
+    """Make a server that answers every infer request with this body, without a header length."""
+    outputs = [{"name": f"OUT{i}", "datatype": "FP32", "shape": [-1]} for i in range(2)]
+    document = {**json.loads(metadata(-1)), "outputs": outputs}
+
+    async def script(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            if target == INFER:
+                await connection.send(_framed(body, form))
+            elif target == "/v2/models/m":
+                await connection.send(http_response(json.dumps(document).encode()))
+            else:
+                await connection.send(http_response(b'{"error":"no"}', status="404 Not Found"))
+
+    return ScriptedServer(script)
+
+
+@pytest.mark.parametrize("data", CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+@pytest.mark.parametrize("dialect", ["triton", "kserve", "openvino"])
+async def test_tensors_without_a_header_length_are_a_502(
+    data: bytes, size: int, form: str, dialect: str
+) -> None:
+    body = binary_response_header(size, 4) + bytes(size + 4)
+    async with (
+        _server(body, form) as server,
+        gateway_client(
+            server.url, upstream={"dialect": dialect}, header_bytes=HEADER_CAP
+        ) as client,
+    ):
+        reply = await client.ask(data)
+        assert reply.status == 502
+        assert reply.error.startswith(server.url)
+        assert NAME in reply.error
+
+
+@pytest.mark.parametrize("data", CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
+    data: bytes, form: str
+) -> None:
+    """JSON above limits.header_bytes is not held: its client has the beginning of it."""
+    fields = json.loads(binary_response_header(8, 4))
+    entry = {"name": "OUT0", "shape": [200_000], "datatype": "FP32", "data": [0] * 200_000}
+    fields["outputs"][0] = entry
+    body = json.dumps(fields).encode() + bytes(4)
+    async with (
+        _server(body, form) as server,
+        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
+    ):
+        await client.send(data)
+        try:
+            reply = await client.read_response()
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            return
+        assert reply.status == 502
+        assert reply.error.startswith(server.url)
+
+
+@pytest.mark.parametrize("form", ["JSON", "mixed", "binary", "raw"])
+async def test_tensors_that_are_promised_and_do_not_come_are_a_502(form: str) -> None:
+    async with (
+        _server(binary_response_header(8, 4)) as server,
+        gateway_client(server.url) as client,
+    ):
+        reply = await client.ask(CLIENTS[form])
+        assert reply.status == 502
+        assert reply.error.startswith(f"{server.url}: output 'OUT0' ")
+        assert NAME in reply.error
+
+
+@pytest.mark.parametrize("data", CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+@pytest.mark.parametrize("space", [b"", b"\r\n \t", b" " * 300_000], ids=["", "few", "many"])
+async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space: bytes) -> None:
+    """Triton sends none where every output is empty."""
+    body = binary_response_header(0, 0) + space
+    async with (
+        _server(body, form) as server,
+        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
+    ):
+        reply = await client.ask(data)
+        if data == CLIENTS["V1"] and len(space) > 1000:
+            assert reply.status == 502  # it is more than what is held of an answer for it
+            return
+        assert reply.status == 200
+        assert reply.head.get(HEADER_LENGTH) is None
+        assert reply.json
+
+
+@pytest.mark.parametrize("count", [2, 100_000])
+async def test_data_beside_a_size_that_is_left_over_passes(count: int) -> None:
+    entry = {
+        "name": "OUT0",
+        "shape": [count],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": 4 * count},
+        "data": [0.5] * count,
+    }
+    body = json.dumps({"outputs": [entry]}).encode()
+    async with (
+        _server(body) as server,
+        gateway_client(
+            server.url, upstream={"dialect": "kserve"}, header_bytes=HEADER_CAP
+        ) as client,
+    ):
+        reply = await client.ask(CLIENTS["JSON"])
+        assert (reply.status, reply.body) == (200, body)

@@ -1,0 +1,285 @@
+"""What a server would not survive, or answer as its own fault, is a 400 of the gateway's."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response, infer_json
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, ScriptedServer
+
+OUTPUTS = [
+    {"name": "LABELS", "datatype": "BYTES", "shape": [-1]},
+    {"name": "SCORES", "datatype": "FP32", "shape": [-1]},
+]
+OTHERS = {
+    "generate": "/v2/models/m/generate",
+    "generate_stream": "/v2/models/m/generate_stream",
+    "load": "/v2/repository/models/m/load",
+    "unload": "/v2/repository/models/m/unload",
+    "index": "/v2/repository/index",
+    "index of one": "/v2/repository/r/index",
+    "trace": "/v2/trace/setting",
+    "trace of a model": "/v2/models/m/trace/setting",
+    "logging": "/v2/logging",
+    "shared memory": "/v2/systemsharedmemory/region/r/register",
+    "other": "/v3/models/m:ask",
+}
+DEEP = b'{"a":' + b"[" * 64 + b"]" * 64 + b"}"
+FLAT = b'{"a":"' + b"[" * 99 + b'","b":[' + b"[]," * 99 + b"0]}"
+
+
+class Server:
+    """A server of one model, whose metadata is what the test says."""
+
+    def __init__(self, metadata: bytes, status: str = "200 OK") -> None:
+        self._metadata = http_response(metadata, status=status)
+        self.asked: list[ReceivedRequest] = []
+
+    async def play(self, connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            match received.head.target:
+                case "/v2/models/m":
+                    await connection.send(self._metadata)
+                case "/v2/models/m/config":
+                    await connection.send(http_response(status="404 Not Found"))
+                case _:
+                    self.asked.append(received)
+                    await connection.send(binary_response(b"abcd"))
+
+
+def metadata(outputs: object = OUTPUTS) -> bytes:
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [-1]}]
+    return json.dumps({"name": "m", "inputs": inputs, "outputs": outputs}).encode()
+
+
+def _fields(*outputs: tuple[str, object], shape: int = 1, **parameters: object) -> dict[str, Any]:
+    entry = {"name": "IN", "datatype": "FP32", "shape": [shape]}
+    listed = [{"name": name, "parameters": {"classification": n}} for name, n in outputs]
+    return {"inputs": [entry], "outputs": listed, "parameters": parameters}
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    entry = fields["inputs"][0]
+    inputs = [{**entry, "data": [1.5] * entry["shape"][0]}]
+    return request("POST", INFER, json.dumps({**fields, "inputs": inputs}).encode())
+
+
+def _binary(fields: dict[str, Any], *, surplus: dict[str, Any] | None = None) -> bytes:
+    entry = fields["inputs"][0]
+    size = 4 * entry["shape"][0]
+    sizes = {"parameters": {"binary_data_size": size}}
+    header = json.dumps({**fields, "inputs": [{**entry, **sizes}], **(surplus or {})}).encode()
+    return request("POST", INFER, header + bytes(size), {HEADER_LENGTH: str(len(header))})
+
+
+def _mixed(fields: dict[str, Any]) -> bytes:
+    """Ask for an output in each form."""
+    outputs = [dict(output) for output in fields["outputs"]]
+    outputs.append({"name": "MORE", "parameters": {"binary_data": True}})
+    return _json({**fields, "outputs": outputs})
+
+
+FORMS = {"json": _json, "binary": _binary, "mixed": _mixed}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_strings_are_not_classified(form: Any) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        for outputs in ([("LABELS", 1)], [("SCORES", 2), ("LABELS", 2**63)]):
+            reply = await client.ask(form(_fields(*outputs)))
+            assert reply.status == 400
+            assert reply.error == (
+                "output 'LABELS' of model 'm' is BYTES, of which there is no classification"
+            )
+        assert not server.asked
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_all_else_is(form: Any) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        # What the model does not have is the server's to refuse; 0 asks for no classes.
+        for outputs in ([("SCORES", 2)], [("SCORES", 2), ("NONE", 1)], [("LABELS", 0)]):
+            assert (await client.ask(form(_fields(*outputs)))).status == 200
+        assert len(server.asked) == 3
+        # Once for all of them.
+        assert [each.head.target for each in running.requests].count("/v2/models/m") == 1
+
+
+async def test_an_output_listed_twice_is_looked_at_twice() -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        fields = _fields(("LABELS", 1), ("LABELS", 0))
+        assert (await client.ask(_json(fields))).status == 400
+        fields["outputs"].reverse()
+        assert (await client.ask(_json(fields))).status == 400
+        assert not server.asked
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_nothing_is_not_classified(form: Any) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        reply = await client.ask(form(_fields(("SCORES", 1), shape=0)))
+        assert reply.status == 400
+        assert reply.error == (
+            "output 'SCORES': classification needs elements, and input 'IN' of shape [0] has none"
+        )
+        assert not running.requests
+
+
+@pytest.mark.parametrize("outputs", [[], None, [{"name": "LABELS"}]])
+async def test_outputs_that_are_not_known_are_not_classified(outputs: object) -> None:
+    server = Server(metadata(outputs))
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        reply = await client.ask(_json(_fields(("LABELS", 1))))
+        assert reply.status == 501
+        assert "does not say what outputs model 'm' has" in reply.error
+        assert not server.asked
+
+
+async def test_a_model_that_the_server_does_not_know_is_its_to_refuse() -> None:
+    server = Server(b'{"error":"unknown model"}', "404 Not Found")
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        reply = await client.ask(_json(_fields(("LABELS", 1))))
+        assert (reply.status, reply.error) == (404, "unknown model")
+        assert not server.asked
+
+
+async def test_other_servers_make_of_it_what_they_want() -> None:
+    server = Server(metadata())
+    upstream = {"dialect": "kserve"}
+    async with (
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, upstream=upstream) as client,
+    ):
+        for fields in (_fields(("LABELS", 1)), _fields(timeout=1.5)):
+            assert (await client.ask(_json(fields))).status == 200
+        assert len(running.requests) == len(server.asked) == 2
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        reply = await client.ask(form(_fields(priority=-1)))
+        assert reply.status == 400
+        assert reply.error == "the request: priority must be an integer of 0 or more, got -1"
+        assert (await client.ask(form(_fields(priority=1, mine=-1)))).status == 200
+        assert len(running.requests) == 1
+
+
+async def test_parameters_of_a_predict_request_are_named_too() -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        for priority, status in ((-1, 400), (1, 200)):
+            fields = {"instances": [1, 2], "parameters": {"priority": priority}}
+            body = json.dumps(fields).encode()
+            reply = await client.ask(request("POST", "/v1/models/m:predict", body))
+            assert reply.status == status
+            if status == 400:
+                assert (
+                    reply.error == "the request: priority must be an integer of 0 or more, got -1"
+                )
+        assert len(server.asked) == 1
+
+
+TOO_DEEP = "the request's JSON is nested deeper than 64"
+
+
+def _chunked(target: str, *parts: bytes) -> bytes:
+    head = {"Host": "x", "Transfer-Encoding": "chunked"}
+    return message(f"POST {target} HTTP/1.1", head, chunked(*filter(None, parts)))
+
+
+@pytest.mark.parametrize("target", OTHERS.values(), ids=OTHERS)
+async def test_json_that_passes_untouched_nests_no_deeper(target: str) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        for data in (request("POST", target, DEEP), _chunked(target, DEEP)):
+            reply = await client.ask(data)
+            assert (reply.status, reply.error) == (400, TOO_DEEP)
+        for body in (FLAT, b"", b"{", b"x" + DEEP):
+            for data in (request("POST", target, body), _chunked(target, body)):
+                assert (await client.ask(data)).status == 200
+        assert {each.body for each in server.asked} == {FLAT, b"", b"{", b"x" + DEEP}
+
+
+async def test_how_deep_is_a_limit_of_the_route() -> None:
+    server = Server(metadata())
+    route = {"limits": {"json_depth": 65}}
+    async with (
+        ScriptedServer(server.play) as running,
+        gateway_client(running.url, route=route) as client,
+    ):
+        assert (await client.call("POST", OTHERS["generate"], DEEP)).status == 200
+        assert (await client.call("POST", OTHERS["generate"], b"[" + DEEP)).status == 400
+
+
+@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 60_000], ids=["arrays", "objects"])
+async def test_a_large_body_ends_before_it_is_too_deep(body: bytes) -> None:
+    begun = b'{"text_input":"' + b"x" * 300_000 + b'",'
+
+    async def read(connection: Connection) -> None:
+        await connection.head()
+        with suppress(ConnectionError):
+            while part := await connection.reader.read(65536):
+                got.extend(part)
+        connection.left.set()
+
+    got = bytearray()
+    async with ScriptedServer(read) as running, running_gateway(running.url) as gateway:
+        async with gateway.client() as client:
+            size = {"Content-Length": str(len(begun) + len(body))}
+            await client.send(request("POST", OTHERS["generate"], headers=size) + begun)
+            await until(lambda: len(got) == len(begun))
+            await client.send(body)
+            reply = await client.read_response()
+        assert (reply.status, reply.error) == (400, TOO_DEEP)
+        await (await running.connection()).left.wait()
+        assert bytes(got) == begun
+
+
+@pytest.mark.parametrize("kind", ["load", "index", "trace", "logging"])
+async def test_none_of_several_servers_gets_what_is_too_deep(kind: str) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
+        # An endpoint for each, so that all of them are asked.
+        async with gateway_client(
+            one.url, two.url, upstream={"model_discovery": "models"}
+        ) as client:
+            reply = await client.call("POST", OTHERS[kind], DEEP)
+        assert (reply.status, reply.error) == (400, TOO_DEEP)
+        assert not [each for each in server.asked if each.body == DEEP]
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (request("GET", "/v2?" + "x" * 8190), "the path and query has 8194 bytes"),
+        (request("GET", "/v2/models/m", headers={"X": "x" * 9000}), "header X has 9000 bytes"),
+        (infer_json(headers={"X": "x" * 9000}), "header X has 9000 bytes"),
+        (request("POST", OTHERS["load"], b"", {"X" * 9000: "x"}), "the name of a header has 9000"),
+    ],
+)
+async def test_a_head_that_the_server_does_not_answer(data: bytes, part: str) -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
+        async with gateway_client(one.url, two.url) as client:
+            reply = await client.ask(data)
+        assert reply.status == 400
+        assert reply.error.startswith(part)
+        assert not one.requests + two.requests
+
+
+async def test_a_long_head_that_it_does_answer() -> None:
+    server = Server(metadata())
+    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
+        for headers in ({"X": "x" * 8000}, {"X": "x" * 100}):
+            assert (await client.call("GET", "/v2/models/m/stats", None, headers)).status == 200

@@ -1,0 +1,615 @@
+"""A server that fails: the client is told which one, and never takes a part for the whole."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from gateway.routing.health import NOT_EJECTED
+from gateway.upstream.http.endpoint import HttpEndpoint
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    binary_header,
+    binary_response,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
+)
+
+GET = request("GET", "/v2/models/m")
+POST = request("POST", "/v2/models/m/generate", b'{"text":"hello"}')
+JSON = infer_json()
+BINARY = infer_binary(binary_header(12, binary_output=True), FLOATS.tobytes())
+EVERY_KIND = {"GET": GET, "POST": POST, "json": JSON, "binary": BINARY}
+
+HEAD_OF_10 = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Type: text/plain\r\n\r\n"
+HEAD_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/plain\r\n\r\n"
+
+
+async def close_at_once(connection: Connection) -> None:
+    await connection.close()
+
+
+async def close_after_request(connection: Connection) -> None:
+    await connection.request()
+
+
+async def reset_after_request(connection: Connection) -> None:
+    await connection.request()
+    connection.reset()
+
+
+def says(*parts: bytes) -> Script:
+    """Make a script that takes a request, sends this, and closes."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(*parts)
+
+    return script
+
+
+def says_and_waits(*parts: bytes) -> Script:
+    """Make a script that takes a request, sends this, and leaves the connection open."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(*parts)
+        await connection.wait_for_close()
+
+    return script
+
+
+NO_ANSWER: dict[str, Script] = {
+    "closes at once": close_at_once,
+    "closes after the request": close_after_request,
+    "resets": reset_after_request,
+    "closes in the status line": says(b"HTTP/1.1 200"),
+    "closes in the headers": says(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConte"),
+    "is no HTTP server": says_and_waits(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "sends garbage": says_and_waits(bytes(range(256))),
+    "has a word for a status": says_and_waits(b"HTTP/1.1 abc OK\r\nContent-Length: 0\r\n\r\n"),
+    "has a word for a length": says_and_waits(b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n"),
+    "has a negative length": says_and_waits(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"),
+    "has two lengths": says_and_waits(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"
+    ),
+    "has huge headers": says_and_waits(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"
+    ),
+    "has many headers": says_and_waits(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + b"X: x\r\n" * 5000 + b"\r\n"
+    ),
+    "has control characters": says_and_waits(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: a\x01b\r\n\r\n"
+    ),
+    "has control characters in its reason": says_and_waits(
+        b"HTTP/1.1 200 O\x01K\r\nContent-Length: 0\r\n\r\n"
+    ),
+    "switches protocols": says_and_waits(
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize("script", NO_ANSWER.values(), ids=NO_ANSWER)
+async def test_no_answer_is_a_502_that_names_the_server(data: bytes, script: Script) -> None:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        reply = await client.ask(data)
+        assert reply.status == 502
+        assert server.url in reply.error
+        assert "\n" not in reply.error
+
+
+CUT_SHORT: dict[str, Script] = {
+    "closes": says(HEAD_OF_10 + b"12345"),
+    "closes before the body": says(HEAD_OF_10),
+    "closes between chunks": says(HEAD_CHUNKED + chunk(b"12345")),
+    "closes in a chunk": says(HEAD_CHUNKED + b"a\r\n12345"),
+    "closes in a chunk's size": says(HEAD_CHUNKED + chunk(b"12345") + b"1"),
+    "has a word for a chunk's size": says_and_waits(
+        HEAD_CHUNKED + chunk(b"12345"), b"five\r\n12345\r\n"
+    ),
+    "has more in a chunk than it says": says_and_waits(HEAD_CHUNKED, b"3\r\n12345\r\n0\r\n\r\n"),
+}
+
+
+async def resets_in_the_body(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(HEAD_OF_10 + b"12345")
+    await asyncio.sleep(0.05)
+    connection.reset()
+
+
+CUT_SHORT["resets"] = resets_in_the_body
+
+
+@pytest.mark.parametrize("data", [GET, POST, BINARY], ids=["GET", "POST", "binary"])
+@pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
+async def test_a_forwarded_answer_cut_short_looks_cut_short(data: bytes, script: Script) -> None:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        await client.send(data)
+        try:
+            reply = await client.read_response()
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            return
+        # Where it came in one piece with the fault, nothing was passed on.
+        assert reply.status == 502
+        assert server.url in reply.error
+
+
+async def test_an_answer_cut_short_looks_so_to_a_client_of_http_1_0() -> None:
+    # Nothing but the end of the connection tells such a client where a body ends.
+    script = CUT_SHORT["closes between chunks"]
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        await client.send(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
+        assert (await client.head()).status == 200
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+@pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
+async def test_a_json_answer_cut_short_is_a_502_as_long_as_none_of_it_was_sent(
+    script: Script,
+) -> None:
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        reply = await client.ask(JSON)
+        assert reply.status == 502
+        assert server.url in reply.error
+
+
+async def test_a_big_json_answer_cut_short_looks_cut_short() -> None:
+    header, tensor = binary_response_header(400_000), bytes(200_000)
+    head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
+    script = says(message("HTTP/1.1 200 OK", head, header + tensor))
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        await client.send(JSON)
+        assert (await client.head()).status == 200
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await client.whole_body()
+
+
+LYING_ANSWERS = {
+    "length beyond the body": binary_response(bytes(8), headers={HEADER_LENGTH: "5000"}),
+    "length too small": binary_response(bytes(8), headers={HEADER_LENGTH: "20"}),
+    "length into the tensors": binary_response(
+        bytes(8), headers={HEADER_LENGTH: str(len(binary_response_header(8)) + 4)}
+    ),
+    "length 0": binary_response(bytes(8), headers={HEADER_LENGTH: "0"}),
+    "length not a number": binary_response(bytes(8), headers={HEADER_LENGTH: "many"}),
+    "length negative": binary_response(bytes(8), headers={HEADER_LENGTH: "-1"}),
+    "length not UTF-8": binary_response(bytes(8), headers={HEADER_LENGTH: "#"}).replace(
+        b"#", b"\xff"
+    ),
+    "length over the cap": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 15}),
+    "length of 30 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 30}),
+    "length of 5000 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 5000}),
+    "length twice": binary_response(bytes(8), headers={"X": "#"}).replace(
+        b"X: #", HEADER_LENGTH.encode() + b": 5"
+    ),
+    "tensor too short": http_response(
+        binary_response_header(8) + bytes(7), {HEADER_LENGTH: str(len(binary_response_header(8)))}
+    ),
+    "tensor too long": http_response(
+        binary_response_header(8) + bytes(9), {HEADER_LENGTH: str(len(binary_response_header(8)))}
+    ),
+    "no tensor at all": http_response(
+        binary_response_header(8), {HEADER_LENGTH: str(len(binary_response_header(8)))}
+    ),
+    "no JSON": http_response(b"{]" + bytes(8), {HEADER_LENGTH: "2"}),
+    "no object": http_response(b"[]" + bytes(8), {HEADER_LENGTH: "2"}),
+    "outputs no array": http_response(b'{"outputs":7}' + bytes(8), {HEADER_LENGTH: "13"}),
+    "an output no object": http_response(b'{"outputs":[7]}' + bytes(8), {HEADER_LENGTH: "15"}),
+    "size and shape differ": http_response(
+        binary_response_header(8).replace(b"[2]", b"[3]") + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+    "size negative": http_response(
+        binary_response_header(8).replace(b":8}", b":-8}"),
+        {HEADER_LENGTH: str(len(binary_response_header(8)) + 1)},
+    ),
+    "size no number": http_response(
+        binary_response_header(8).replace(b":8}", b':"8"}') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)) + 2)},
+    ),
+    "shape no array": http_response(
+        binary_response_header(8).replace(b"[2]", b'"2"') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+    "unknown datatype": http_response(
+        binary_response_header(8).replace(b"FP32", b"FP31") + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+    "no name": http_response(
+        binary_response_header(8).replace(b'"name"', b'"nome"') + bytes(8),
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+    ),
+}
+
+
+@pytest.mark.parametrize("data", LYING_ANSWERS.values(), ids=LYING_ANSWERS)
+@pytest.mark.parametrize("form", ["whole", "chunked"])
+async def test_an_answer_that_lies_is_a_502(data: bytes, form: str) -> None:
+    if form == "chunked":
+        head, _, body = data.partition(b"\r\n\r\n")
+        lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+        head = b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""])
+        data = head + chunked(*(body[i : i + 1] for i in range(len(body))))
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        await client.send(JSON)
+        try:
+            reply = await client.read_response()
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            assert form == "chunked"  # the beginning was right, and is sent
+        else:
+            assert reply.status == 502
+            assert server.url in reply.error
+
+
+async def test_lies_in_an_answer_that_is_only_forwarded_are_the_clients_to_see() -> None:
+    data = LYING_ANSWERS["tensor too short"]
+    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+        reply = await client.ask(BINARY)
+        assert reply.status == 200
+        assert reply.body == binary_response_header(8) + bytes(7)
+
+
+async def test_an_unreachable_server_is_a_503_that_names_it() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        async with gateway_client(url) as client:
+            for data in (GET, JSON, BINARY, infer_raw(bytes(8))):
+                reply = await client.ask(data)
+                assert reply.status == 503
+                assert reply.error == f"cannot connect to {url}: Connection refused"
+
+
+async def test_a_host_without_address_is_a_503_that_names_it() -> None:
+    url = "http://no-such-host.invalid:8000"
+    async with gateway_client(url) as client:
+        reply = await client.ask(GET)
+        assert reply.status == 503
+        assert url in reply.error
+
+
+async def test_a_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen(0)
+        address = busy.getsockname()
+        url = "http://{}:{}".format(*address)
+        waiting = [socket.socket() for _ in range(3)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        try:
+            async with gateway_client(url, connect_timeout=0.1) as client:
+                reply = await client.ask(JSON)
+                assert reply.status == 503
+                assert reply.error == f"cannot connect to {url}: no connection in time"
+        finally:
+            for sock in waiting:
+                sock.close()
+
+
+ERRORS = {
+    "400": (b'{"error":"bad"}', "400 Bad Request"),
+    "404": (b'{"error":"unknown model"}', "404 Not Found"),
+    "422": (b'{"detail":"KServe"}', "422 Unprocessable Entity"),
+    "500": (b"not even JSON", "500 Internal Server Error"),
+    "503": (b"", "503 Loading"),
+}
+
+
+@pytest.mark.parametrize(("body", "status"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("data", [GET, JSON, BINARY], ids=["GET", "json", "binary"])
+async def test_errors_of_the_server_pass_as_they_are(data: bytes, body: bytes, status: str) -> None:
+    server_answer = http_response(body, {"Content-Type": "text/x", "Retry-After": "7"}, status)
+    async with (
+        ScriptedServer(always_respond(server_answer)) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(2):
+            reply = await client.ask(data)
+            assert reply.head.first == f"HTTP/1.1 {status}"
+            assert reply.head.get("Content-Type") == "text/x"
+            assert reply.head.get("Retry-After") == "7"
+            assert reply.body == body
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+async def test_informational_answers_are_not_the_answer(data: bytes) -> None:
+    informational = (
+        b"HTTP/1.1 100 Continue\r\n\r\n"
+        b"HTTP/1.1 102 Processing\r\n\r\n"
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    )
+    script = always_respond(informational + http_response(b'{"outputs":[]}'))
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            reply = await client.ask(data)
+            assert reply.status == 200
+            assert reply.body == b'{"outputs":[]}'
+            assert reply.head.get("Link") is None
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+async def test_endless_interim_responses_are_a_502_that_names_the_server(data: bytes) -> None:
+    flood = message("HTTP/1.1 102 Processing") * 30_000
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b'{"outputs":[]}'))
+        await connection.request()
+        with suppress(ConnectionError):
+            await connection.send(flood)
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        assert (await client.ask(data)).status == 200
+        reply = await client.ask(data)  # over the same connection, and so at once
+        assert reply.status == 502
+        what = "sent more than 100 interim (1xx) responses to one request"
+        assert reply.error == f"{server.url} {what}"
+        assert len(server.connections) == 1
+
+
+BROKEN_WITH_THE_HEAD = {
+    "no chunk": b"five\r\n12345\r\n",
+    "a good chunk before it": chunk(b"12345") + b"five\r\n12345\r\n",
+    "more in a chunk than it says": b"3\r\n12345\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize("body", BROKEN_WITH_THE_HEAD.values(), ids=BROKEN_WITH_THE_HEAD)
+async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b'{"outputs":[]}'))
+        await connection.request()
+        await connection.send(HEAD_CHUNKED + body)
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            assert (await client.ask(data)).status == 200
+            reply = await client.ask(data)
+            assert reply.status == 502
+            assert reply.error.startswith(f"{server.url} answered what is not HTTP: ")
+        assert len(server.connections) == 2
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_answers_without_a_body(status: str) -> None:
+    async with (
+        ScriptedServer(always_respond(message(f"HTTP/1.1 {status}"))) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(3):
+            reply = await client.ask(GET)
+            assert reply.head.first == f"HTTP/1.1 {status}"
+            assert reply.body == b""
+    assert len(server.connections) == 1
+
+
+async def test_answers_to_head_requests() -> None:
+    script = always_respond(message("HTTP/1.1 200 OK", {"Content-Length": "123"}))
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for _ in range(3):
+            await client.send(request("HEAD", "/v2/models/m"))
+            head = await client.head()
+            assert head.status == 200
+            assert head.get("Content-Length") == "123"
+        # Some servers send a body all the same, which must not answer the next request.
+        assert len(server.connections) == 3
+
+
+async def test_errors_to_head_requests_have_no_body() -> None:
+    # It would be taken for the next answer.
+    async with ScriptedServer(close_after_request) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            await client.send(request("HEAD", "/v2/models/m"))
+            head = await client.head()
+            assert head.status == 502
+            assert int(head.get("Content-Length") or 0) > 0
+        assert (await client.ask(GET)).status == 502
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b""))) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(3):
+            reply = await client.ask(data)
+            assert (reply.status, reply.body) == (200, b"")
+
+
+async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
+    script = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            reply = await client.ask(GET)
+            assert reply.body == b"all of it"
+
+
+async def test_bytes_behind_an_answer_are_never_taken_for_another() -> None:
+    unasked = http_response(b'"unasked"')
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await connection.send(http_response(b'"%s"' % received.head.target.encode()) + unasked)
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for number in range(5):
+            reply = await client.ask(request("GET", f"/v2/models/m{number}"))
+            assert reply.json == f"/v2/models/m{number}"
+
+
+async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await connection.send(http_response(b'"%s"' % received.head.target.encode()))
+            await asyncio.sleep(0.05)  # in which the connection comes to be idle
+            await connection.send(http_response(b'"unasked"'))
+            sent.append(connection)
+
+    sent: list[Connection] = []
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        (endpoint,) = gateway.pool.endpoints
+        assert isinstance(endpoint, HttpEndpoint)
+
+        def unasked_is_there(number: int) -> bool:
+            waiting = [connection for _, connection in endpoint._idle._waiting]
+            return len(sent) > number and not any(each.reusable for each in waiting)
+
+        for number in range(3):
+            reply = await client.ask(request("GET", f"/v2/models/m{number}"))
+            assert reply.json == f"/v2/models/m{number}"
+            await until(partial(unasked_is_there, number))
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+async def test_a_connection_closed_while_idle_is_not_used_again(data: bytes) -> None:
+    once = respond_in_turn(http_response(b'{"outputs":[]}'))
+    async with ScriptedServer(once) as server, gateway_client(server.url) as client:
+        for number in range(3):
+            assert (await client.ask(data)).status == 200
+            await (await server.connection(number)).close()
+            await asyncio.sleep(0.02)
+    assert len(server.connections) == 3
+
+
+async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if received.head.target.endswith("/infer"):
+                await connection.send(binary_response(FLOATS.tobytes()))
+            else:
+                await connection.send(http_response(metadata(-1)))
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for data in (GET, JSON, BINARY, infer_raw(bytes(8)), POST) * 3:
+            assert (await client.ask(data)).status == 200
+    assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize(("keep_alive", "connections"), [("0s", 3), ("1h", 1)])
+async def test_connections_to_servers_are_kept(keep_alive: str, connections: int) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        running_gateway(server.url, upstream={"idle_timeout": keep_alive}) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(GET)).status == 200
+        assert len(server.connections) == connections
+        (endpoint,) = gateway.pool.endpoints
+        assert isinstance(endpoint, HttpEndpoint)
+        now = asyncio.get_running_loop().time()
+        assert all(expires > now + 3590 for expires, _ in endpoint._idle._waiting)
+
+
+@pytest.mark.parametrize("size", [100_000, 5_000_000])
+async def test_an_answer_may_come_before_the_body_was_sent(size: int) -> None:
+    """The server refuses the body, and does not read it."""
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.send(http_response(b'{"error":"too large"}', status="413 Too Large"))
+        await never_respond(connection)
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        head = request("POST", "/v2/x", headers={"Content-Length": str(size)})
+        await client.send(head + bytes(size // 2))
+        reply = await client.read_response()
+        assert reply.status == 413
+        assert reply.error == "too large"
+        await (await server.connection()).left.wait()
+
+
+async def test_a_server_gone_while_it_is_sent_a_body_is_a_502() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.reader.readexactly(100_000)
+        connection.reset()
+
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
+        reply = await client.read_response()
+        assert reply.status == 502
+        assert server.url in reply.error
+
+
+async def test_a_slow_drip_is_a_whole_answer() -> None:
+    data = binary_response(FLOATS.tobytes())
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(*(data[i : i + 1] for i in range(len(data))))
+
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        reply = await client.ask(JSON)
+        assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
+    good = always_respond(http_response(b"fine"))
+    async with (
+        ScriptedServer(good) as one,
+        ScriptedServer(good) as other,
+        running_gateway(one.url, other.url) as gateway,
+        gateway.client() as client,
+    ):
+        with no_descriptors():
+            for _ in range(8):
+                reply = await client.ask(GET)
+                assert (reply.status, reply.head.get("Retry-After")) == (503, "1")
+                assert reply.error.startswith("the gateway has no means to connect to http://")
+        assert [member.health for member in gateway.pool.members] == [NOT_EJECTED, NOT_EJECTED]
+        assert (await client.ask(GET)).body == b"fine"
+        # One server has a connection at hand now, which takes what cannot go to the other.
+        with no_descriptors():
+            assert [(await client.ask(GET)).status for _ in range(8)] == [200] * 8
+        assert sorted((len(one.requests), len(other.requests))) == [0, 9]
+
+
+async def test_a_server_that_recovers_is_used_again() -> None:
+    good = always_respond(http_response(b'{"outputs":[]}'))
+    async with (
+        ScriptedServer(close_after_request, good) as server,
+        gateway_client(server.url) as client,
+    ):
+        assert (await client.ask(JSON)).status == 502
+        assert (await client.ask(JSON)).status == 200

@@ -1,0 +1,194 @@
+"""What fails at one server is asked of another, as far as the route allows it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import INFER, binary_response, infer_json, json_request
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
+)
+
+GOOD = binary_response(bytes(4))
+ASKED = {
+    "small JSON": infer_json(),
+    "large JSON": infer_json(json_request(*range(50_000))),
+    "GET": request("GET", "/v2/x"),
+    "small body": request("POST", "/v2/x", bytes(1000)),
+}
+STREAMED = {
+    "large body": request("POST", "/v2/x", bytes(100_000)),
+    "chunked": message(
+        "POST /v2/x HTTP/1.1",
+        {"Host": "x", "Transfer-Encoding": "chunked"},
+        chunk(b"body") + chunk(b""),
+    ),
+}
+
+
+async def closes(connection: Connection) -> None:
+    """Read a request, and close without an answer."""
+    await connection.request()
+
+
+def _then(faulty: Script) -> Script:
+    """Make the script that answers once, and then does something else."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(GOOD)
+        await faulty(connection)
+
+    return script
+
+
+UNWANTED = http_response(b'{"error":"busy"}', status="503 Busy")
+FAULTS = {"unanswered": closes, "503": always_respond(UNWANTED)}
+
+
+async def _warm(client: RawClient) -> None:
+    """Have the gateway keep a connection to either server, so that it can go straight."""
+    for _ in range(2):
+        assert (await client.ask(request("GET", "/v2/warm"))).status == 200
+
+
+@pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("warm", [False, True], ids=["new", "kept"])
+async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: bool) -> None:
+    script = _then(FAULTS[fault]) if warm else FAULTS[fault]
+    allowed = [int(fault) if fault.isdigit() else fault]
+    async with (
+        ScriptedServer(script, FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry_on": allowed}) as client,
+    ):
+        if warm:
+            await _warm(client)
+        for _ in range(4):
+            assert (await client.ask(data)).status == 200
+        sent = [each for each in good.requests if each.head.target != "/v2/warm"]
+        assert len(sent) == 4
+        assert len({each.body for each in sent}) == 1
+        failed = [each.body for each in bad.requests if each.head.target != "/v2/warm"]
+        assert failed
+        assert set(failed) == {sent[0].body}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("unanswered", 502), ("503", 503)], ids=["unanswered", "503"]
+)
+@pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
+async def test_without_a_word_it_is_not_sent_again(data: bytes, fault: str, status: int) -> None:
+    async with (
+        ScriptedServer(FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url) as client,
+    ):
+        assert (await client.ask(data)).status == status
+        assert good.requests == []
+
+
+@pytest.mark.parametrize("data", STREAMED.values(), ids=STREAMED)
+@pytest.mark.parametrize(("fault", "status"), [("unanswered", 502), ("503", 503)])
+async def test_what_has_streamed_through_is_not_sent_again(
+    data: bytes, fault: str, status: int
+) -> None:
+    async with (
+        ScriptedServer(FAULTS[fault]) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered", 503]}) as client,
+    ):
+        assert (await client.ask(data)).status == status
+        assert good.requests == []
+
+
+@pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
+async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> None:
+    async with (
+        ScriptedServer(FAULTS["503"]) as one,
+        ScriptedServer(FAULTS["503"]) as two,
+        gateway_client(one.url, two.url, route={"retry_on": [503]}) as client,
+    ):
+        reply = await client.ask(data)
+        assert (reply.status, reply.error) == (503, "busy")
+        assert [len(one.requests), len(two.requests)] == [1, 1]
+
+
+async def test_no_more_is_sent_again_than_the_budget_has() -> None:
+    retries = {"percent": "0%", "min_concurrency": 3}
+    async with (
+        ScriptedServer(FAULTS["503"]) as one,
+        ScriptedServer(FAULTS["503"]) as two,
+        gateway_client(
+            one.url, two.url, upstream={"retry_budget": retries}, route={"retry_on": [503]}
+        ) as client,
+    ):
+        for _ in range(10):
+            assert (await client.ask(infer_json())).status == 503
+        assert len(one.requests) + len(two.requests) == 13
+
+
+async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
+    """Also where that is more than the reserve."""
+    gone, free = asyncio.Event(), asyncio.Event()
+
+    async def dies(connection: Connection) -> None:
+        await connection.request()
+        await gone.wait()
+
+    async def lives(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await free.wait()
+            await connection.send(GOOD)
+
+    async with (
+        ScriptedServer(dies) as one,
+        ScriptedServer(lives) as two,
+        ScriptedServer(lives) as three,
+        running_gateway(one.url, two.url, three.url, route={"retry_on": ["unanswered"]}) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]
+        for client in clients:
+            await client.send(request("GET", "/v2/x"))
+        await until(lambda: gateway.pool.outstanding == [40, 40, 40])
+        await until(lambda: len(one.requests) == 40)
+        gone.set()
+        await until(lambda: len(two.requests) + len(three.requests) == 120)
+        free.set()
+        assert [(await client.read_response()).status for client in clients] == [200] * 120
+
+
+async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
+    broken = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
+    async with (
+        ScriptedServer(respond_in_turn(broken)) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
+    ):
+        await client.send(request("GET", "/v2/x"))
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await client.read_response()
+        assert good.requests == []
+
+
+async def test_the_target_and_the_headers_stay() -> None:
+    async with (
+        ScriptedServer(closes) as bad,
+        ScriptedServer(always_respond(GOOD)) as good,
+        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
+    ):
+        for _ in range(2):
+            assert (await client.call("POST", INFER, json_request(), {"x-a": "1"})).status == 200
+        first, again = bad.requests[0], good.requests[0]
+        assert first.head == again.head

@@ -1,0 +1,22 @@
+"""A server that closes every connection just as it is used again is not noticed by its clients."""
+
+from tests.support.gateway import gateway_client
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import INFER, json_request
+from tests.support.servers.scripted_server import ScriptedServer, respond_in_turn
+
+
+async def test_no_client_sees_a_connection_that_was_closed_meanwhile(
+    fast_path_requests: list[str],
+) -> None:
+    asked = [request("GET", "/v2/models/m"), request("POST", INFER, json_request())] * 10
+    async with (
+        ScriptedServer(respond_in_turn(http_response(b"{}"), b"")) as server,
+        gateway_client(server.url) as client,
+    ):
+        for data in asked:
+            reply = await client.ask(data)
+            assert (reply.status, reply.body) == (200, b"{}")
+        assert len(server.connections) == len(asked)
+    # The first one found no connection.
+    assert len(fast_path_requests) == len(asked) - 1

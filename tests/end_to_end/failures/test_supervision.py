@@ -1,0 +1,235 @@
+"""Endpoints that are probed, looked up and asked for their models, under a gateway's clients."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gateway.app.build import pools
+from gateway.demo.server.server import DemoServer
+from gateway.upstream.pool import supervisor
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, message, request
+from tests.support.inference_messages import INFER, json_request
+from tests.support.raw_client import connect
+from tests.support.servers.name_service import NameService
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+
+GET = request("GET", "/v2/models/m")
+POST = request("POST", INFER, json_request())
+ILL = http_response(status="503 Service Unavailable")
+
+
+def _named(name: str) -> Script:
+    return always_respond(http_response(json.dumps({"name": name}).encode()))
+
+
+async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
+    """Give who answers the next requests of one client."""
+    async with gateway.client() as client:
+        replies = [await client.ask(data) for _ in range(count)]
+    return [reply.json["name"] if reply.status == 200 else reply.error for reply in replies]
+
+
+class _Well:
+    """Answers probes as it is told to, and all else with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.is_well = True
+        self._name = name
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if received.head.target != "/v2/health/ready":
+                await connection.send(http_response(json.dumps({"name": self._name}).encode()))
+            else:
+                await connection.send(http_response() if self.is_well else ILL)
+
+
+HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
+
+
+async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> None:
+    well, other = _Well("a"), _Well("b")
+    async with (
+        ScriptedServer(well) as a,
+        ScriptedServer(other) as b,
+        running_gateway(a.url, b.url, upstream=HEALTH) as gateway,
+    ):
+        pool = gateway.pool
+        await until(lambda: all(state.healthy for state in pool.snapshot()))
+        assert set(await _names(gateway)) == {"a", "b"}
+        well.is_well = False
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        assert set(await _names(gateway)) == set(await _names(gateway, POST)) == {"b"}
+        assert pool.is_usable
+        other.is_well = False
+        await until(lambda: not pool.is_usable)
+        # All are: an exchange may still succeed.
+        assert set(await _names(gateway)) == {"a", "b"}
+        well.is_well = True
+        await until(lambda: pool.is_usable)
+        assert set(await _names(gateway)) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("ejection", "refused"),
+    [
+        ({}, 5),
+        ({"consecutive_failures": 2}, 2),
+        ({"consecutive_failures": 0}, 10),
+        ({"failure_statuses": [500]}, 10),
+        ({"max_ejection_percent": "49%"}, 10),
+    ],
+)
+@pytest.mark.parametrize("data", [GET, POST], ids=["GET", "POST"])
+async def test_who_answers_with_such_a_status_is_left_out(
+    ejection: dict[str, Any], refused: int, data: bytes
+) -> None:
+    async with (
+        ScriptedServer(always_respond(ILL)) as bad,
+        ScriptedServer(_named("good")) as good,
+        running_gateway(bad.url, good.url, upstream={"outlier_detection": ejection}) as gateway,
+        gateway.client() as client,
+    ):
+        replies = [await client.ask(data) for _ in range(20)]
+    assert [reply.status for reply in replies].count(503) == refused
+    assert len(bad.requests) == refused
+
+
+RESOLVE: dict[str, Any] = {"dns_refresh": "10ms"}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
+    """The gateway's name service."""
+    service = NameService(triton=["127.0.0.1"])
+    monkeypatch.setattr(pools, "resolve_host", service)
+    return service
+
+
+async def test_addresses_of_a_name_come_and_go(names: NameService) -> None:
+    async with ScriptedServer(_named("a")) as a:
+        name = f"triton:{a.port}"
+        async with (
+            ScriptedServer(_named("b"), host="127.0.0.2", port=a.port) as b,
+            running_gateway(f"http://{name}", upstream=RESOLVE) as gateway,
+        ):
+            assert await _names(gateway) == ["a"] * 6
+            names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
+            await until(lambda: len(gateway.pool.endpoints) == 2)
+            assert set(await _names(gateway)) == set(await _names(gateway, POST)) == {"a", "b"}
+            names.answers["triton"] = ["127.0.0.2"]
+            await until(lambda: len(gateway.pool.endpoints) == 1)
+            assert await _names(gateway) == ["b"] * 6
+            await until(lambda: all(each.left.is_set() for each in a.connections))
+        # The Host header is the client's, as ever.
+        assert {each.head.get("Host") for each in b.requests} == {"gateway"}
+
+
+async def test_an_answer_goes_on_when_its_address_has_vanished(names: NameService) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
+        await go_on.wait()
+        await connection.send(b"cd")
+        await connection.wait_for_close()
+
+    async with (
+        ScriptedServer(slow) as old,
+        ScriptedServer(_named("new"), host="127.0.0.2", port=old.port),
+        running_gateway(f"http://triton:{old.port}", upstream=RESOLVE) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        names.answers["triton"] = ["127.0.0.2"]
+        await until(lambda: gateway.pool.endpoints[0].url.endswith("(127.0.0.2)"))
+        assert await _names(gateway) == ["new"] * 6
+        go_on.set()
+        assert await client.reader.readexactly(4) == b"abcd"
+        await until(old.connections[0].left.is_set)
+        assert (await client.ask(GET)).json["name"] == "new"
+
+
+async def test_a_name_that_is_not_known_yet(
+    names: NameService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
+    names.ready.clear()
+    async with ScriptedServer(_named("a")) as server:
+        name = f"http://triton:{server.port}"
+        async with running_gateway(name, upstream=RESOLVE) as gateway:
+            fault = f"cannot connect to {name}: its name has not been looked up yet"
+            assert await _names(gateway, GET, 2) == await _names(gateway, POST, 2) == [fault] * 2
+            names.ready.set()
+            await until(lambda: gateway.pool.endpoints)
+            assert await _names(gateway) == ["a"] * 6
+
+
+async def test_new_addresses_are_probed_too(names: NameService) -> None:
+    ill = _Well("b")
+    ill.is_well = False
+    async with (
+        ScriptedServer(_Well("a")) as a,
+        ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
+        running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
+    ):
+        await until(lambda: gateway.pool.is_usable)
+        names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
+        await until(lambda: [each.healthy for each in gateway.pool.snapshot()] == [True, False])
+        assert await _names(gateway) == ["a"] * 6
+        names.answers["triton"] = ["127.0.0.1"]
+        await until(lambda: len(gateway.pool.members) == 1)
+        probes = len(b.requests)
+        await asyncio.sleep(0.05)
+        assert len(b.requests) <= probes + 1
+
+
+async def test_a_real_name() -> None:
+    async with ScriptedServer(_named("a")) as server:
+        url = f"http://localhost:{server.port}"
+        async with running_gateway(url, upstream=RESOLVE) as gateway:
+            assert f"{url} (127.0.0.1)" in [each.url for each in gateway.pool.endpoints]
+            assert await _names(gateway, GET, 20) == ["a"] * 20
+
+
+MODEL = "add"
+
+
+async def test_requests_follow_their_model() -> None:
+    """Models are unloaded and loaded at servers, and requests find them."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
+        gateway = await stack.enter_async_context(
+            running_gateway(
+                *[server.url for server in servers], upstream={"model_discovery": "models"}
+            )
+        )
+        client = await stack.enter_async_context(gateway.client())
+
+        def having() -> list[bool]:
+            return [MODEL in (state.models or ()) for state in gateway.pool.snapshot()]
+
+        metadata = request("GET", f"/v2/models/{MODEL}")
+        unload = request("POST", f"/v2/repository/models/{MODEL}/unload", b"")
+        load = request("POST", f"/v2/repository/models/{MODEL}/load", b"")
+        await until(lambda: having() == [True, True])
+        async with connect(servers[0].url) as beside:
+            assert (await beside.ask(unload)).status == 200
+        gateway.pool.refresh_models()
+        await until(lambda: having() == [False, True])
+        statuses = [(await client.ask(metadata)).status for _ in range(10)]
+        assert statuses == [200] * 10
+        # It is unloaded where it still is; then none has it, and any server says so.
+        assert (await client.ask(unload)).status == 200
+        await until(lambda: having() == [False, False])
+        assert (await client.ask(metadata)).status == 404
+        # It is loaded everywhere.
+        assert (await client.ask(load)).status == 200
+        await until(lambda: having() == [True, True])

@@ -1,0 +1,404 @@
+"""What comes when too much is under way waits for a while, or is turned away with 503."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.settings.schema import Settings
+from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
+from tests.support.gateway import LIMITS, RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, message, request
+from tests.support.inference_messages import INFER, binary_response, infer_json, json_request
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+
+# In one write it is at hand as a whole and goes straight; in two it takes a task.
+WAYS = {"straight": 10_000, "ordinary": 40}
+
+
+def _once(free: asyncio.Event) -> Script:
+    """Make the script that answers when a test says so."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await free.wait()
+            await connection.send(binary_response(bytes(4)))
+
+    return script
+
+
+async def _ask(client: RawClient, first: int) -> ReceivedResponse:
+    data = infer_json()
+    await client.send(data[:first])
+    if data[first:]:
+        await asyncio.sleep(0.01)
+        await client.send(data[first:])
+    return await client.read_response()
+
+
+def _gates(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
+    return gateway.gateway.runtime.routes.rules[0].routes[0].concurrency_limits
+
+
+def _inside(gateway: RunningGateway) -> list[int]:
+    return [concurrency_limit.active for concurrency_limit in _gates(gateway)]
+
+
+def _waiting(gateway: RunningGateway) -> int:
+    return sum(concurrency_limit.waiting for concurrency_limit in _gates(gateway))
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("where", ["gateway", "upstream"])
+async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) -> None:
+    free = asyncio.Event()
+    free.set()
+    places: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
+    own = {"upstream": {"concurrency": places}} if where == "upstream" else places
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, **own) as gateway,
+        AsyncExitStack() as stack,
+        asyncio.TaskGroup() as tasks,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
+        assert (await _ask(clients[0], first)).status == 200  # a connection is at hand from now on
+        free.clear()
+        asked = [tasks.create_task(_ask(client, first)) for client in clients[:5]]
+        await until(lambda: _waiting(gateway) == 3)
+        assert _inside(gateway) == [2]
+        reply = await _ask(clients[5], first)
+        assert reply.status == 503
+        assert reply.head.get("Retry-After") == "1"
+        name = "the gateway" if where == "gateway" else "upstream 'servers'"
+        text = f"{name} is busy: 2 requests are under way, and 3 more wait"
+        assert reply.error == text
+        assert gateway.outstanding == 2
+        free.set()
+        assert [(await task).status for task in asked] == [200] * 5
+        assert (await _ask(clients[5], first)).status == 200
+        await gateway.until_idle()
+        assert _inside(gateway) == [0]
+
+
+async def test_who_waits_too_long_is_turned_away() -> None:
+    free = asyncio.Event()
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, queue_timeout=0.02) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(infer_json())
+        await until(lambda: gateway.outstanding == 1)
+        reply = await other.ask(infer_json())
+        assert reply.status == 503
+        assert "and none ended within 0.02 s" in reply.error
+        free.set()
+        assert (await one.read_response()).status == 200
+
+
+async def test_who_leaves_while_waiting_makes_room() -> None:
+    free = asyncio.Event()
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(infer_json())
+        await until(lambda: gateway.outstanding == 1)
+        async with gateway.client() as leaving:
+            await leaving.send(infer_json())
+            await until(lambda: _waiting(gateway) == 1)
+        await until(lambda: _waiting(gateway) == 0)
+        await other.send(infer_json())
+        await until(lambda: _waiting(gateway) == 1)
+        free.set()
+        assert (await one.read_response()).status == 200
+        assert (await other.read_response()).status == 200
+
+
+async def test_who_leaves_the_server_makes_room() -> None:
+    free = asyncio.Event()
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway.client() as other,
+    ):
+        for data in (infer_json(), infer_json(json_request(*range(50_000)))):
+            async with gateway.client() as leaving:
+                await leaving.send(data)
+                await until(lambda: gateway.outstanding == 1)
+            await until(lambda: _inside(gateway) == [0])
+        free.set()
+        assert (await other.ask(infer_json())).status == 200
+
+
+async def test_a_server_that_fails_makes_room() -> None:
+    async with (
+        ScriptedServer(always_respond(b"nonsense\r\n\r\n")) as server,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(infer_json())).status == 502
+        assert _inside(gateway) == [0]
+
+
+async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
+    free = asyncio.Event()
+    async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
+        places = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
+        settings = Settings.model_validate(
+            {
+                "listen": "127.0.0.1:0",
+                "upstreams": {
+                    "busy": {"endpoints": [busy.url], "dialect": "triton", "concurrency": places},
+                    "idle": {"endpoints": [idle.url], "dialect": "triton"},
+                },
+                "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
+                "limits": {**LIMITS, "max_requests": 2, "max_queue": 0},
+            }
+        )
+        async with Gateway(settings) as running, AsyncExitStack() as stack:
+            gateway = RunningGateway(running)
+            clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
+            for client in clients[1:]:
+                await client.send(request("GET", "/v2/models/m"))
+            await until(lambda: _waiting(gateway) == 4)
+            assert (await clients[0].ask(request("GET", "/v2/models/n"))).status == 200
+            free.set()
+            assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
+            await gateway.until_idle()
+            assert _inside(gateway) == [0, 0]
+
+
+def _then_busy(busy: asyncio.Event) -> Script:
+    """Make the script that answers once, and from then on that it is busy, when a test says so."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        while True:
+            await connection.request()
+            await busy.wait()
+            await connection.send(http_response(status="503 Busy"))
+
+    return script
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+async def test_what_is_asked_of_another_server_keeps_its_place(
+    leaves: bool, fast_path_requests: list[str]
+) -> None:
+    busy, free = asyncio.Event(), asyncio.Event()
+    free.set()
+    places = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
+    async with (
+        ScriptedServer(_then_busy(busy)) as bad,
+        ScriptedServer(_once(free)) as good,
+        running_gateway(
+            bad.url, good.url, upstream={"concurrency": places}, route={"retry_on": [503]}
+        ) as gateway,
+        gateway.client() as other,
+    ):
+        async with gateway.client() as one:
+            for _ in range(2):  # so that either has a connection at hand
+                assert (await one.ask(request("GET", "/v2/warm"))).status == 200
+            free.clear()
+            await one.send(request("GET", "/v2/one"))
+            await until(lambda: gateway.outstanding == 1)
+            await other.send(request("GET", "/v2/other"))
+            await until(lambda: _waiting(gateway) == 1)
+            busy.set()
+            await until(lambda: len(good.requests) == 2)
+            assert _inside(gateway) == [1]
+            if not leaves:
+                free.set()
+                assert (await one.read_response()).status == 200
+        free.set()
+        assert (await other.read_response()).status == 200
+        assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
+        assert "/v2/one" in fast_path_requests
+        await gateway.until_idle()
+        assert _inside(gateway) == [0]
+
+
+MIB = 2**20
+
+
+async def test_what_is_held_of_all_bodies_is_bounded() -> None:
+    body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        head = request("POST", INFER, headers={"Content-Length": str(len(body))})
+        await one.send(head, body[:-100])
+        held = gateway.gateway.runtime.routes.rules[0].routes[0].held
+        await until(lambda: held.total > 700_000)
+        reply = await other.ask(infer_json(body))
+        assert reply.status == 503
+        assert reply.head.get("Retry-After") == "1"
+        assert "at most 1048576 are held (limits.max_buffered_bytes)" in reply.error
+        # What is small, and what passes through, is not concerned.
+        assert (await other.ask(infer_json())).status == 200
+        assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
+        await one.send(body[-100:])
+        assert (await one.read_response()).status == 200
+        await gateway.until_idle()
+        assert held.total == 0
+        assert (await other.ask(infer_json(body))).status == 200
+
+
+async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
+    text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
+    async with (
+        ScriptedServer() as server,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        gateway.client() as client,
+    ):
+        head = request("POST", INFER, headers={"Content-Length": str(3 * MIB)})
+        await client.send(head, text)
+        reply = await client.read_response()
+        assert reply.status == 503
+        assert "limits.max_buffered_bytes" in reply.error
+        assert server.requests == []
+
+
+async def test_answers_of_both_forms_count() -> None:
+    size = 4 * 300_000
+    outputs = [
+        {
+            "name": name,
+            "datatype": "FP32",
+            "shape": [300_000],
+            "parameters": {"binary_data_size": size},
+        }
+        for name in ("A", "B")
+    ]
+    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
+    data = http_response(
+        header + bytes(2 * size), {"Inference-Header-Content-Length": str(len(header))}
+    )
+    fields = json.loads(json_request())
+    fields["outputs"] = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
+    async with (
+        ScriptedServer(always_respond(data)) as server,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        gateway.client() as client,
+    ):
+        reply = await client.ask(infer_json(json.dumps(fields).encode()))
+        assert reply.status == 503
+        assert "limits.max_buffered_bytes" in reply.error
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
+    """Each of them may send its next requests, but not all of them as much as one."""
+    free = asyncio.Event()
+    count, held = 40, 2**20
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await free.wait()
+            await connection.send(http_response(b"%d" % len(received.body)))
+
+    data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, max_buffered_bytes=held) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(count)]
+        for client in clients:
+            await client.send(data[: WAYS[way]])
+        await asyncio.sleep(0.05)
+        for client in clients:
+            await client.send(data[WAYS[way] :])
+        await until(lambda: len(server.requests) == count)
+        for client in clients:
+            client.send_nowait(next_one)
+        await until(lambda: buffers.free < 0)
+        await asyncio.sleep(0.2)  # in which more could come
+        assert buffers.total < held + MAX_WINDOW + count * MIN_WINDOW
+        free.set()
+        for client in clients:
+            assert (await client.read_response()).body == b"0"
+            reply = await client.read_response()
+            assert reply.body == b"200000" or reply.status == 503
+        await gateway.until_idle()
+        assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_long_heads_of_calls_under_way_count() -> None:
+    free = asyncio.Event()
+    data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        AsyncExitStack() as stack,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
+        for client in clients:
+            await client.send(data)
+        await until(lambda: len(server.requests) == len(clients))
+        assert buffers.buffered > len(clients) * 100_000
+        async with gateway.client() as client:
+            reply = await client.ask(data)
+            assert reply.status == 503
+            assert reply.head.get("Retry-After") == "1"
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+        free.set()
+        for client in clients:
+            assert (await client.read_response()).status == 200
+        await gateway.until_idle()
+        assert buffers.buffered == 0
+        assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
+async def test_long_heads_of_responses_count(whole: bool) -> None:
+    fields = {f"X{n}": "x" * 500 for n in range(100)}
+    head = message("HTTP/1.1 200 OK", {**fields, "Content-Length": "5"})
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        for _ in range(2):
+            await connection.request()
+            await connection.send(head if whole else head[:-2])
+            await go_on.wait()
+            await connection.send(b"hello" if whole else b"\r\nhello")
+        await connection.request()
+        await connection.send(head if whole else head[:-2])
+        await connection.wait_for_close()
+
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
+    ):
+        buffers = gateway.gateway._listener.buffers
+        async with gateway.client() as client:
+            for _ in range(2):  # the second goes straight
+                await client.send(request("GET", "/v2/x"))
+                await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+                go_on.set()
+                assert (await client.read_response()).body == b"hello"
+                assert buffers.buffered == 0
+                go_on.clear()
+            await client.send(request("GET", "/v2/x"))
+            await until(lambda: buffers.buffered > 50_000 * (1 + whole))
+        await until(lambda: buffers.buffered == 0)
+        assert (buffers.reserved, buffers.streams) == (0, 0)

@@ -1,0 +1,331 @@
+"""However a call ends, all that it held is free at once: nothing waits for the cyclic collector."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gateway.listener.connection import ClientConnection
+from gateway.listener.connection_host import Continuation
+from gateway.upstream.http.address import TcpAddress
+from tests.support.checks.garbage import no_garbage
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.raw_client import RawClient
+from tests.support.servers.model_scripts import read_heads_only
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
+
+SIZE = 1_200_000
+"""Bytes of a body: more than is read at once, or fits into the buffers of sockets."""
+
+
+def _json(datatype: str, element: str, count: int) -> bytes:
+    head = f'{{"inputs":[{{"name":"IN","shape":[{count}],"datatype":"{datatype}","data":['
+    return f"{head}{','.join([element] * count)}]}}]}}".encode()
+
+
+def _chunked(target: str, body: bytes, headers: dict[str, str] | None = None) -> bytes:
+    chunks = [chunk(body[start : start + 50_000]) for start in range(0, len(body), 50_000)]
+    head = {"Host": "x", "Transfer-Encoding": "chunked", **(headers or {})}
+    return message(f"POST {target} HTTP/1.1", head, b"".join(chunks) + b"0\r\n\r\n")
+
+
+FLOATS = _json("FP32", "0.5", SIZE // 4)
+STRINGS = _json("BYTES", f'"{"a" * 17}"', SIZE // 20)
+INSTANCES = json.dumps({"instances": [0.5] * (SIZE // 5)}).encode()
+ROWS = json.dumps({"instances": [{"IN": 0.5}] * (SIZE // 13)}).encode()
+MIXED = b',"outputs":[{"name":"OUT0","parameters":{"binary_data":true}},{"name":"OUT1"}]}'
+GZIP = {"Content-Encoding": "gzip"}
+
+LARGE = {
+    "floats": infer_json(FLOATS),
+    "strings": infer_json(STRINGS),
+    "JSON without data": infer_json(b'{"id":"' + b"a" * 900_000 + b'"}'),
+    "gzip": infer_json(gzip.compress(STRINGS, 0), GZIP),
+    "chunked JSON": _chunked(INFER, FLOATS),
+    "binary": infer_binary(binary_header(SIZE), bytes(SIZE)),
+    "raw": infer_raw(bytes(SIZE)),
+    "chunked raw": _chunked(INFER, bytes(SIZE), {HEADER_LENGTH: "0"}),
+    "V1": request("POST", "/v1/models/m:predict", INSTANCES),
+    "V1 rows": request("POST", "/v1/models/m:predict", ROWS),
+    "mixed outputs": infer_json(FLOATS[:-1] + MIXED),
+    "passed": request("POST", "/v2/x", bytes(SIZE)),
+    "chunked passed": _chunked("/v2/x", bytes(SIZE)),
+    "load": request("POST", "/v2/repository/models/m/load", b" " * SIZE),
+}
+SMALL = {
+    "small JSON": infer_json(),
+    "small V1": request("POST", "/v1/models/m:predict", b'{"instances":[1,2]}'),
+    "GET": request("GET", "/v2/models/m/stats"),
+}
+EVERY = LARGE | SMALL
+
+CAPS = {
+    "request_bytes": 200_000,
+    "header_bytes": 2000,
+    "spool_bytes": 2**20,
+    "max_buffered_bytes": 2**20,
+}
+
+PLENTY = 400_000_000
+RESPONSE = message(
+    "HTTP/1.1 200 OK",
+    {HEADER_LENGTH: str(len(binary_response_header(PLENTY))), "Content-Length": str(PLENTY + 1000)},
+    binary_response_header(PLENTY),
+)
+
+
+JSON_RESPONSE = b'{"model_name":"m","outputs":[{"name":"OUT","datatype":"FP32","shape":[9],"data":['
+
+
+def after_the_metadata(script: Script) -> Script:
+    """Make the script that answers what the gateway asks of the model before."""
+
+    async def answers_first(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if received.head.target not in ("/v2/models/m", "/v2/models/m/config"):
+                break
+            await connection.send(http_response(metadata(-1)))
+        await script(connection)
+
+    return answers_first
+
+
+async def endless(connection: Connection) -> None:
+    """Answer with a body that takes long."""
+    await connection.send(RESPONSE)
+    while True:
+        await connection.send(bytes(100_000))
+
+
+async def cuts(connection: Connection) -> None:
+    """Close in the midst of a response."""
+    await connection.send(RESPONSE, bytes(300_000))
+
+
+async def closes(connection: Connection) -> None:
+    """Close without a response."""
+
+
+async def endless_json(connection: Connection) -> None:
+    """Answer with JSON that takes long."""
+    await connection.request()
+    await connection.send(
+        message("HTTP/1.1 200 OK", {"Content-Length": str(PLENTY)}, JSON_RESPONSE)
+    )
+    while True:
+        await connection.send(b"0.5," * 25_000)
+
+
+async def leave(client: RawClient, gateway: RunningGateway) -> None:
+    """Reset the connection, and wait until the gateway has noted it."""
+    client.reset()
+    await gateway.until_idle()
+    await until(lambda: not gateway.gateway._listener.connections)
+
+
+Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
+
+
+async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
+    """Check that a call of each form leaves nothing, on a connection of its own."""
+    async with ScriptedServer(script) as server, running_gateway(server.url, **settings) as gateway:
+        async with gateway.client() as client:
+            # What is made once, for all calls, is there already.
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+        for form, data in forms.items():
+            with no_garbage(form):
+                async with gateway.client() as client:
+                    await end(client, data, gateway)
+                await gateway.until_idle()
+                await until(lambda: not gateway.gateway._listener.connections)
+
+
+async def is_answered(client: RawClient, data: bytes, _: RunningGateway) -> None:
+    """Send a request and read what comes, to the end."""
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        client.send_nowait(data)
+        await client.read_response()
+
+
+async def hangs(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
+    """Send half of a request, and wait for what comes."""
+    await is_answered(client, data[: len(data) // 2], gateway)
+
+
+async def breaks(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
+    """Send a request with nonsense in its midst."""
+    middle = len(data) // 2
+    await is_answered(client, data[:middle] + b'{"\x00[,,}\r\n' + data[middle + 9 :], gateway)
+
+
+async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
+    """Send some of a request, then leave."""
+    client.send_nowait(data[: len(data) * 2 // 3])
+    await until(lambda: gateway.gateway._listener._active_calls)
+    await asyncio.sleep(0.02)
+    await leave(client, gateway)
+
+
+async def leaves_waiting(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
+    """Send a request, then leave before there is a response."""
+    client.send_nowait(data)
+    await until(lambda: gateway.outstanding or not gateway.gateway._listener._active_calls)
+    await asyncio.sleep(0.02)
+    await leave(client, gateway)
+
+
+async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
+    """Send a request, then leave while the response comes."""
+    client.send_nowait(data)
+    await client.head()
+    await asyncio.sleep(0.02)
+    await leave(client, gateway)
+
+
+async def test_client_leaves_during_its_upload() -> None:
+    await check_each(LARGE, read_heads_only, leaves_sending)
+
+
+async def test_client_leaves_before_the_response() -> None:
+    await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting)
+
+
+async def test_client_leaves_during_the_response() -> None:
+    await check_each(EVERY, after_the_metadata(endless), leaves_reading)
+
+
+async def test_client_leaves_during_a_compressed_response() -> None:
+    accepts = {
+        form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1)
+        for form, data in EVERY.items()
+    }
+    settings = {"route": {"compression": ["gzip"]}}
+    await check_each(accepts, after_the_metadata(endless), leaves_reading, **settings)
+
+
+async def test_client_leaves_during_the_response_of_a_json_server() -> None:
+    forms = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
+    settings = {"upstream": {"dialect": "json"}}
+    await check_each(forms, endless_json, leaves_waiting, **settings)
+
+
+@pytest.mark.parametrize("script", [cuts, closes])
+async def test_server_closes(script: Script) -> None:
+    await check_each(EVERY, after_the_metadata(script), is_answered)
+
+
+async def test_client_hangs_during_its_upload() -> None:
+    await check_each(LARGE, read_heads_only, hangs, idle_timeout=0.1)
+
+
+async def test_server_hangs() -> None:
+    await check_each(EVERY, after_the_metadata(never_respond), is_answered, idle_timeout=0.1)
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_request_exceeds_a_cap(cap: str) -> None:
+    await check_each(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
+
+
+async def test_server_cannot_be_reached() -> None:
+    settings = {"upstream": {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}}
+    await check_each(EVERY, never_respond, is_answered, **settings)
+
+
+async def test_request_is_broken() -> None:
+    await check_each(LARGE, after_the_metadata(closes), breaks)
+
+
+async def test_client_of_a_mirrored_call_leaves() -> None:
+    async with ScriptedServer(never_respond) as other:
+        settings: dict[str, Any] = {
+            "route": {"mirror": {"upstream": "other", "percent": "100%"}},
+            "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
+            "idle_timeout": 0.2,
+        }
+        await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting, **settings)
+
+
+@pytest.mark.parametrize("size", [0, 100_000], ids=["asked again", "relayed"])
+async def test_client_has_left_when_a_task_takes_its_call_on(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(http_response(bytes(size), status="200 OK" if size else "503 Busy"))
+        await connection.wait_for_close()
+
+    go_on = ClientConnection.continue_in_task
+
+    def leave_and_go_on(
+        client: ClientConnection, rest: Continuation, over: Callable[[], None]
+    ) -> None:
+        client.transport.abort()  # the end of both connections comes in one turn of the loop
+        go_on(client, rest, over)
+
+    monkeypatch.setattr(ClientConnection, "continue_in_task", leave_and_go_on)
+    async with (
+        ScriptedServer(script) as one,
+        ScriptedServer(script) as other,
+        running_gateway(one.url, other.url, route={"retry_on": [503]}) as gateway,
+    ):
+        async with gateway.client() as first, gateway.client() as second:
+            await asyncio.gather(first.ask(SMALL["GET"]), second.ask(SMALL["GET"]))
+        await gateway.until_idle()
+        with no_garbage("a task that never began"):
+            async with gateway.client() as client:
+                await client.send(SMALL["GET"])
+                assert not await client.rest()
+            await gateway.until_idle()
+        buffers = gateway.gateway._listener.buffers
+        assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
+
+
+async def test_client_leaves_while_its_request_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def closes_as_it_is_used_again(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+
+    connecting = asyncio.Event()
+
+    async def never(_: TcpAddress) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    async with (
+        ScriptedServer(closes_as_it_is_used_again) as server,
+        running_gateway(server.url) as gateway,
+    ):
+        async with gateway.client() as client:
+            await client.ask(SMALL["GET"])
+        await gateway.until_idle()
+        monkeypatch.setattr(TcpAddress, "connect", never)
+        with no_garbage("a request that is sent again"):
+            async with gateway.client() as client:
+                await client.send(SMALL["GET"])
+                await connecting.wait()
+            await gateway.until_idle()
+            await asyncio.sleep(0.02)

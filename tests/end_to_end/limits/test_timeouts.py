@@ -1,0 +1,379 @@
+"""Nobody is waited for forever; the error says for whom it was, and by which limit."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+# On one loop only: these tests wait.
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+SHORT = 0.25
+LONGER = 1.0
+"""Where something has to happen before this is over."""
+
+GET = request("GET", "/v2/models/m/stats")
+POST = request("POST", "/v2/x", bytes(10))
+JSON = infer_json()
+BINARY = infer_binary(binary_header(12), FLOATS.tobytes())
+RAW = infer_raw(bytes(8))
+EVERY_KIND = {"GET": GET, "POST": POST, "json": JSON, "binary": BINARY, "raw": RAW}
+
+
+def _limited(limit: str, time: float = SHORT) -> dict[str, Any]:
+    return {limit: time}
+
+
+async def reads_and_hangs(connection: Connection) -> None:
+    """Read whole requests, and answer none."""
+    while True:
+        await connection.request()
+
+
+async def knows_a_model_and_hangs(connection: Connection) -> None:
+    """Answer what the gateway asks of a model, and nothing else."""
+    while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
+        await connection.send(http_response(metadata(-1)))
+    await never_respond(connection)
+
+
+@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, limit: str) -> None:
+    async with (
+        ScriptedServer(knows_a_model_and_hangs) as server,
+        gateway_client(server.url, **_limited(limit)) as client,
+    ):
+        reply = await client.ask(data)
+        assert reply.status == 504
+        assert server.url in reply.error
+        assert f"limits.{limit}" in reply.error
+        await (await server.connection()).left.wait()
+
+
+async def test_a_server_that_never_tells_of_its_model_is_a_504_that_names_it() -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        gateway_client(server.url, idle_timeout=SHORT) as client,
+    ):
+        reply = await client.ask(RAW)
+        assert reply.status == 504
+        assert server.url in reply.error
+
+
+async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await asyncio.sleep(5)
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
+    ):
+        client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
+        reply = await client.read_response()
+        assert reply.status == 504
+        assert server.url in reply.error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST[:-1],
+        JSON[:-1],
+        BINARY[:-1],
+        infer_binary(binary_header(100), bytes(100))[:-101],
+        message(f"POST {INFER} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}),
+        message("POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}, chunk(b"x")),
+    ],
+)
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
+    async with (
+        ScriptedServer(reads_and_hangs) as server,
+        gateway_client(server.url, **_limited(limit)) as client,
+    ):
+        await client.send(data)
+        reply = await client.read_response()
+        assert reply.status == 408
+        assert reply.error.startswith("waiting for the client")
+        assert f"limits.{limit}" in reply.error
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("data", [RAW[:-1], RAW[:-8]])
+async def test_a_client_that_stops_sending_raw_bytes_is_a_408(data: bytes) -> None:
+    async with (
+        ScriptedServer(knows_a_model_and_hangs) as server,
+        gateway_client(server.url, idle_timeout=SHORT) as client,
+    ):
+        await client.send(data)
+        assert (await client.read_response()).status == 408
+        assert not [r for r in server.requests if r.head.target == INFER]
+
+
+async def _until_cut(client: RawClient) -> bytes:
+    """Read to the end of a connection that is reset, and give what came."""
+    data = b""
+    try:
+        async with asyncio.timeout(5):
+            while piece := await client.reader.read(65536):
+                data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+async def test_an_answer_that_stops_is_cut(limit: str) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        head = {"Transfer-Encoding": "chunked"}
+        await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, **_limited(limit, LONGER)) as client,
+    ):
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        assert await client.chunk() == b"one"
+        assert await _until_cut(client) == b""
+        await (await server.connection()).left.wait()
+
+
+async def test_a_binary_answer_that_stops_is_cut() -> None:
+    header = binary_response_header(400_000)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
+        await connection.send(message("HTTP/1.1 200 OK", head, header + bytes(200_000)))
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
+    ):
+        await client.send(JSON)
+        assert (await client.head()).status == 200
+        assert not (await _until_cut(client)).endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
+async def test_a_client_that_never_reads_is_dropped(data: bytes) -> None:
+    big = binary_response(bytes(30_000_000))
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(big)
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, idle_timeout=LONGER) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(data)
+        assert (await client.head()).status == 200
+        await gateway.until_idle()
+        await (await server.connection()).left.wait()
+        assert len(await _until_cut(client)) < 30_000_000
+
+
+async def test_what_moves_is_not_idle() -> None:
+    """Many turns of which each is shorter than the limit, and all are longer."""
+    pauses = 5
+
+    async def script(connection: Connection) -> None:
+        received = await connection.request()
+        assert received.body == b"x" * pauses
+        head = {"Transfer-Encoding": "chunked"}
+        await connection.send(message("HTTP/1.1 200 OK", head))
+        for _ in range(pauses):
+            await asyncio.sleep(LONGER / 4)
+            await connection.send(chunk(b"y"))
+        await connection.send(chunk(b""))
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
+    ):
+        await client.send(request("POST", "/v2/x", headers={"Content-Length": str(pauses)}))
+        for _ in range(pauses):
+            await asyncio.sleep(LONGER / 4)
+            await client.send(b"x")
+        assert (await client.read_response()).body == b"y" * pauses
+
+
+async def test_total_time_counts_what_moves_too() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
+        while True:
+            await asyncio.sleep(SHORT / 10)
+            await connection.send(chunk(b"y"))
+
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, request_timeout=LONGER) as client,
+    ):
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        assert b"0\r\n\r\n" not in await _until_cut(client)
+
+
+@pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
+@pytest.mark.parametrize("of_the_route", [False, True])
+async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int) -> None:
+    own: dict[str, Any] = {"min_body_rate": "1GiB", "min_body_rate_grace": grace}
+    route: dict[str, Any] = {"limits": own} if of_the_route else {}
+    limits = {} if of_the_route else own
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        gateway_client(server.url, route=route, **limits) as client,
+    ):
+        await client.send(POST[:-5])
+        await asyncio.sleep(0.02)
+        await client.send(POST[-5:])
+        reply = await client.read_response()
+        assert reply.status == status
+        assert (b"limits.min_body_rate" in reply.body) is (status == 408)
+
+
+async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        gateway_client(server.url, idle_timeout=LONGER, request_timeout=LONGER) as client,
+    ):
+        assert (await client.ask(GET)).status == 200
+        await asyncio.sleep(LONGER * 1.5)
+        assert (await client.ask(GET)).status == 200
+
+
+async def test_a_client_may_go_on_after_its_server_was_too_slow() -> None:
+    async with (
+        ScriptedServer(never_respond, always_respond(http_response())) as server,
+        gateway_client(server.url, idle_timeout=LONGER) as client,
+    ):
+        assert (await client.ask(GET)).status == 504
+        assert (await client.ask(GET)).status == 200
+
+
+async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
+    async with gateway_client(unused_backlog, connect_timeout=SHORT) as client:
+        for data in (GET, POST, JSON, BINARY, RAW):
+            reply = await client.ask(data)
+            assert reply.status == 503
+            assert reply.error == f"cannot connect to {unused_backlog}: no connection in time"
+
+
+async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
+    async with gateway_client(unused_backlog, idle_timeout=SHORT) as client:
+        reply = await client.ask(JSON)
+        assert reply.status == 504
+        assert unused_backlog in reply.error
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
+async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, request_header_timeout=SHORT) as client,
+    ):
+        if before:
+            assert (await client.ask(before)).status == 200
+        await client.send(GET[:-2])
+        reply = await client.read_response()
+        assert reply.status == 408
+        assert "head did not come within 0.25 s (limits.request_header_timeout)" in reply.error
+        assert await client.rest() == b""
+
+
+async def test_a_connection_without_a_request_is_closed() -> None:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, keep_alive_timeout="1s") as client,
+    ):
+        assert (await client.ask(GET)).status == 200
+        assert await client.rest() == b""
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, keep_alive_timeout="1s") as client,
+    ):
+
+        async def send_empty_lines() -> None:
+            while True:
+                client.send_nowait(b"\r\n")
+                await asyncio.sleep(0.05)
+
+        sending = asyncio.create_task(send_empty_lines())
+        with suppress(ConnectionResetError):
+            assert await client.rest() == b""
+        sending.cancel()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closed"])
+async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str, str]) -> None:
+    """It is whole for the gateway, so that no call waits for the client any more."""
+    size = 60_000
+    async with (
+        ScriptedServer(always_respond(http_response(bytes(size)))) as server,
+        running_gateway(server.url, idle_timeout=LONGER, keep_alive_timeout="1h") as gateway,
+        gateway.client() as client,
+    ):
+        client.stop_reading()
+        listener = gateway.gateway._listener
+        await client.send(request("GET", "/v2/x"))
+        await until(lambda: listener._connections)
+        (connection,) = listener._connections
+        while not connection.unsent:
+            await client.send(request("GET", "/v2/x"))
+            await asyncio.sleep(0.02)
+            await gateway.until_idle()
+        await client.send(request("GET", "/v2/x", headers=headers))
+        await until(lambda: connection.unsent > size and not listener.requests)
+        assert listener.buffers.buffered > size
+        await until(lambda: not listener.connections)
+        assert listener.buffers.buffered == 0
+
+
+async def test_client_that_reads_the_rest_of_an_answer_slowly_gets_it_whole() -> None:
+    sizes = [60_000] * 80
+    async with (
+        ScriptedServer(always_respond(http_response(bytes(sizes[0])))) as server,
+        running_gateway(server.url, idle_timeout=SHORT) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in sizes:
+            client.send_nowait(request("GET", "/v2/x"))
+        for size in sizes:
+            assert len((await client.read_response()).body) == size
+            await asyncio.sleep(SHORT / 20)

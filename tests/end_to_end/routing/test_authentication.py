@@ -1,0 +1,270 @@
+"""Keys, between real sockets: who is let in, who is told what, and what servers see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.build import api_keys as keys_module
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import infer_json
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
+
+CHALLENGE = 'Bearer realm="tensorgate", ApiKey realm="tensorgate", header="X-Api-Key"'
+NEEDED = "a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
+
+A = {"Authorization": "Bearer key-of-a"}
+B = {"Authorization": "Bearer key-of-b"}
+ROBOT = {"X-Api-Key": "key-of-robot"}
+WRONG = {"Authorization": "Bearer wrong-key"}
+
+ROUTES: list[dict[str, Any]] = [
+    {"match": {"model": "a"}, "auth": ["team-a", "robots"], "deny_operations": ["config"]},
+    {"match": {"model": "b"}, "auth": "team-b"},
+    {"match": {"operations": ["health"]}},
+]
+"""Of what they do not take, there is no route."""
+
+
+async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
+    return await client.ask(data)
+
+
+async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
+    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    await client.send(data[:-1])
+    await asyncio.sleep(0.002)
+    await client.send(data[-1:])
+    return await client.read_response()
+
+
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+@asynccontextmanager
+async def _gateway(
+    server: ScriptedServer, folder: Path, routes: list[dict[str, Any]] = ROUTES
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway with a connection to its server that no exchange uses."""
+    for team in "ab":
+        (folder / team).write_text(f"# team {team}\nkey-of-{team}\n")
+        (folder / team).chmod(0o600)
+    keys: dict[str, dict[str, str]] = {
+        "team-a": {"file": str(folder / "a")},
+        "team-b": {"file": str(folder / "b")},
+        "robots": {"environment": "ROBOT_KEYS", "header": "X-Api-Key"},
+    }
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
+            "api_keys": keys,
+            "routes": [{**route, "upstream": "servers"} for route in routes],
+            "limits": LIMITS,
+        }
+    )
+    async with Gateway(settings) as gateway:
+        running = RunningGateway(gateway)
+        async with running.client() as client:
+            assert (await client.call("GET", "/v2/models/x/ready")).status == 200
+        yield running
+        await running.until_idle()
+
+
+@asynccontextmanager
+async def _client_of(server: ScriptedServer, folder: Path) -> AsyncIterator[RawClient]:
+    async with _gateway(server, folder) as gateway, gateway.client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def robots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the robots' keys in the environment."""
+    monkeypatch.setenv("ROBOT_KEYS", "key-of-robot, another-key")
+
+
+def _post(model: str, headers: dict[str, str]) -> bytes:
+    return request("POST", f"/v2/models/{model}/generate", b"hello", headers)
+
+
+@pytest.mark.parametrize("headers", [A, ROBOT, {"x-api-key": "another-key"}, {**WRONG, **ROBOT}])
+async def test_who_shows_a_key_is_let_in(
+    headers: dict[str, str], tmp_path: Path, send: Send, fast_path_requests: list[str]
+) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        for _ in range(2):
+            assert (await send(client, _post("a", {"X-Kept": "1", **headers}))).status == 200
+        assert len(server.requests) == 3
+        for received in server.requests[1:]:
+            # A key is for the gateway: whatever takes one here does not go on to the server.
+            assert received.head.all("Authorization") == received.head.all("X-Api-Key") == []
+            assert "key" not in str(received)
+            assert received.head.get("X-Kept") == "1"
+    assert len(fast_path_requests) == 2 * (send is _in_one_write)
+
+
+async def test_who_asks_for_tensors_is_let_in(tmp_path: Path, send: Send) -> None:
+    others = {"match": {"model": "x"}, "auth": ["team-b", "robots"]}
+    routes = [ROUTES[2], others, {"auth": "team-a"}]
+    async with (
+        ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
+        _gateway(server, tmp_path, routes) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await send(client, infer_json(headers=A))).status == 200
+        assert server.requests[-1].head.all("Authorization") == []
+        assert (await send(client, infer_json(headers=WRONG))).status == 401
+
+
+@pytest.mark.parametrize("headers", [{}, WRONG, {"X-Api-Key": "key-of-a"}, {"Cookie": "key-of-a"}])
+async def test_who_shows_none_is_told_the_same_of_all(
+    headers: dict[str, str], tmp_path: Path, send: Send
+) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        asked = [
+            *(_post(model, headers) for model in ("a", "b", "unknown")),
+            request("GET", "/v2/models/a", headers=headers),
+            request("GET", "/v2/models/a/config", headers=headers),  # which is denied
+            request("GET", "/v2/models/unknown/config", headers=headers),
+            request("GET", "/v2", headers=headers),
+            request("GET", "/anything", headers=headers),
+            request("OPTIONS", "/v2/models/a", headers=headers),
+            request("POST", "/v2/models/a/infer", b"no JSON", headers),
+            request("POST", "/v2/repository/index", b"", headers),
+        ]
+        replies = [await send(client, data) for data in asked]
+        for reply in replies:
+            assert reply.status == 401
+            assert reply.error == NEEDED
+            challenge = CHALLENGE
+            if headers == WRONG:
+                challenge = CHALLENGE.replace(", Api", ', error="invalid_token", Api')
+            assert reply.head.get("WWW-Authenticate") == challenge
+            names = [name for name, _ in reply.head.headers]
+            assert names == [name for name, _ in replies[0].head.headers]
+        assert [each.head.target for each in server.requests] == ["/v2/models/x/ready"]
+
+
+async def test_an_answer_to_head_has_no_body(tmp_path: Path) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        await client.send(request("HEAD", "/v2/models/a"))
+        assert (await client.head()).status == 401
+        assert (await client.call("GET", "/v2/models/x/ready")).status == 200
+
+
+async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send: Send) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        for headers, models, listed in ((A, "bx", "a"), (B, "ax", "b"), (ROBOT, "bx", "a")):
+            for model in models:
+                reply = await send(client, _post(model, headers))
+                assert reply.status == 404
+                assert reply.error == (
+                    f"no route for POST /v2/models/{model}/generate with this key;"
+                    f" models that are served: {listed}, any (health)"
+                )
+                assert reply.head.all("WWW-Authenticate") == []
+        assert len(server.requests) == 1
+
+
+async def test_what_is_denied_is_so_with_a_key_too(tmp_path: Path, send: Send) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        reply = await send(client, request("GET", "/v2/models/a/config", b"", A))
+        assert reply.status == 403
+        assert reply.error == "what is asked for (config) is not served here"
+
+
+async def test_an_open_route_asks_for_nothing(tmp_path: Path, send: Send) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
+            data = request("GET", "/v2/models/x/ready", b"x", headers)
+            assert (await send(client, data)).status == 200
+            # What is shown there is not for the gateway, unless it is a key.
+            shown = server.requests[-1].head.get("Authorization")
+            assert shown == (None if headers == A else headers.get("Authorization"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "models"),
+    [({**A, **ROBOT}, "bax"), ({**WRONG, **ROBOT}, "ax"), ({**A, "X-Api-Key": "any"}, "bax")],
+)
+async def test_servers_get_no_key_on_any_route(
+    headers: dict[str, str], models: str, tmp_path: Path, send: Send
+) -> None:
+    routes = [{"match": {"model": "b"}, "auth": ["team-a", "team-b"]}, ROUTES[0], {}]
+    async with (
+        ScriptedServer() as server,
+        _gateway(server, tmp_path, routes) as gateway,
+        gateway.client() as client,
+    ):
+        for model in models:
+            assert (await send(client, _post(model, {"X-Kept": "1", **headers}))).status == 200
+            received = server.requests[-1]
+            assert "key-of" not in str(received)
+            assert received.head.all("X-Api-Key") == []
+            assert received.head.get("X-Kept") == "1"
+
+
+async def test_a_large_body_without_a_key_is_not_waited_for(tmp_path: Path) -> None:
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        head = {"Content-Length": "50000000", "Expect": "100-continue"}
+        await client.send(request("POST", "/v2/models/a/infer", headers=head))
+        reply = await client.read_response()
+        assert reply.status == 401
+        assert reply.head.get("Connection") == "close"
+        assert len(server.requests) == 1
+
+
+async def test_a_key_that_is_taken_out_lets_nobody_in_any_more(
+    tmp_path: Path, send: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
+    new = {"Authorization": "Bearer new-key-of-a"}
+    async with (
+        ScriptedServer() as server,
+        _gateway(server, tmp_path) as gateway,
+        gateway.client() as client,
+        gateway.client() as other,
+    ):
+        assert (await send(client, _post("a", A))).status == 200
+        assert (await send(other, _post("a", new))).status == 401
+        (tmp_path / "next").write_text("new-key-of-a")
+        (tmp_path / "next").rename(tmp_path / "a")
+        await until(lambda: any("in use from now on" in each for each in caplog.messages))
+        # The same heads, on the same connections.
+        assert (await send(client, _post("a", A))).status == 401
+        assert (await send(other, _post("a", new))).status == 200
+        assert (await send(client, _post("b", B))).status == 200
+        assert (await send(client, _post("a", ROBOT))).status == 200
+
+
+async def test_no_key_is_ever_logged(
+    tmp_path: Path, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
+        for headers in (A, B, ROBOT, WRONG):
+            for model in "abx":
+                reply = await send(client, _post(model, headers))
+                assert "key-of" not in reply.body.decode() + str(reply.head)
+                assert "wrong" not in reply.body.decode() + str(reply.head)
+    assert len(caplog.records) >= 12
+    logged = "".join(f"{each.getMessage()} {each.args}" for each in caplog.records)
+    assert "key-of" not in logged
+    assert "wrong-key" not in logged

@@ -1,0 +1,467 @@
+"""What servers are told of clients, and by what an exchange is found again in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway_process import gateway_process, write_settings
+from tests.support.http_messages import Head, chunk, http_response, message, request
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
+)
+
+Send = Callable[[RawClient, bytes], Awaitable[None]]
+
+ID = re.compile("[0-9a-f]{32}")
+GATEWAY = "tensorgate-of-this-test"
+ADDED = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "Via", "X-Request-Id")
+
+
+async def _in_one_write(client: RawClient, data: bytes) -> None:
+    await client.send(data)
+
+
+async def _in_two_writes(client: RawClient, data: bytes) -> None:
+    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    await client.send(data[:-1])
+    await asyncio.sleep(0.002)
+    await client.send(data[-1:])
+
+
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+@asynccontextmanager
+async def _gateway(
+    server: str, listen: str = "127.0.0.1:0", **settings: Any
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway with a connection to its server that no exchange uses."""
+    made = Settings.model_validate(
+        {
+            "listen": listen,
+            "offload": "never",
+            "upstreams": {"servers": {"endpoints": [server], "dialect": "triton"}},
+            "limits": LIMITS,
+            **settings,
+        }
+    )
+    async with Gateway(made) as gateway:
+        running = RunningGateway(gateway)
+        async with running.client() as client:
+            assert (await client.call("GET", "/v2/warm")).status == 200
+        yield running
+        await running.until_idle()
+
+
+@asynccontextmanager
+async def _client_of(
+    server: str, listen: str = "127.0.0.1:0", **settings: Any
+) -> AsyncIterator[RawClient]:
+    async with _gateway(server, listen, **settings) as gateway, gateway.client() as client:
+        yield client
+
+
+async def _model(connection: Connection) -> None:
+    while True:
+        received = await connection.request()
+        is_model = received.head.target.startswith("/v2/models/m")
+        is_infer = received.head.target == INFER
+        await connection.send(http_response(metadata(-1) if is_model and not is_infer else b"{}"))
+
+
+def _told(head: Head) -> dict[str, str]:
+    """Give what a server was told beside what the client says, each once.
+
+    Every gateway has a name of its own in Via; they are all one here.
+    """
+    told = {name: value for name in ADDED if (value := head.get(name)) is not None}
+    return {name: re.sub("tensorgate-[0-9a-f]{16}", GATEWAY, told[name]) for name in told}
+
+
+def _with(data: bytes, *lines: str) -> bytes:
+    first, _, rest = data.partition(b"\r\n")
+    return b"\r\n".join((first, *(line.encode("latin-1") for line in lines), rest))
+
+
+EVERY_WAY = {
+    "GET": request("GET", "/v2/x"),
+    "POST": request("POST", "/v2/x", b"hello"),
+    "JSON": infer_json(),
+    "binary": infer_binary(binary_header(4), bytes(4)),
+    "raw": infer_raw(bytes(8)),
+    "server metadata": request("GET", "/v2"),
+    "trace settings": request("GET", "/v2/trace"),
+    "load": request("POST", "/v2/repository/models/m/load", b"{}"),
+    "HEAD": request("HEAD", "/v2/x"),
+}
+
+
+@pytest.mark.parametrize("data", EVERY_WAY.values(), ids=EVERY_WAY)
+async def test_every_request_says_who_asks(data: bytes, send: Send) -> None:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
+        await send(client, data)
+        if data.startswith(b"HEAD"):
+            await client.head()
+        else:
+            reply = await client.read_response()
+            assert reply.status == 200
+            # Of what passes, a client sees no more than the server said.
+            assert [name for name in ADDED if reply.head.all(name)] == []
+        told = _told(server.requests[-1].head)
+        assert ID.fullmatch(told.pop("X-Request-Id"))
+        assert told == {
+            "X-Forwarded-For": "127.0.0.1",
+            "X-Forwarded-Proto": "http",
+            "X-Forwarded-Host": "gateway",
+            "Via": f"1.1 {GATEWAY}",
+        }
+
+
+async def test_what_the_gateway_asks_for_itself_names_the_gateway_alone(send: Send) -> None:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
+        await send(client, infer_raw(bytes(8)))
+        assert (await client.read_response()).status == 200
+        asked = [each for each in server.requests if each.head.target.startswith("/v2/models/m")]
+        own = {"Via": f"1.1 {GATEWAY}"}
+        assert [_told(each.head) == own for each in asked] == [True, True, False]
+
+
+CLAIMS = (
+    "X-Forwarded-For: 203.0.113.1",
+    "X-Forwarded-For: 203.0.113.2",
+    "X-Forwarded-Proto: https",
+    "X-Forwarded-Host: public.example",
+    'Forwarded: for="[2001:db8::1]"',
+    "Via: 2 front",
+    "X-Request-Id: from-the-client",
+    # What is added for the server cannot be taken away as a matter of this hop.
+    "Connection: x-forwarded-for, Forwarded, via, X-Request-Id",
+)
+REPLACED = {
+    "X-Forwarded-For": "127.0.0.1",
+    "X-Forwarded-Proto": "http",
+    "X-Forwarded-Host": "gateway",
+    "Via": f"2 front, 1.1 {GATEWAY}",
+    "X-Request-Id": "from-the-client",
+}
+ADDED_TO = {
+    **REPLACED,
+    "X-Forwarded-For": "203.0.113.1, 203.0.113.2, 127.0.0.1",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Host": "public.example",
+}
+OWN = "for=127.0.0.1;host=gateway;proto=http"
+
+
+@pytest.mark.parametrize(
+    ("trust", "told", "forwarded"),
+    [
+        ("none", REPLACED, OWN),
+        (["10.0.0.0/8", "127.0.0.2"], REPLACED, OWN),
+        (["10.0.0.0/8", "127.0.0.0/8"], ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
+        ("127.0.0.1", ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
+        ("all", ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
+    ],
+)
+async def test_whom_to_believe(
+    trust: object, told: dict[str, str], forwarded: str, send: Send
+) -> None:
+    async with (
+        ScriptedServer(_model) as server,
+        _client_of(server.url, forwarded={"trusted_proxies": trust}) as client,
+    ):
+        for data in (request("POST", "/v2/x", b"hello"), infer_json()):
+            await send(client, _with(data, *CLAIMS))
+            assert (await client.read_response()).status == 200
+            head = server.requests[-1].head
+            assert _told(head) == told
+            assert head.get("Forwarded") == forwarded
+
+
+async def test_ipv6(send: Send) -> None:
+    async with ScriptedServer(_model) as server, _client_of(server.url, "[::1]:0") as client:
+        await send(client, _with(request("POST", "/v2/x", b"x"), "Forwarded: for=a"))
+        assert (await client.read_response()).status == 200
+        head = server.requests[-1].head
+        assert head.get("X-Forwarded-For") == "::1"
+        assert head.get("Forwarded") == 'for="[::1]";host=gateway;proto=http'
+
+
+async def test_a_client_on_a_unix_socket(tmp_path: Path, send: Send) -> None:
+    async with ScriptedServer(_model) as server:
+        async with _client_of(server.url, f"unix:{tmp_path}/s") as client:
+            await send(client, request("POST", "/v2/x", b"x"))
+            assert (await client.read_response()).status == 200
+            await send(client, _with(request("POST", "/v2/x", b"x"), *CLAIMS))
+            assert (await client.read_response()).status == 200
+        plain, claiming = (each.head for each in server.requests[-2:])
+        assert "X-Forwarded-For" not in _told(plain)
+        assert plain.get("X-Forwarded-Proto") == "http"
+        assert claiming.get("X-Forwarded-For") == "203.0.113.1, 203.0.113.2"
+        assert claiming.get("Forwarded") == (
+            'for="[2001:db8::1]", for=unknown;host=gateway;proto=http'
+        )
+
+
+async def test_a_client_that_speaks_tls(tmp_path: Path, send: Send) -> None:
+    files = certificate_files(tmp_path, server_certificate())
+    tls = dict(zip(("certificate", "key"), files, strict=True))
+    async with ScriptedServer(_model) as server, _client_of(server.url, tls=tls) as client:
+        await send(client, _with(infer_json(), "Forwarded: for=a"))
+        assert (await client.read_response()).status == 200
+        head = server.requests[-1].head
+        assert head.get("X-Forwarded-Proto") == "https"
+        assert head.get("Forwarded") == "for=127.0.0.1;host=gateway;proto=https"
+
+
+async def test_clients_with_the_same_head_are_told_apart(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server, _gateway(server.url, "[::1]:0") as gateway:
+        async with gateway.client() as one, connect(gateway.url) as two:
+            for client in (one, two, one):
+                await client.ask(infer_json())
+        heads = [each.head for each in server.requests[1:]]
+        assert {head.get("X-Forwarded-For") for head in heads} == {"::1"}
+        assert len({head.get("X-Request-Id") for head in heads}) == 3
+    assert fast_path_requests == [INFER] * 3
+
+
+async def test_what_is_asked_in_http_1_0() -> None:
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
+        await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
+        assert (await client.read_response()).status == 200
+        told = _told(server.requests[-1].head)
+        assert told["Via"] == f"1.0 {GATEWAY}"
+        assert "X-Forwarded-Host" not in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "untouched"),
+    [
+        ({"forwarded": {"headers": False}}, CLAIMS[:5]),
+        ({"forwarded": {"via": False}}, ["Via: 2 front"]),
+        ({"request_id": False}, ["X-Request-Id: from the client"]),
+    ],
+)
+async def test_what_is_switched_off_passes_as_it_came(
+    settings: dict[str, Any], untouched: tuple[str, ...], send: Send
+) -> None:
+    async with ScriptedServer(_model) as server, _client_of(server.url, **settings) as client:
+        for data in (request("POST", "/v2/x", b"hello"), infer_json()):
+            await send(client, data)
+            assert (await client.read_response()).status == 200
+            head = server.requests[-1].head
+            for line in untouched:
+                assert head.all(line.partition(":")[0]) == []
+            await send(client, _with(data, *untouched))
+            assert (await client.read_response()).status == 200
+            lines = [f"{name}: {value}" for name, value in server.requests[-1].head.headers]
+            for line in untouched:
+                name, _, value = line.partition(":")
+                assert f"{name.lower()}:{value}" in lines
+
+
+async def test_the_headers_of_a_trace_are_untouched(send: Send) -> None:
+    lines = (
+        "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate: rojo=00f067aa0ba902b7",
+        "tracestate: congo=t61rcWkgMzE",
+        "baggage: userId=alice",
+    )
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
+        for data in (request("POST", "/v2/x", b"hello"), infer_json()):
+            await send(client, _with(data, *lines))
+            assert (await client.read_response()).status == 200
+            sent = [f"{name}: {value}" for name, value in server.requests[-1].head.headers]
+            assert [line for line in sent if line in lines] == list(lines)
+
+
+# ---------------------------------------------------------------------------------- ids
+
+
+async def test_a_request_that_is_sent_again_keeps_its_id(fast_path_requests: list[str]) -> None:
+    async def closing(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+
+    async with ScriptedServer(closing, _model) as server, _gateway(server.url) as gateway:
+        async with gateway.client() as client:
+            assert (await client.ask(infer_json())).status == 200
+        _, one, two = server.requests
+        assert fast_path_requests == [INFER]
+        assert _told(one.head) == _told(two.head)
+        assert len(_told(one.head)) == len(ADDED)
+
+
+async def test_a_request_that_another_endpoint_answers_keeps_its_id(
+    fast_path_requests: list[str],
+) -> None:
+    async def leaving(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        first._server.close()
+
+    async with ScriptedServer(leaving) as first, ScriptedServer(_model) as second:
+        upstreams = {"servers": {"endpoints": [first.url, second.url], "dialect": "triton"}}
+        async with _gateway(first.url, upstreams=upstreams) as gateway, gateway.client() as client:
+            # Each of the two has a connection, until one is not to be had any more.
+            for _ in range(8):
+                assert (await client.ask(infer_json())).status == 200
+        (crossed,) = first.connections[0].requests[1:]
+        ids = [each.head.get("X-Request-Id") for each in second.requests]
+        assert ids.count(crossed.head.get("X-Request-Id")) == 1
+        assert len(set(ids)) == len(ids)
+
+
+def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Give the ids in the lines of the access log, but for the first request's."""
+    lines = [each.getMessage() for each in caplog.records if each.name == "tensorgate.access"]
+    return [line.rpartition(" ")[2] for line in lines if "/v2/warm" not in line]
+
+
+async def test_the_log_names_the_id(caplog: pytest.LogCaptureFixture, send: Send) -> None:
+    caplog.set_level(logging.INFO)
+    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
+        for data in (infer_json(), _with(infer_json(), "X-Request-Id: my-own")):
+            await send(client, data)
+            assert (await client.read_response()).status == 200
+        ids = [each.head.get("X-Request-Id") for each in server.requests[1:]]
+    assert ids[1] == "my-own"
+    assert _access(caplog) == ids
+
+
+async def test_without_ids_the_log_has_none(caplog: pytest.LogCaptureFixture, send: Send) -> None:
+    caplog.set_level(logging.INFO)
+    async with ScriptedServer(_model) as server, _client_of(server.url, request_id=False) as client:
+        await send(client, request("POST", "/v2/models/m/infer", b"no"))
+        assert (await client.read_response()).head.all("X-Request-Id") == []
+    assert _access(caplog) == ["-"]
+
+
+FAILURES: dict[str, tuple[bytes, bytes, int]] = {
+    "a bad request": (request("POST", INFER, b'{"inputs":'), http_response(), 400),
+    "no answer": (request("POST", "/v2/x", b"x"), b"", 502),
+    "no HTTP": (request("POST", "/v2/x", b"x"), b"what?\r\n\r\n", 502),
+    "a lie": (infer_json(), http_response(b"{}", {HEADER_LENGTH: "x"}), 502),
+    "a lie to come": (
+        infer_json(),
+        message("HTTP/1.1 200 OK", {HEADER_LENGTH: "x", "Transfer-Encoding": "chunked"}),
+        502,
+    ),
+}
+
+
+@pytest.mark.parametrize("given", ["my-own", None])
+@pytest.mark.parametrize(("data", "sent", "status"), FAILURES.values(), ids=FAILURES)
+async def test_an_error_of_the_gateways_own_names_the_id(
+    data: bytes,
+    sent: bytes,
+    status: int,
+    given: str | None,
+    caplog: pytest.LogCaptureFixture,
+    send: Send,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == "/v2/warm":
+            await connection.send(http_response())
+        await connection.send(sent)
+
+    async with ScriptedServer(script) as server, _client_of(server.url) as client:
+        await send(client, _with(data, *([f"X-Request-Id: {given}"] if given else [])))
+        reply = await client.read_response()
+        assert reply.status == status
+        assert reply.error
+        shown = reply.head.get("X-Request-Id")
+        assert shown == given if given else ID.fullmatch(shown or "")
+        await until(lambda: _access(caplog) == [shown])
+
+
+async def test_errors_of_the_servers_do_not_name_the_id(send: Send) -> None:
+    data = http_response(b'{"error":"unknown model"}', status="404 Not Found")
+    first = respond_in_turn(http_response())
+    async with (
+        ScriptedServer(first, always_respond(data)) as server,
+        _client_of(server.url) as client,
+    ):
+        for asked in (infer_json(), infer_raw(bytes(8)), request("POST", "/v2/x", b"x")):
+            await send(client, asked)
+            reply = await client.read_response()
+            assert (reply.status, reply.error) == (404, "unknown model")
+            assert reply.head.all("X-Request-Id") == []
+
+
+async def test_no_id_for_what_is_no_request() -> None:
+    async with ScriptedServer() as server, _client_of(server.url) as client:
+        await client.send(_with(request("GET", "/v2/x"), "X-Request-Id: a", "Nothing"))
+        reply = await client.read_response()
+        assert reply.status == 400
+        assert reply.head.all("X-Request-Id") == []
+
+
+async def test_an_answer_that_is_cut_is_logged_with_the_id(
+    caplog: pytest.LogCaptureFixture, send: Send
+) -> None:
+    begun = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}) + chunk(b"begun")
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(begun)
+        await cut.wait()
+
+    cut = asyncio.Event()
+    async with ScriptedServer(script) as server, _client_of(server.url) as client:
+        await send(client, _with(request("POST", "/v2/x", b"x"), "X-Request-Id: my-own"))
+        await client.head()
+        cut.set()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await client.whole_body()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [
+        f"request my-own: answer aborted: {server.url} closed the connection before the end of its"
+        " answer"
+    ]
+
+
+async def test_ids_are_different_in_each_worker_and_for_each_request(tmp_path: Path) -> None:
+    async with ScriptedServer(_model) as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more="workers: 2\n")
+        async with gateway_process(config) as (_, url):
+            for _ in range(4):
+                async with connect(url) as client:
+                    for _ in range(5):
+                        assert (await client.ask(infer_json())).status == 200
+        ids = [each.head.get("X-Request-Id") for each in server.requests]
+        assert len(set(ids)) == len(ids) == 20

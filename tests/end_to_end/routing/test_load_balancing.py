@@ -1,0 +1,92 @@
+"""Which endpoint takes a request, on the straight way and on the ordinary one."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.support.gateway import gateway_client
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+# In one write it is at hand as a whole and goes straight; if its end comes later, it takes a task.
+WAYS = {"straight": 10_000, "ordinary": -4}
+COUNT = 3
+
+
+async def _ask(client: RawClient, first: int, user: str | None, header: str = "X-User") -> None:
+    data = infer_json(headers={} if user is None else {header: user})
+    await client.send(data[:first])
+    if data[first:]:
+        await asyncio.sleep(0.005)
+        await client.send(data[first:])
+    assert (await client.read_response()).status == 200
+
+
+async def _servers(stack: AsyncExitStack) -> list[ScriptedServer]:
+    script = always_respond(binary_response(bytes(4)))
+    return [await stack.enter_async_context(ScriptedServer(script)) for _ in range(COUNT)]
+
+
+# The gateway writes the second anew, with the value that the client gave.
+@pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        upstream = {"load_balancing": {"hash_header": header}}
+        client = await stack.enter_async_context(
+            gateway_client(*[server.url for server in servers], upstream=upstream)
+        )
+        # So many that chance leaves no endpoint out: where a value goes hangs on the ports.
+        users = [f"user-{number}" for number in range(60)]
+        for _ in range(3):
+            for user in users:
+                await _ask(client, first, user, header)
+        seen = [{each.head.get(header) for each in server.requests} for server in servers]
+        assert sum(map(len, seen)) == len(users)  # nobody was at two
+        assert all(seen)
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        upstream = {"load_balancing": {"hash_header": "X-User"}}
+        client = await stack.enter_async_context(
+            gateway_client(*[server.url for server in servers], upstream=upstream)
+        )
+        for _ in range(2 * COUNT):
+            await _ask(client, first, None)
+        assert [len(server.requests) for server in servers] == [2] * COUNT
+
+
+@pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
+async def test_each_in_turn(first: int) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        client = await stack.enter_async_context(
+            gateway_client(
+                *[server.url for server in servers], upstream={"load_balancing": "round_robin"}
+            )
+        )
+        for _ in range(4 * COUNT):
+            await _ask(client, first, "anybody")
+        assert [len(server.requests) for server in servers] == [4] * COUNT
+
+
+async def test_where_its_endpoint_is_gone_a_value_goes_elsewhere() -> None:
+    async with AsyncExitStack() as stack:
+        servers = await _servers(stack)
+        nowhere = "http://127.0.0.1:1"
+        client = await stack.enter_async_context(
+            gateway_client(
+                nowhere,
+                *[server.url for server in servers],
+                upstream={"load_balancing": {"hash_header": "X-User"}},
+            )
+        )
+        for number in range(20):
+            await _ask(client, 10_000, f"user-{number}")
+        assert sum(len(server.requests) for server in servers) == 20

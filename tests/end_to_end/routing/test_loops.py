@@ -1,0 +1,169 @@
+"""A gateway whose upstream leads back to it ends the loop; a chain of two gateways is none."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.end_to_end.routing.test_forwarded_headers import EVERY_WAY, _in_one_write, _in_two_writes
+from tests.support.addresses import free_address
+from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway_process import gateway_process, write_settings
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+ACCESS = "tensorgate.access"
+PSEUDONYM = re.compile(r"1\.1 tensorgate-[0-9a-f]{16}")
+
+Send = Callable[[RawClient, bytes], Awaitable[None]]
+
+
+def _settings(listen: str, server: str, **more: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "listen": listen,
+            "offload": "never",
+            "upstreams": {"servers": {"endpoints": [f"http://{server}"], "dialect": "triton"}},
+            "limits": LIMITS,
+            **more,
+        }
+    )
+
+
+@asynccontextmanager
+async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGateway]]:
+    """Run gateways, each in front of what is at the next address."""
+    async with AsyncExitStack() as stack:
+        yield [
+            RunningGateway(await stack.enter_async_context(Gateway(_settings(own, after, **more))))
+            for own, after in pairwise(addresses)
+        ]
+
+
+def _requests(caplog: pytest.LogCaptureFixture) -> int:
+    """Count the requests that gateways have answered."""
+    return sum(record.name == ACCESS for record in caplog.records)
+
+
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
+@pytest.mark.parametrize("name", ["GET", "POST", "JSON", "binary", "raw"])
+async def test_a_gateway_in_front_of_itself_answers_508(
+    name: str, via: bool, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    address = free_address()
+    async with _chain(address, address, forwarded={"via": via}) as (gateway,):
+        async with gateway.client() as client:
+            for rounds in (1, 2):
+                await send(client, EVERY_WAY[name])
+                reply = await client.read_response()
+                assert reply.status == 508
+                assert reply.error.startswith("loop: ")
+                await until(lambda: _requests(caplog) == 2 * rounds)  # noqa: B023
+        await gateway.until_idle()
+
+
+@pytest.mark.parametrize("dialect", ["auto", "triton"])
+@pytest.mark.parametrize("name", EVERY_WAY)
+async def test_no_request_to_a_gateway_in_front_of_itself_goes_round(
+    name: str, dialect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    address = free_address()
+    upstreams = {"servers": {"endpoints": [f"http://{address}"], "dialect": dialect}}
+    async with _chain(address, address, upstreams=upstreams) as (gateway,):
+        async with gateway.client() as client:
+            await client.send(EVERY_WAY[name])
+            assert (await client.head()).status == 508
+        await gateway.until_idle()
+    # One of each is a question of the gateway's own: which dialect is it?
+    assert _requests(caplog) <= 2 + 2 * (dialect == "auto")
+
+
+@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
+async def test_a_gateway_in_front_of_itself_is_not_ready(
+    via: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    address = free_address()
+    async with _chain(address, address, forwarded={"via": via}) as (gateway,):
+        async with gateway.client() as client:
+            reply = await client.call("GET", "/v2/health/ready")
+            assert (reply.status, "answered 508" in reply.error) == (503, True)
+        await gateway.until_idle()
+    assert _requests(caplog) == 2
+
+
+@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
+async def test_two_gateways_in_front_of_each_other_answer_508(
+    via: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    one, two = free_address(), free_address()
+    async with _chain(one, two, one, forwarded={"via": via}) as gateways:
+        async with gateways[0].client() as client:
+            assert (await client.call("GET", "/v2/x")).status == 508
+        for gateway in gateways:
+            await gateway.until_idle()
+    assert _requests(caplog) == 3
+
+
+@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
+async def test_a_chain_of_gateways_is_no_loop(via: bool) -> None:
+    async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
+        end = server.url.removeprefix("http://")
+        addresses = (free_address(), free_address(), free_address(), end)
+        async with _chain(*addresses, forwarded={"via": via}) as gateways:
+            async with gateways[0].client() as client:
+                for _ in range(3):
+                    assert (await client.call("GET", "/v2/x")).status == 200
+            for gateway in gateways:
+                await gateway.until_idle()
+        named = server.requests[-1].head.get("Via" if via else "CDN-Loop")
+        assert named is not None
+        assert len(set(re.findall("tensorgate-[0-9a-f]{16}", named))) == 3
+
+
+async def test_a_reload_leaves_the_gateways_name_in_via_as_it_was() -> None:
+    async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
+        address, end = free_address(), server.url.removeprefix("http://")
+        async with _chain(address, end) as (running,):
+            async with running.client() as client:
+                await client.call("GET", "/v2/x")
+                await running.gateway.reload(_settings(address, end, log={"access": False}))
+                await client.call("GET", "/v2/x")
+            await running.until_idle()
+        before, after = [each.head.get("Via") for each in server.requests]
+        assert before is not None
+        assert PSEUDONYM.fullmatch(before)
+        assert after == before
+
+
+async def test_workers_have_one_name_in_via(tmp_path: Path) -> None:
+    """A request comes back to the other worker: that has fewer connections."""
+    address = free_address()
+    config = write_settings(tmp_path / "g.yaml", f"http://{address}", address, "workers: 2\n")
+    async with gateway_process(config) as (process, url):
+        for _ in range(8):
+            async with connect(url) as client:
+                await client.send(request("GET", "/v2/x"))
+                assert (await client.read_response()).status == 508
+        process.process.terminate()
+        _, _, said = await process.end()
+    assert said.count(": GET /v2/x 508") == 16, said

@@ -1,0 +1,484 @@
+"""A mirror behind real sockets: what it gets, and that no client notices how it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partialmethod
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.proxy.router import Router
+from gateway.settings.schema import Settings
+from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    json_request,
+    metadata,
+)
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+pytestmark = pytest.mark.usefixtures("one_identity")
+
+MIB = 2**20
+MOST = 64
+NOWHERE = "http://127.0.0.1:1"
+GENERATE = "/v2/models/m/generate"
+STREAM = GENERATE + "_stream"
+EVENTS = [b"data: %d\n\n" % number for number in range(3)]
+
+
+async def model(connection: Connection) -> None:
+    """Answer as a server does that has a model."""
+    while True:
+        target = (await connection.request()).head.target
+        if target == INFER:
+            await connection.send(binary_response(FLOATS.tobytes()))
+        elif target == STREAM:
+            head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
+            await connection.send(message("HTTP/1.1 200 OK", head), *map(chunk, EVENTS), chunk(b""))
+        elif target == "/v2/models/m":
+            await connection.send(http_response(metadata(-1)))
+        else:
+            await connection.send(http_response(b'{"text_output":"y"}'))
+
+
+@asynccontextmanager
+async def mirrored(
+    server: str,
+    shadow: str | None,
+    share: str = "100%",
+    own: dict[str, object] | None = None,
+    **limits: object,
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway before a server, with a mirror or without; leaving it waits for no mirror."""
+    mirror = (
+        {}
+        if shadow is None
+        else {"mirror": {"upstream": "shadow", "percent": share, **(own or {})}}
+    )
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {
+                "server": {"endpoints": [server], "dialect": "triton"},
+                "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
+            },
+            "routes": [{"upstream": "server", **mirror}],
+            "limits": {**LIMITS, **limits},
+            # Else no two requests would be the same.
+            "request_id": False,
+            "forwarded": {"headers": False, "via": False},
+        }
+    )
+    async with Gateway(settings) as gateway:
+        yield RunningGateway(gateway)
+
+
+def _under_way(gateway: RunningGateway) -> int:
+    mirror = gateway.gateway.runtime.routes.rules[0].mirror
+    return 0 if mirror is None else mirror.in_flight
+
+
+def _held(gateway: RunningGateway) -> int:
+    mirror = gateway.gateway.runtime.routes.rules[0].mirror
+    assert mirror is not None
+    return mirror.route.held.total
+
+
+# ------------------------------------------------------------------------------- what it gets
+
+TENSOR = random.Random(7).randbytes(MIB)
+HEADER = binary_header(MIB)
+
+
+async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, ReceivedRequest]:
+    """Send a request, in as many writes as there are parts; give what the two servers got."""
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
+        async with mirrored(server.url, shadow.url) as gateway:
+            async with gateway.client() as client:
+                await client.send(data)
+                for part in rest:
+                    await asyncio.sleep(0.005)
+                    await client.send(part)
+                assert (await client.read_response()).status == 200
+            await until(lambda: len(shadow.requests) == len(server.requests))
+            await until(lambda: not _under_way(gateway))
+            assert _held(gateway) == 0
+        return server.requests[-1], shadow.requests[-1]
+
+
+FORMS: dict[str, tuple[bytes, ...]] = {
+    "JSON": (infer_json(headers={"X-User": "u"}),),
+    "JSON in two writes": (infer_json()[:-9], infer_json()[-9:]),
+    "large JSON": (infer_json(json_request(*range(100_000))),),
+    "chunked JSON": (
+        message(f"POST {INFER} HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"}),
+        chunked(json_request()),
+    ),
+    "binary, 1 MiB": (infer_binary(HEADER, TENSOR),),
+    "binary, 1 MiB, chunked": (
+        message(
+            f"POST {INFER} HTTP/1.1",
+            {"Host": "h", HEADER_LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"},
+        ),
+        chunk(HEADER + TENSOR[:500_000]),
+        chunked(TENSOR[500_000:]),
+    ),
+    "raw binary, 1 MiB": (infer_raw(TENSOR),),
+    "that would wait to be told": (request("POST", GENERATE, b"{}", {"Expect": "100-continue"}),),
+    "a V1 request": (request("POST", "/v1/models/m:predict", b'{"inputs":%a}' % FLOATS.tolist()),),
+    "generate": (request("POST", GENERATE, b"{}", {"X-Two": "a, b"}),),
+    "generate, 1 MiB, chunked": (
+        message(f"POST {GENERATE} HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"}),
+        chunk(TENSOR[:1000]),
+        chunked(TENSOR[1000:]),
+    ),
+}
+
+
+def _without_id(body: bytes) -> bytes:
+    """Leave out what is made up anew for each request that is made of one of V1."""
+    return re.sub(rb'"id":"[0-9a-f-]{36}"', b'"id":""', body)
+
+
+@pytest.mark.parametrize("parts", FORMS.values(), ids=FORMS)
+async def test_it_gets_what_the_server_gets(parts: tuple[bytes, ...]) -> None:
+    asked, copied = await _both_get(*parts)
+    assert copied.head == asked.head
+    assert _without_id(copied.body) == _without_id(asked.body)
+    if HEADER_LENGTH.lower() in dict(copied.head.headers):
+        size = int(copied.head.get(HEADER_LENGTH) or 0)
+        assert copied.body[size:] in (TENSOR, FLOATS.tobytes()) or b"100000" in copied.body[:size]
+
+
+async def test_what_is_larger_than_the_cap_goes_to_the_server_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    head = {"Host": "h", HEADER_LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"}
+    streamed = message(f"POST {INFER} HTTP/1.1", head) + chunked(HEADER + TENSOR)
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
+        async with (
+            mirrored(server.url, shadow.url, spool_bytes="512KiB") as gateway,
+            gateway.client() as client,
+        ):
+            for data in (infer_binary(HEADER, TENSOR), streamed, infer_json()):
+                assert (await client.ask(data)).status == 200
+            await until(lambda: shadow.requests)
+            assert _held(gateway) == 0
+        assert [each.body[-MIB:] for each in server.requests[:2]] == [TENSOR, TENSOR]
+        assert [each.body for each in shadow.requests] == [server.requests[2].body]
+    why = "last: its body is larger than 524288 bytes (limits.spool_bytes)"
+    start = "mirror to 'shadow': 0 of"
+    assert caplog.messages == [
+        f"{start} {sent} requests failed, 1 were not sent, {why}" for sent in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("share", "copied"), [("0%", range(0)), ("100%", range(30)), ("30%", None)]
+)
+async def test_a_share(
+    share: Any, copied: range | None, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
+) -> None:
+    seeded = random.Random(7).random
+    expected = [number for number in range(30) if seeded() < 0.3] if copied is None else copied
+    drawn = random.Random(7).random
+    seed = partialmethod(Router.__init__, random=lambda: drawn())
+    monkeypatch.setattr(Router, "__init__", seed)
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
+        async with (
+            mirrored(server.url, shadow.url, share) as gateway,
+            gateway.client() as client,
+        ):
+            for number in range(30):
+                # All but the first are at hand as a whole, with a connection at hand, half of them.
+                data = infer_json(json_request(number))
+                await client.send(data[:-1] if number % 2 else data)
+                if number % 2:
+                    await asyncio.sleep(0.002)
+                    await client.send(data[-1:])
+                assert (await client.read_response()).status == 200
+                await until(lambda: not _under_way(gateway))
+        bodies = [each.body for each in server.requests]
+        assert [bodies.index(each.body) for each in shadow.requests] == list(expected)
+        assert len(fast_path_requests) == 14
+
+
+# -------------------------------------------------------------------- what the client sees of it
+
+REQUESTS = [
+    infer_json(),
+    infer_json(json_request(*range(50_000))),
+    infer_binary(HEADER, TENSOR),
+    infer_raw(FLOATS.tobytes()),
+    request("GET", "/v2/models/m/stats"),
+    request("POST", STREAM, b"{}"),
+    request("POST", GENERATE, TENSOR),
+    infer_json(b"no JSON"),
+    infer_json(),
+]
+
+
+async def closes_at_once(connection: Connection) -> None:
+    """Take the connection and leave it."""
+
+
+async def closes_within_its_answer(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(http_response(bytes(1000))[:-500])
+
+
+async def answers_before_it_has_read(connection: Connection) -> None:
+    await connection.head()
+    await connection.send(http_response(b"{}", status="503 Busy"))
+
+
+async def reads_slowly(connection: Connection) -> None:
+    """Read a few bytes at a time for as long as the other side stays."""
+    while await connection.reader.read(1000):  # noqa: ASYNC110  # that is what slow means
+        await asyncio.sleep(0.01)
+
+
+async def answers_nonsense(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(b"nonsense\r\n\r\n")
+
+
+async def never_ends_its_answer(connection: Connection) -> None:
+    await connection.request()
+    head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
+    await connection.send(message("HTTP/1.1 200 OK", head), *[chunk(bytes(10_000))] * 50)
+    await never_respond(connection)
+
+
+SHADOWS: dict[str, Script] = {
+    "answers": model,
+    "hangs": never_respond,
+    "answers 500": always_respond(http_response(b'{"error":"oh no"}', status="500 Oh")),
+    "closes at once": closes_at_once,
+    "closes within its answer": closes_within_its_answer,
+    "answers before it has read": answers_before_it_has_read,
+    "reads slowly": reads_slowly,
+    "answers nonsense": answers_nonsense,
+    "never ends its answer": never_ends_its_answer,
+}
+
+
+def _seen(reply: ReceivedResponse) -> tuple[str, list[tuple[str, str]], bytes]:
+    """Give all of an answer but for the time at which it was made."""
+    return (
+        reply.head.first,
+        [header for header in reply.head.headers if header[0] != "date"],
+        reply.body,
+    )
+
+
+async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
+    """Give the answers to one request after the other, and what the server got."""
+    async with (
+        ScriptedServer(model) as server,
+        mirrored(server.url, shadow) as gateway,
+        gateway.client() as client,
+    ):
+        seen = [_seen(await client.ask(data)) for data in REQUESTS]
+        assert not gateway.gateway._listener._active_calls
+        pools = gateway.gateway.runtime.upstreams["server"].pool
+        assert pools.outstanding == [0]
+        own = server.url.removeprefix("http://")  # the Host of what the gateway itself asks
+        got = [
+            (each.head.first, str(each.head.headers).replace(own, "server"), each.body)
+            for each in server.requests
+        ]
+        return seen, got
+
+
+@pytest.mark.parametrize("script", SHADOWS.values(), ids=SHADOWS)
+async def test_the_client_gets_the_same_as_without_a_mirror(script: Script) -> None:
+    alone = await _everything(None)
+    async with ScriptedServer(script) as shadow:
+        assert await _everything(shadow.url) == alone
+        assert shadow.connections
+
+
+async def test_the_client_gets_the_same_where_the_mirror_refuses() -> None:
+    assert await _everything(NOWHERE) == await _everything(None)
+
+
+async def test_the_client_gets_the_same_where_the_mirror_is_never_reached(
+    unused_backlog: str,
+) -> None:
+    assert await _everything(unused_backlog) == await _everything(None)
+
+
+async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A mirror that hangs takes no places, and no memory, that are meant for clients."""
+    caplog.set_level(logging.WARNING)
+    large = infer_json(json_request(*[1.5] * 200_000))  # 800 kB in binary form
+    async with (
+        ScriptedServer(model) as server,
+        ScriptedServer(never_respond) as shadow,
+        mirrored(
+            server.url, shadow.url, max_requests=1, max_queue=0, max_buffered_bytes="1MiB"
+        ) as gateway,
+    ):
+        async with gateway.client() as client:
+            for number in range(MOST + 5):
+                assert (await client.ask(infer_json(json_request(number)))).status == 200
+            await until(lambda: len(shadow.connections) == MOST)
+            for _ in range(3):
+                assert (await client.ask(large)).status == 200
+        assert _under_way(gateway) == MOST
+    assert (
+        "requests failed, 1 were not sent, last: 64 are under way (mirror.max_concurrent)"
+        in caplog.messages[0]
+    )
+
+
+async def test_the_number_of_copies_can_be_set() -> None:
+    async with (
+        ScriptedServer(model) as server,
+        ScriptedServer(never_respond) as shadow,
+        mirrored(server.url, shadow.url, own={"most": 2}) as gateway,
+    ):
+        async with gateway.client() as client:
+            for number in range(4):
+                assert (await client.ask(infer_json(json_request(number)))).status == 200
+        assert _under_way(gateway) == 2
+
+
+async def test_copies_hold_a_quarter_of_what_clients_may() -> None:
+    body = bytes(200_000)
+    async with (
+        ScriptedServer(model) as server,
+        ScriptedServer(reads_slowly) as shadow,
+        mirrored(server.url, shadow.url, max_buffered_bytes="1MiB") as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        head = request("POST", GENERATE, headers={"Content-Length": "200000"})
+        await one.send(head, body[:-1])
+        await until(lambda: _held(gateway) == 199_999)
+        assert (await other.call("POST", GENERATE, body)).status == 200
+        assert _under_way(gateway) == 0
+        await one.send(body[-1:])
+        assert (await one.read_response()).status == 200
+        await until(lambda: _under_way(gateway) == 1)
+
+
+# -------------------------------------------------------------------------------- who leaves
+
+LEAVING: dict[str, Callable[[RawClient], None]] = {
+    "closes": lambda client: client.shutdown_write(),
+    "resets": lambda client: client.reset(),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize(
+    "data",
+    [
+        infer_binary(HEADER, TENSOR),
+        infer_raw(TENSOR),
+        infer_json(json_request(*range(100_000))),
+        request("POST", GENERATE, TENSOR),
+    ],
+    ids=["binary", "raw", "JSON", "generate"],
+)
+async def test_a_client_that_leaves_within_its_body(
+    data: bytes, leave: Callable[[RawClient], None]
+) -> None:
+    async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
+        async with mirrored(server.url, shadow.url) as gateway:
+            async with gateway.client() as client:
+                await client.send(data[:-1000])
+                await until(lambda: _held(gateway) > len(data) - 1500)
+                leave(client)
+                await gateway.until_idle()
+            assert (_held(gateway), _under_way(gateway)) == (0, 0)
+        assert shadow.connections == []
+
+
+async def test_a_client_that_leaves_before_its_answer() -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        ScriptedServer(model) as shadow,
+        mirrored(server.url, shadow.url) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(infer_json())
+        await until(lambda: gateway.outstanding)
+        client.reset()
+        await until(lambda: shadow.requests)
+        await gateway.until_idle()
+
+
+# ------------------------------------------------------------------------------------ the end
+
+
+async def test_a_mirror_that_hangs_does_not_hold_up_a_drain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.access")
+    async with ScriptedServer(model) as server, ScriptedServer(never_respond) as shadow:
+        async with asyncio.timeout(5):
+            async with mirrored(server.url, shadow.url, drain_timeout=30) as gateway:
+                async with gateway.client() as client:
+                    for data in (infer_json(), request("POST", GENERATE, TENSOR)):
+                        assert (await client.ask(data)).status == 200
+                await until(lambda: len(shadow.connections) == 2)
+                assert not gateway.gateway._listener._active_calls
+            assert gateway.gateway.dropped == 0
+            for connection in shadow.connections:
+                await connection.left.wait()
+    # The clients' requests have a line each, and the copies have none.
+    assert len([each for each in caplog.records if each.name == "tensorgate.access"]) == 2
+
+
+async def test_an_exchange_that_is_waited_for_is_still_mirrored() -> None:
+    free = asyncio.Event()
+
+    async def waits(connection: Connection) -> None:
+        await connection.request()
+        await free.wait()
+        await connection.send(http_response(b"{}"))
+
+    async with ScriptedServer(waits) as server, ScriptedServer(never_respond) as shadow:
+        serving = mirrored(server.url, shadow.url, drain_timeout=30)
+        gateway = await serving.__aenter__()
+        async with gateway.client() as client, asyncio.timeout(5):
+            await client.send(request("POST", GENERATE, b"{}"))
+            await until(lambda: shadow.connections)
+            leaving = asyncio.create_task(serving.__aexit__(None, None, None))
+            await until(lambda: gateway.gateway._listener.draining)
+            assert _under_way(gateway) == 1
+            free.set()
+            assert (await client.read_response()).status == 200
+            await leaving
+        assert _under_way(gateway) == 0

@@ -1,0 +1,287 @@
+"""Routes, with real servers behind them: what clients get, and what the servers see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.proxy.router import Router
+from gateway.settings.schema import Settings
+from tests.support.gateway import LIMITS, RunningGateway, gateway_client
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    infer_raw,
+    json_request,
+    metadata,
+)
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+JSON = json_request()
+WARM = "/v2/warm"
+
+Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
+
+
+async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
+    return await client.ask(data)
+
+
+async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
+    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    middle = data.index(b"\r\n") + 2
+    await client.send(data[:middle])
+    await asyncio.sleep(0.002)
+    await client.send(data[middle:-1])
+    await asyncio.sleep(0.002)
+    await client.send(data[-1:])
+    return await client.read_response()
+
+
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+async def _model(connection: Connection) -> None:
+    """Answer infer requests with tensors, and all others as a server does."""
+    while True:
+        received = await connection.request()
+        if received.head.target.partition("?")[0].endswith("/infer"):
+            header = binary_response_header(FLOATS.nbytes)
+            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+            await connection.send(http_response(header + FLOATS.tobytes(), headers))
+        elif received.head.target.startswith("/v2/models/"):
+            await connection.send(http_response(metadata(-1)))
+        else:
+            await connection.send(http_response(b"{}"))
+
+
+async def _stalling(connection: Connection) -> None:
+    """Answer one request, and no other."""
+    await connection.request()
+    await connection.send(http_response())
+    await connection.wait_for_close()
+
+
+@asynccontextmanager
+async def _gateway(
+    routes: Sequence[dict[str, Any]], **servers: ScriptedServer
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway in front of servers, with a connection to each that no exchange uses."""
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {
+                name: {"endpoints": [server.url], "dialect": "triton"}
+                for name, server in servers.items()
+            },
+            "routes": [
+                *({"match": {"headers": {"x-warm": n}}, "upstream": n} for n in servers),
+                *routes,
+            ],
+            "limits": LIMITS,
+        }
+    )
+    async with Gateway(settings) as gateway:
+        running = RunningGateway(gateway)
+        async with running.client() as client:
+            for name in servers:
+                assert (await client.call("GET", WARM, headers={"x-warm": name})).status == 200
+        yield running
+        await running.until_idle()
+
+
+def _asked(server: ScriptedServer) -> list[str]:
+    return [each.head.target for each in server.requests if each.head.target != WARM]
+
+
+def _post(target: str, **headers: str) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return request("POST", target, JSON, named)
+
+
+def _values(reply: ReceivedResponse) -> object:
+    assert reply.status == 200
+    return reply.json["outputs"][0]["data"]
+
+
+async def test_models_have_their_own_servers(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
+        routes = [
+            {"match": {"model": "resnet*"}, "upstream": "one"},
+            {"match": {"model": "re:bert-[0-9]+", "version": "2"}, "upstream": "two"},
+            {"match": {"operations": ["health", "metadata"]}, "upstream": "two"},
+        ]
+        async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
+            for target in ("/v2/models/resnet50/infer", "/v2/models/bert-7/versions/2/infer"):
+                assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
+            await client.call("GET", "/v2/models/resnet50")
+            await client.call("GET", "/v2/models/vgg")
+        assert _asked(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
+        assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
+        straight = send is _in_one_write
+        assert ("/v2/models/resnet50/infer" in fast_path_requests) is straight
+        assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is straight
+
+
+async def test_no_route(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server:
+        routes = [
+            {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
+        ]
+        async with _gateway(routes, one=server) as gateway, gateway.client() as client:
+            for target in ("/v2/models/vgg/infer?x", "/v2/models/bert/infer?x"):
+                for _ in range(2):
+                    reply = await send(client, _post(target))
+                    assert reply.status == 404
+                    path = target.partition("?")[0]
+                    served = "models that are served: resnet*, re:bert-[0-9]"
+                    assert reply.error == f"no route for POST {path}; {served}"
+        assert _asked(server) == []
+        assert fast_path_requests == []
+
+
+async def test_what_is_denied(send: Send) -> None:
+    denied = {
+        "/v2/repository/models/m/load": "repository",
+        "/v2/repository/index": "repository",
+        "/v2/models/m/config": "config",
+        "/v2/systemsharedmemory/region/r/register": "shared_memory",
+        "/v2/models/m/%69nfer": "other",
+        "/": "other",
+    }
+    async with ScriptedServer(_model) as server:
+        deny = ["repository", "config", "shared_memory", "other"]
+        routes = [{"upstream": "one", "deny_operations": deny}]
+        async with _gateway(routes, one=server) as gateway, gateway.client() as client:
+            for target, word in denied.items():
+                reply = await send(client, _post(target))
+                assert reply.status == 403
+                assert reply.error == f"what is asked for ({word}) is not served here"
+                assert server.url not in str(reply)
+            assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
+        assert _asked(server) == [INFER]
+
+
+async def test_a_canary(
+    send: Send, fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(7).random(61).tolist()
+    expected = sum(number >= 0.75 for number in numbers[:60])
+    drawn = iter(numbers)
+    plain = Router.__init__
+
+    def scripted(routes: Router, rules: Any, **others: Any) -> None:
+        # The routes that warm up have no choice.
+        plain(routes, rules, lambda: next(drawn), **others)
+
+    monkeypatch.setattr(Router, "__init__", scripted)
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
+        upstream = [{"name": "one", "weight": 75}, {"name": "two", "weight": 25}]
+        routes = [{"upstream": upstream}]
+        async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
+            for number in range(60):
+                # The same head often, and others between.
+                target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
+                assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
+        assert (len(_asked(one)), len(_asked(two))) == (60 - expected, expected)
+        assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
+            send is _in_one_write
+        )
+
+
+async def test_a_client_stays_with_one_server(send: Send) -> None:
+    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
+        upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
+        routes = [{"upstream": upstream, "sticky_header": "X-User"}]
+        users = [f"user-{i}" for i in range(12)]
+        async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
+            for _ in range(3):
+                for user in users:
+                    await send(client, _post(INFER, x_user=user))
+                    await send(
+                        client, request("GET", f"/v2/models/m?{user}", b"x", {"x-user": user})
+                    )
+    seen = [
+        [each.head.get("x-user") for each in server.requests if each.head.get("x-user")]
+        for server in (one, two)
+    ]
+    assert seen[0]
+    assert seen[1]
+    assert not set(seen[0]) & set(seen[1])
+    assert len(seen[0]) + len(seen[1]) == 3 * 2 * len(users)
+
+
+async def test_an_alias(send: Send, fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_model) as server:
+        routes = [
+            {
+                "match": {"model": "classifier"},
+                "upstream": "one",
+                "rewrite": {"model": "m", "version": "3"},
+            }
+        ]
+        async with _gateway(routes, one=server) as gateway, gateway.client() as client:
+            reply = await send(client, _post("/v2/models/classifier/infer?a=classifier"))
+            assert _values(reply) == [1.5, -2, 3e30]
+            assert reply.json["model_name"] == "m"
+            await send(client, _post("/v2/models/classifier/versions/9/generate"))
+            await send(client, _post("/v2/models/classifier/trace"))
+            raw = infer_raw(FLOATS.tobytes()).replace(
+                INFER.encode(), b"/v2/models/classifier/infer"
+            )
+            assert (await send(client, raw)).status == 200
+        infer = "/v2/models/m/versions/3/infer"
+        assert _asked(server) == [
+            f"{infer}?a=classifier",
+            "/v2/models/m/versions/3/generate",
+            "/v2/models/m/trace/setting",
+            "/v2/models/m/versions/3",
+            "/v2/models/m/versions/3/config",
+            infer,
+        ]
+        assert server.requests[-1].body.endswith(FLOATS.tobytes())
+        assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _in_one_write)
+
+
+async def test_limits_of_a_route(send: Send) -> None:
+    async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
+        routes: list[dict[str, Any]] = [
+            {"match": {"model": "small"}, "upstream": "one", "limits": {"request_bytes": 1024}},
+            {"match": {"model": "shallow"}, "upstream": "one", "limits": {"json_depth": 1}},
+            {"match": {"model": "hasty"}, "upstream": "slow", "limits": {"idle_timeout": "30ms"}},
+            {"upstream": "one"},
+        ]
+        body = json_request(*range(500))
+        async with _gateway(routes, one=server, slow=slow) as gateway, gateway.client() as client:
+            for target, status in [
+                ("/v2/models/small/infer", 413),
+                ("/v2/models/small/generate", 413),
+                ("/v2/models/m/infer", 200),
+                ("/v2/models/shallow/infer", 400),
+            ]:
+                # Not all of a body that is too large is waited for.
+                async with gateway.client() as other:
+                    reply = await send(other, request("POST", target, body))
+                assert reply.status == status
+            reply = await send(client, _post("/v2/models/hasty/infer"))
+            assert reply.status == 504
+            assert "limits.idle_timeout" in reply.error
+
+
+async def test_one_upstream_needs_no_route(send: Send) -> None:
+    async with ScriptedServer(_model) as server, gateway_client(server.url) as client:
+        assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]

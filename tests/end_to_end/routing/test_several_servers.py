@@ -1,0 +1,320 @@
+"""Several servers behind one gateway: what changes them, what is read of them, and their health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.demo.server.server import DemoServer
+from gateway.settings.schema import Settings
+from tests.support.addresses import free_address
+from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+LOAD = "/v2/repository/models/m/load"
+INDEX = "/v2/repository/index"
+READY = "/v2/health/ready"
+
+
+@asynccontextmanager
+async def gateway_to(
+    *,
+    routes: Sequence[dict[str, Any]] = (),
+    limits: dict[str, Any] | None = None,
+    **upstreams: Sequence[str],
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway in front of upstreams; without ``routes`` one leads to all, by weight."""
+    shares = [{"name": name, "weight": 1} for name in upstreams]
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {
+                name: {"endpoints": list(urls), "dialect": "triton"}
+                for name, urls in upstreams.items()
+            },
+            "routes": list(routes) or [{"upstream": shares}],
+            "limits": {**LIMITS, **(limits or {})},
+        }
+    )
+    async with Gateway(settings) as gateway:
+        running = RunningGateway(gateway)
+        yield running
+        await running.until_idle()
+
+
+@asynccontextmanager
+async def client_to(
+    *,
+    routes: Sequence[dict[str, Any]] = (),
+    limits: dict[str, Any] | None = None,
+    **upstreams: Sequence[str],
+) -> AsyncIterator[RawClient]:
+    """Run such a gateway, and give a connection to it."""
+    async with (
+        gateway_to(routes=routes, limits=limits, **upstreams) as gateway,
+        gateway.client() as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def servers_of(*scripts: Script) -> AsyncIterator[list[ScriptedServer]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(ScriptedServer(script)) for script in scripts]
+
+
+async def _hangs(connection: Connection) -> None:
+    """Read a request, and never answer it."""
+    await connection.request()
+    await connection.wait_for_close()
+
+
+WORKS = always_respond(http_response(b""))
+
+
+# -------------------------------------------------------------------------------------- changes
+
+
+async def test_a_load_goes_to_every_server() -> None:
+    async with servers_of(WORKS, WORKS, WORKS) as servers:
+        one, two, three = (server.url for server in servers)
+        async with client_to(main=[one, two], canary=[three]) as client:
+            reply = await client.call("POST", LOAD, b'{"parameters":{}}')
+            assert (reply.status, reply.body) == (200, b"")
+        for server in servers:
+            (received,) = server.requests
+            assert received.head.first == f"POST {LOAD} HTTP/1.1"
+            assert received.body == b'{"parameters":{}}'
+
+
+@pytest.mark.parametrize("size", [100_000, 3_000_000])
+async def test_a_large_body_reaches_every_server(size: int) -> None:
+    body = bytes(range(250)) * (size // 250)
+    async with servers_of(WORKS, WORKS, WORKS) as servers:
+        async with client_to(main=[server.url for server in servers]) as client:
+            assert (await client.call("POST", LOAD, body)).status == 200
+        assert all(server.requests[0].body == body for server in servers)
+
+
+async def test_one_of_three_is_down_during_a_load() -> None:
+    async with servers_of(WORKS, WORKS) as servers:
+        (first, last), down = [server.url for server in servers], f"http://{free_address()}"
+        async with client_to(main=[first, down, last]) as client:
+            reply = await client.call("POST", LOAD, b"{}")
+            assert reply.status == 502
+            assert reply.error == (
+                f"POST {LOAD} went well at {first}, {last}, but failed: "
+                f"cannot connect to {down}: Connection refused"
+            )
+        assert [len(server.requests) for server in servers] == [1, 1]
+
+
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+async def test_one_of_three_hangs_during_a_load(limit: str) -> None:
+    async with servers_of(WORKS, _hangs, WORKS) as servers:
+        urls = [server.url for server in servers]
+        async with client_to(main=urls, limits={limit: 0.2}) as client:
+            reply = await client.call("POST", LOAD, b"{}")
+            assert reply.status == 502
+            assert f"went well at {urls[0]}, {urls[2]}, but failed" in reply.error
+            assert f"waiting for {urls[1]}: " in reply.error
+            assert f"limits.{limit}" in reply.error
+            # The connection goes on, and so does the gateway.
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+
+
+async def test_one_of_three_breaks_off_during_a_load() -> None:
+    async def breaks_off(connection: Connection) -> None:
+        await connection.request()
+
+    async with servers_of(breaks_off, WORKS, WORKS) as servers:
+        urls = [server.url for server in servers]
+        async with client_to(main=urls) as client:
+            reply = await client.call("POST", LOAD, b"{}")
+            assert reply.status == 502
+            assert f"{urls[0]} closed the connection before it answered" in reply.error
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind() -> None:
+    async with (
+        servers_of(WORKS, never_respond, _hangs) as servers,
+        gateway_to(main=[server.url for server in servers]) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("POST", LOAD, bytes(100_000)))
+        await until(lambda: servers[2].requests and gateway.outstanding == 2)
+        assert servers[0].requests
+        await client.close()
+        for server in servers[1:]:
+            async with asyncio.timeout(5):
+                await (await server.connection()).left.wait()
+        await gateway.until_idle()
+
+
+# ----------------------------------------------------------------------------- demo servers
+
+
+@asynccontextmanager
+async def _demo_servers(count: int) -> AsyncIterator[list[str]]:
+    async with AsyncExitStack() as stack:
+        yield [(await stack.enter_async_context(DemoServer())).url for _ in range(count)]
+
+
+async def test_trace_settings_are_written_everywhere_and_compared() -> None:
+    async with (
+        _demo_servers(3) as urls,
+        client_to(main=urls[:2], canary=urls[2:]) as client,
+        client_to(only=urls[1:2]) as by_itself,
+    ):
+        reply = await client.call("POST", "/v2/trace", b'{"trace_rate":"7"}')
+        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
+        reply = await client.call("GET", "/v2/trace")
+        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
+        assert reply.head.get("Tensorgate-Differing-Endpoints") is None
+        reply = await by_itself.call("POST", "/v2/trace/setting", b'{"trace_rate":"8"}')
+        assert (reply.status, reply.json["trace_rate"]) == (200, "8")
+        reply = await client.call("GET", "/v2/trace/setting")
+        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
+        assert reply.head.get("Tensorgate-Differing-Endpoints") == urls[1]
+        assert reply.head.get("Tensorgate-Failed-Endpoints") is None
+        reply = await client.call("POST", "/v2/models/none/trace", b'{"trace_rate":"7"}')
+        assert (reply.status, reply.error) == (400, "Request for unknown model : none")
+
+
+async def test_index_and_statistics_are_those_of_all() -> None:
+    async with _demo_servers(3) as urls:
+        routes = [
+            {"match": {"model": "identity_fp16"}, "upstream": "one"},
+            {"match": {"operations": ["repository", "statistics", "metadata"]}, "upstream": "two"},
+        ]
+        async with client_to(routes=routes, one=urls[:1], two=urls[1:]) as client:
+            unload = "/v2/repository/models/identity_fp16/unload"
+            assert (await client.call("POST", unload)).status == 200
+            reply = await client.call("POST", INDEX, b'{"ready": true}')
+            names = {name: set[str]() for name in ("one", "two")}
+            for entry in reply.json:
+                names[entry["upstream"]].add(entry["name"])
+                assert entry["state"] == "READY"
+            assert names["two"] - names["one"] == {"identity_fp16"}
+            stats = (await client.call("GET", "/v2/models/stats")).json["model_stats"]
+            sources = {(entry["upstream"], entry["endpoint"]) for entry in stats}
+            assert sources == {("one", urls[0]), ("two", urls[1]), ("two", urls[2])}
+            extensions = (await client.call("GET", "/v2")).json["extensions"]
+            assert "binary_tensor_data" in extensions
+
+
+async def test_an_index_without_one_upstream_is_none() -> None:
+    down = f"http://{free_address()}"
+    async with (
+        ScriptedServer(always_respond(http_response(b"[]"))) as server,
+        client_to(up=[server.url], down=[down]) as client,
+    ):
+        reply = await client.call("GET", INDEX)
+        assert reply.status == 502
+        assert "upstream down" in reply.error
+        assert down in reply.error
+
+
+async def test_extensions_that_only_the_canary_lacks() -> None:
+    def server(*extensions: str) -> Script:
+        return always_respond(
+            http_response(json.dumps({"name": "n", "extensions": extensions}).encode())
+        )
+
+    async with (
+        servers_of(server("trace", "schedule"), server("trace")) as (one, two),
+        client_to(main=[one.url], canary=[two.url]) as client,
+    ):
+        reply = await client.call("GET", "/v2")
+        assert reply.json == {"name": "n", "extensions": ["trace", "binary_tensor_data"]}
+
+
+# --------------------------------------------------------------------------------------- health
+
+
+async def test_the_gateways_own_health() -> None:
+    down = f"http://{free_address()}"
+    async with servers_of(
+        WORKS, always_respond(http_response(b"no", status="400 Bad Request"))
+    ) as servers:
+        ready, unready = (server.url for server in servers)
+        async with client_to(main=[down, ready], canary=[ready]) as client:
+            for path, body in ((READY, b'{"ready":true}'), ("/v2/health/live", b'{"live":true}')):
+                reply = await client.call("GET", path)
+                assert (reply.status, reply.body) == (200, body)
+                await client.send(request("HEAD", path))
+                head = await client.head()
+                assert (head.status, head.get("Content-Length")) == (200, str(len(body)))
+        async with client_to(main=[ready], canary=[down, unready]) as client:
+            reply = await client.call("GET", READY)
+            assert reply.status == 503
+            assert reply.error == (
+                f"not ready: upstream canary (cannot connect to {down}: Connection refused; "
+                f"{unready} answered 400)"
+            )
+            # An answer to HEAD has no body: it would be taken for the next answer.
+            await client.send(request("HEAD", READY))
+            assert (await client.head()).status == 503
+            assert (await client.call("GET", "/v2/health/live")).status == 200
+
+
+async def test_probes_do_not_multiply() -> None:
+    count = 20
+
+    async def waits_for_all(connection: Connection) -> None:
+        await connection.request()
+        await until(lambda: len(gateway.gateway._listener._active_calls) == count)
+        await connection.send(http_response())
+
+    async with ScriptedServer(waits_for_all) as server, gateway_to(main=[server.url]) as gateway:
+
+        async def probe() -> int:
+            async with gateway.client() as client:
+                return (await client.call("GET", READY)).status
+
+        assert await asyncio.gather(*(probe() for _ in range(count))) == [200] * count
+        assert [each.head.target for each in server.requests] == [READY]
+
+
+async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() -> None:
+    async with ScriptedServer(never_respond) as server:
+        async with client_to(main=[server.url]) as client:
+            await client.send(request("GET", READY))
+            await server.connection()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_the_connection_of_a_probe_is_kept() -> None:
+    """Also of a server that says more than 200."""
+    async with ScriptedServer(always_respond(http_response(b'{"ready":true}'))) as server:
+        async with client_to(main=[server.url]) as client:
+            assert (await client.call("GET", READY)).status == 200
+            assert (await client.call("GET", "/v2/models/m/ready")).json == {"ready": True}
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("deny", [["health"], []])
+async def test_health_that_is_not_served_here(deny: list[str]) -> None:
+    async with ScriptedServer() as server:
+        match = {} if deny else {"model": "m"}
+        routes = [{"match": match, "upstream": "main", "deny_operations": deny}]
+        async with client_to(routes=routes, main=[server.url]) as client:
+            for path in (READY, "/v2/health/live"):
+                assert (await client.call("GET", path)).status == (403 if deny else 404)
+        assert not server.connections

@@ -1,1 +1,0 @@
-from tests.servers.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

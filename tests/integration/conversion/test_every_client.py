@@ -1,0 +1,198 @@
+"""Clients that others wrote, and those of V1, get the same tensors whatever the server is."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.support.client import Answer, Client
+from tests.integration.support.gateway import Gateway
+from tests.integration.support.infer_messages import Array
+from tests.integration.support.python_server import run_script
+from tests.integration.support.real_server import InferenceServer
+
+ARRAYS: dict[str, Array] = {
+    "FP32": np.array([0.1, -2, 3e38], np.float32),
+    "INT64": np.array([2**53 + 1, -(2**63)], np.int64),
+    "BYTES": np.array([b"", b"a\0b", "é\n".encode()], object),
+    "BOOL": np.array([True, False]),
+}
+
+
+@pytest.fixture(scope="module")
+def tritonclient(any_gateway: Gateway) -> Iterator[Any]:
+    client = triton_http.InferenceServerClient(any_gateway.address)
+    yield client
+    client.close()
+
+
+def given(name: str, datatype: str, array: Array, *, binary: bool) -> Any:
+    wanted = triton_http.InferInput(name, list(array.shape), datatype)
+    wanted.set_data_from_numpy(array, binary_data=binary)
+    return wanted
+
+
+def as_bytes(array: Array) -> Array:
+    """The client gives BYTES as text where they came as JSON."""
+    return np.array([each.encode() if isinstance(each, str) else each for each in array], object)
+
+
+@pytest.mark.parametrize("coding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("sent", [True, False], ids=["binary", "json"])
+@pytest.mark.parametrize("back", [True, False, None], ids=["to binary", "to json", "by default"])
+def test_tritonclient(tritonclient: Any, sent: bool, back: bool | None, coding: str | None) -> None:
+    inputs = [given(f"IN_{name}", name, array, binary=sent) for name, array in ARRAYS.items()]
+    outputs = [
+        triton_http.InferRequestedOutput(f"OUT_{name}", binary_data=bool(back)) for name in ARRAYS
+    ]
+    result = tritonclient.infer(
+        "mixed",
+        inputs,
+        outputs=None if back is None else outputs,
+        request_compression_algorithm=coding,
+    )
+    for name, array in ARRAYS.items():
+        output = result.get_output(f"OUT_{name}")
+        assert (output["datatype"], output["shape"]) == (name, list(array.shape))
+        values = result.as_numpy(f"OUT_{name}")
+        assert values.dtype == array.dtype
+        np.testing.assert_array_equal(as_bytes(values) if name == "BYTES" else values, array)
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["to binary", "to json"])
+def test_half_floats_of_tritonclient(
+    tritonclient: Any, any_server: InferenceServer, back: bool
+) -> None:
+    """Which it sends in binary form alone."""
+    array = np.array([0.1, -2, 65504], np.float16)
+    inputs = [given("INPUT0", "FP16", array, binary=True)]
+    outputs = [triton_http.InferRequestedOutput("OUTPUT0", binary_data=back)]
+    if any_server.name == "openvino":
+        with pytest.raises(InferenceServerException, match="FP16"):
+            tritonclient.infer("identity_fp16", inputs, outputs=outputs)
+        return
+    result = tritonclient.infer("identity_fp16", inputs, outputs=outputs)
+    assert ("data" in result.get_output("OUTPUT0")) == (not back)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_versions_of_tritonclient(tritonclient: Any, any_server: InferenceServer) -> None:
+    array = ARRAYS["FP32"]
+    inputs = [given("INPUT0", "FP32", array, binary=True)]
+    if any_server.name == "kserve":
+        with pytest.raises(InferenceServerException, match="has no versions"):
+            tritonclient.infer("identity_fp32", inputs, model_version="1")
+        return
+    result = tritonclient.infer("identity_fp32", inputs, model_version="1")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_what_tritonclient_asks_beside(tritonclient: Any, any_server: InferenceServer) -> None:
+    assert tritonclient.is_server_live()
+    assert tritonclient.is_server_ready()
+    assert tritonclient.is_model_ready("add")
+    assert "binary_tensor_data" in tritonclient.get_server_metadata()["extensions"]
+    assert [each["name"] for each in tritonclient.get_model_metadata("add")["outputs"]] == [
+        "SUM",
+        "DIFFERENCE",
+    ]
+    if any_server.name == "triton":
+        assert "trace_level" in tritonclient.get_trace_settings()
+    else:
+        with pytest.raises(InferenceServerException, match="lacks the trace extension"):
+            tritonclient.get_trace_settings()
+
+
+# What tests/integration/kserve/client.py sends.
+OF_KSERVE: dict[str, tuple[str, list[Any]]] = {
+    "OUT_FP32": ("float32", np.array([0.1, -2, 3e38, 0], np.float32).tolist()),
+    "OUT_INT64": ("int64", [2**53 + 1, -(2**63)]),
+    "OUT_BYTES": ("object", ["é", "", "a\0b"]),
+    "OUT_BOOL": ("bool", [True, False]),
+}
+CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "both to both")
+
+
+def test_kserve_client(any_gateway: Gateway, any_server: InferenceServer) -> None:
+    asked = json.loads(run_script("kserve", "client", any_gateway.url))
+    for call in CALLS:
+        outputs = asked[call]["outputs"]
+        listed = {"OUT_BOOL", "OUT_FP32"} if call == "both to both" else set(OF_KSERVE)
+        # OpenVINO's server gives all outputs, whichever are listed.
+        assert set(outputs) == (set(OF_KSERVE) if any_server.name == "openvino" else listed)
+        for name, output in outputs.items():
+            assert output["datatype"] == name.removeprefix("OUT_")
+            assert (output["dtype"], output["values"]) == OF_KSERVE[name]
+    for call in ("live", "ready", "model ready"):
+        assert asked[call] is True
+    assert asked["other model ready"] is False
+    if any_server.name == "openvino":
+        assert asked["halves"]["status"] == 400
+        assert "FP16" in asked["halves"]["error"]
+    else:
+        (output,) = asked["halves"]["outputs"].values()
+        assert (output["datatype"], output["dtype"]) == ("FP16", "float16")
+        assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
+
+
+@pytest.fixture(scope="module")
+def through(any_gateway: Gateway) -> Iterator[Client]:
+    """A connection to a gateway in front of each of the servers in turn."""
+    with Client(any_gateway.host, any_gateway.port) as client:
+        yield client
+
+
+def predict(client: Client, model: str, fields: Any) -> Answer:
+    return client.send("POST", f"/v1/models/{model}:predict", json.dumps(fields).encode())
+
+
+ROWS = [
+    {"IN_FP32": 0.1, "IN_INT64": 2**53 + 1, "IN_BYTES": "é", "IN_BOOL": True},
+    {"IN_FP32": -2, "IN_INT64": -(2**63), "IN_BYTES": "", "IN_BOOL": False},
+]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+
+
+def named_out(values: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("IN_", "OUT_"): value for name, value in values.items()}
+
+
+TOLD: dict[str, tuple[str, Any, Any]] = {
+    "rows": ("identity_fp32", {"instances": [0.1, 2.5]}, {"predictions": [0.1, 2.5]}),
+    "a column": ("identity_int64", {"inputs": [2**53 + 1]}, {"outputs": [2**53 + 1]}),
+    "rows of several tensors": (
+        "mixed",
+        {"instances": ROWS},
+        {"predictions": [named_out(row) for row in ROWS]},
+    ),
+    "columns of several tensors": ("mixed", {"inputs": COLUMNS}, {"outputs": named_out(COLUMNS)}),
+    "base64": ("identity_bytes", {"inputs": [{"b64": "w6k="}]}, {"outputs": ["é"]}),
+}
+
+
+@pytest.mark.parametrize(("model", "fields", "told"), TOLD.values(), ids=TOLD)
+def test_v1(through: Client, model: str, fields: Any, told: Any) -> None:
+    answer = predict(through, model, fields)
+    assert (answer.status, answer.fields) == (200, told)
+
+
+def test_half_floats_in_v1(through: Client, any_server: InferenceServer) -> None:
+    answer = predict(through, "identity_fp16", {"instances": [0.5, -2]})
+    if any_server.name == "openvino":
+        assert answer.status == 400
+        assert "FP16" in answer.error
+    else:
+        assert (answer.status, answer.fields) == (200, {"predictions": [0.5, -2]})
+
+
+def test_versions_in_v1(through: Client, any_server: InferenceServer) -> None:
+    answer = predict(through, "identity_fp32/versions/1", {"inputs": [1, 2.5]})
+    if any_server.name == "kserve":
+        assert answer.status == 501
+        assert "has no versions" in answer.error
+    else:
+        assert (answer.status, answer.fields) == (200, {"outputs": [1, 2.5]})

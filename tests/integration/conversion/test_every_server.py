@@ -1,0 +1,285 @@
+"""One client, any server: in whatever form it asks, the same tensors come back.
+
+The gateway finds out what each server is. What a server cannot do, the client is told.
+"""
+
+import base64
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.gateway import Gateway
+from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
+from tests.integration.support.real_server import InferenceServer
+from tests.integration.support.round_trip import check_echo, send
+
+SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+NO_TEXT = b"\xff\x00\xfe"
+
+VALUES: dict[str, list[Any]] = {
+    "FP32": [0.1, -2, 3e38],
+    "INT64": [2**53 + 1, -(2**63)],
+    "BYTES": ["é".encode(), b"", b"a\0b"],
+    "BOOL": [True, False],
+}
+LISTED = tuple(f"OUT_{datatype}" for datatype in VALUES)
+
+
+@pytest.fixture(scope="module")
+def through(any_gateway: Gateway) -> Iterator[Client]:
+    """A connection to a gateway in front of each of the servers in turn."""
+    with Client(any_gateway.host, any_gateway.port) as client:
+        yield client
+
+
+def mixed(binary: Sequence[bool], **wanted: Any) -> Request:
+    """Ask for four datatypes; ``binary`` are the forms in which they are sent."""
+    inputs = [
+        tensor(f"IN_{datatype}", datatype, values, binary=form)
+        for (datatype, values), form in zip(VALUES.items(), binary, strict=True)
+    ]
+    return Request("mixed", tuple(inputs), **wanted)
+
+
+def check_mixed(answer: Answer, request: Request, server: InferenceServer) -> None:
+    """Check that what comes back is what was sent, in the form that was asked for."""
+    sent = {each.name.replace("IN_", "OUT_"): each for each in request.inputs}
+    outputs = read_outputs(answer)
+    asked = list(dict(request.outputs) or sent)
+    names = [output.name for output in outputs]
+    if server.name == "openvino":
+        assert names == list(sent)  # all come back, whichever were listed
+    else:
+        assert sorted(names) == sorted(asked)
+    for output in outputs:
+        assert output.binary == request.wants_binary(output.name)
+        check_echo((output,), sent[output.name])
+
+
+BINARY, JSON = [True] * 4, [False] * 4
+REQUESTS: dict[str, Request] = {
+    "json": mixed(JSON),
+    "json to binary": mixed(JSON, binary_data_output=True),
+    "json to listed binary": mixed(JSON, outputs=tuple((name, True) for name in LISTED)),
+    "binary": mixed(BINARY, binary_data_output=True),
+    "binary to json": mixed(BINARY),
+    "binary to listed json": mixed(BINARY, outputs=tuple((name, False) for name in LISTED)),
+    "both to json": mixed([True, False, True, False]),
+    "both to binary": mixed([False, True, False, True], binary_data_output=True),
+    "both to both": mixed(
+        [True, False, True, False], outputs=(("OUT_FP32", False), ("OUT_BYTES", True))
+    ),
+    "both to both, by default": mixed(
+        [False, False, True, True],
+        outputs=(("OUT_INT64", False), ("OUT_BOOL", None)),
+        binary_data_output=True,
+    ),
+    "in pieces": mixed([True, False, True, False], pieces=50),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_forms(through: Client, any_server: InferenceServer, request_: Request) -> None:
+    check_mixed(send(through, request_), request_, any_server)
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/x-www-form-urlencoded", "application/octet-stream"]
+)
+def test_content_types_are_no_matter(
+    through: Client, any_server: InferenceServer, kind: str
+) -> None:
+    """curl says of JSON that it is a form, unless it is told to say something else."""
+    for request in (REQUESTS["json"], REQUESTS["binary"]):
+        check_mixed(send(through, request, kind), request, any_server)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("form", ["json", "both to both"])
+def test_compressed(through: Client, any_server: InferenceServer, form: str, coding: str) -> None:
+    request = REQUESTS[form]
+    body, headers = request.encoded()
+    packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
+    answer = through.infer("mixed", packed, headers | {"Content-Encoding": coding})
+    check_mixed(answer, request, any_server)
+
+
+@pytest.mark.parametrize("form", ["json to listed binary", "binary to json", "both to both"])
+def test_sagemaker(through: Client, any_server: InferenceServer, form: str) -> None:
+    request = replace(REQUESTS[form], with_length=True)
+    body, headers = request.encoded()
+    kind = SAGEMAKER + headers.pop(HEADER_LENGTH)
+    answer = through.infer("mixed", body, {"Content-Type": kind})
+    assert HEADER_LENGTH not in answer.headers
+    said, _, size = answer.headers["Content-Type"].partition("json-header-size=")
+    if form == "binary to json":
+        assert said == "application/json"
+    else:
+        assert said + "json-header-size=" == SAGEMAKER
+        answer.headers[HEADER_LENGTH] = size
+    check_mixed(answer, request, any_server)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_half_floats(
+    through: Client, any_server: InferenceServer, binary: bool, wanted: bool
+) -> None:
+    sent = tensor("INPUT0", "FP16", [0.1, -2, 65504], binary=binary)
+    answer = send(through, Request("identity_fp16", (sent,), binary_data_output=wanted))
+    if any_server.name == "openvino":
+        # It takes them, and has no form to give them back in.
+        assert answer.status == 400
+        assert "FP16" in answer.error
+        return
+    (output,) = read_outputs(answer)
+    assert output.binary == wanted
+    check_echo((output,), sent)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_what_is_not_finite(through: Client, any_server: InferenceServer, binary: bool) -> None:
+    sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1], binary=binary)
+    answer = send(through, Request("identity_fp32", (sent,), binary_data_output=binary))
+    if any_server.name == "mlserver":
+        # It reads JSON by the letter; with the route's `nonfinite: string`, see test_mlserver.py.
+        assert answer.status == 422
+        assert b"JSON decode error" in answer.body
+    else:
+        check_echo(read_outputs(answer), sent)
+
+
+def test_what_is_not_finite_among_several_outputs(
+    through: Client, any_server: InferenceServer
+) -> None:
+    inputs = tuple(tensor(name, "FP32", [np.nan, 1]) for name in ("INPUT0", "INPUT1"))
+    answer = send(through, Request("add", inputs))
+    if any_server.name == "openvino":
+        # It can give one output alone in binary form, and its JSON has no word for such numbers.
+        assert answer.status == 502
+        assert "not valid JSON" in answer.error
+    elif any_server.name == "mlserver":
+        assert answer.status == 422
+    else:
+        results = [output.elements for output in read_outputs(answer)]
+        np.testing.assert_array_equal(results, [[np.nan, 2], [np.nan, 0]])
+
+
+def test_raw_binary(through: Client) -> None:
+    values = np.array([0.1, -2, 3e38], "<f4")
+    (output,) = read_outputs(through.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"}))
+    assert (output.datatype, output.shape, output.binary) == ("FP32", (3,), True)
+    assert output.data == values.tobytes()
+
+
+def in_base64(data: bytes, *, back: bool) -> bytes:
+    is_base64 = {"content_type": "base64"}
+    text = base64.b64encode(data).decode()
+    entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [text]}
+    output = {"name": "OUTPUT0", "parameters": is_base64 if back else {"binary_data": True}}
+    fields = {"inputs": [{**entry, "parameters": is_base64}], "outputs": [output]}
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["to base64", "to binary"])
+@pytest.mark.parametrize("data", ["é\0".encode(), NO_TEXT], ids=["text", "no text"])
+def test_base64(through: Client, any_server: InferenceServer, data: bytes, back: bool) -> None:
+    answer = through.infer("identity_bytes", in_base64(data, back=back))
+    if any_server.name == "kserve" and data == NO_TEXT:
+        check_no_text_at_kserve(answer)
+    elif back:
+        (entry,) = answer.fields["outputs"]
+        assert entry["parameters"]["content_type"] == "base64"
+        assert (entry["datatype"], entry["shape"]) == ("BYTES", [1])
+        assert base64.b64decode(entry["data"][0]) == data
+    else:
+        check_echo(read_outputs(answer), tensor("INPUT0", "BYTES", [data], binary=True))
+
+
+def test_base64_of_text_among_several_outputs(through: Client) -> None:
+    """Of text that is valid base64 itself, a client would not see that it came as it was."""
+    fields = [
+        {"name": f"IN_{datatype}", "datatype": datatype, "shape": [1], "data": data}
+        for datatype, data in {"FP32": [1], "INT64": [1], "BYTES": ["abcd"], "BOOL": [True]}.items()
+    ]
+    listed = [{"name": name} for name in ("OUT_BYTES", "OUT_FP32", "OUT_BOOL")]
+    listed[0]["parameters"] = {"content_type": "base64"}  # type: ignore[assignment]
+    answer = through.infer("mixed", json.dumps({"inputs": fields, "outputs": listed}).encode())
+    (entry,) = (each for each in answer.fields["outputs"] if each["name"] == "OUT_BYTES")
+    assert (entry["data"], entry["parameters"]["content_type"]) == (["YWJjZA=="], "base64")
+
+
+def test_bytes_that_are_no_text(through: Client, any_server: InferenceServer) -> None:
+    sent = tensor("INPUT0", "BYTES", [b"a", NO_TEXT], binary=True)
+    answer = send(through, Request("identity_bytes", (sent,), binary_data_output=True))
+    if any_server.name == "kserve":
+        check_no_text_at_kserve(answer)
+    elif any_server.name == "mlserver":
+        # Which is sent JSON; the error tells the way out.
+        assert answer.status == 400
+        assert "'INPUT0': element 1 is not UTF-8 text" in answer.error
+        assert "bytes: base64" in answer.error
+    else:
+        check_echo(read_outputs(answer), sent)
+
+
+def check_no_text_at_kserve(answer: Answer) -> None:
+    """It decodes all BYTES as text, whatever form they come in, and says so."""
+    assert answer.status == 500
+    assert "UTF-8" in answer.error
+
+
+PAIR = (tensor("INPUT0", "FP32", [1, 2.5]), tensor("INPUT1", "FP32", [3, 5]))
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_versions(through: Client, any_server: InferenceServer, binary: bool) -> None:
+    inputs: tuple[Tensor, ...] = tuple(replace(each, binary=binary) for each in PAIR)
+    answer = send(through, Request("add/versions/1", inputs))
+    if any_server.name == "kserve":
+        assert answer.status == 501
+        assert "has no versions" in answer.error
+        assert "/v2/models/add/infer" in answer.error
+        return
+    results = {output.name: output.elements.tolist() for output in read_outputs(answer)}
+    assert results == {"SUM": [4, 7.5], "DIFFERENCE": [-2, -2.5]}
+
+
+def test_the_binary_form_is_listed(through: Client) -> None:
+    assert "binary_tensor_data" in through.get("/v2").fields["extensions"]
+
+
+@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
+def test_traces(through: Client, any_server: InferenceServer, path: str) -> None:
+    answer = through.get(path)
+    if any_server.name == "triton":
+        assert answer.status == 200
+        assert "trace_level" in answer.fields
+    else:
+        assert answer.status == 501
+        told = f"upstream 'server' ({any_server.dialect}) lacks the trace extension"
+        assert answer.error == told
+
+
+FOUND = {
+    "triton": "dialect triton: {url} names itself 'triton', version '",
+    "kserve": "dialect kserve: {url} names itself 'kserve', version '",
+    "mlserver": "dialect json: {url} names itself 'mlserver', version '",
+    "openvino": "dialect openvino: {url} names itself 'OpenVINO Model Server', version '",
+}
+
+
+def test_it_is_told_once_what_was_found(
+    through: Client, any_gateway: Gateway, any_server: InferenceServer
+) -> None:
+    assert through.get("/v2").status == 200
+    (line,) = [line for line in any_gateway.log.splitlines() if ": dialect " in line]
+    assert " INFO tensorgate.upstream: upstream server: " in line
+    assert FOUND[any_server.name].format(url=any_server.http_url) in line

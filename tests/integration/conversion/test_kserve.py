@@ -1,0 +1,265 @@
+"""In front of a real KServe, requests of every form and datatype get the answer that it gives."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.kserve.models import DATATYPES
+from tests.integration.kserve.server import KServe
+from tests.integration.support.client import Client
+from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.infer_messages import (
+    FLOATS,
+    Output,
+    Request,
+    Tensor,
+    read_outputs,
+    tensor,
+)
+from tests.integration.support.python_server import run_script
+from tests.integration.support.real_server import HOST
+from tests.integration.support.round_trip import check_echo, send
+from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+
+pytestmark = pytest.mark.kserve
+
+MIXED = ("FP32", "INT64", "BYTES", "BOOL")
+
+
+@pytest.fixture(scope="module")
+def gateway(kserve: KServe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with serving(folder, kserve.http_url, dialect=kserve.dialect) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def through(gateway: Gateway) -> Iterator[Client]:
+    with Client(gateway.host, gateway.port) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def direct(kserve: KServe) -> Iterator[Client]:
+    with Client(HOST, kserve.http_port) as client:
+        yield client
+
+
+def as_sent(output: Output) -> Tensor:
+    """Make an input of an output, to compare another output with."""
+    return Tensor(output.name, output.datatype, output.elements, output.shape)
+
+
+def check_same(through: Client, direct: Client, request: Request) -> tuple[Output, ...]:
+    """Check that the gateway answers what the server does to those who know the binary form.
+
+    But in the forms that are asked for; what an id is that nobody sent is the server's own affair.
+    """
+    answer, like = send(through, request), send(direct, request.all_binary())
+    outputs, others = read_outputs(answer), read_outputs(like)
+    for output, other in zip(outputs, others, strict=True):
+        assert output.name == other.name
+        assert output.binary == request.wants_binary(output.name)
+        check_echo((output,), as_sent(other))
+    assert list(answer.fields) == list(like.fields)
+    kept = {"outputs": None} if request.id else {"outputs": None, "id": None}
+    assert {**answer.fields, **kept} == {**like.fields, **kept}
+    return outputs
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@generated(max_examples=25)
+@given(data=st.data())
+def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.DataObject) -> None:
+    """FP16 too, which KServe does not take in JSON."""
+    flat = data.draw(elements(datatype, data.draw(SIZES)))
+    sent = Tensor("INPUT0", datatype, flat, flat.shape)
+    sent = replace(sent, data=data.draw(rearranged(sent.values())))
+    request = data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
+    check_echo(check_same(through, direct, request), sent)
+
+
+@generated(max_examples=50)
+@given(data=st.data())
+def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, 8))
+    left, right = (data.draw(elements("FP32", size)) for _ in range(2))
+    inputs = Tensor("INPUT0", "FP32", left, (size,)), Tensor("INPUT1", "FP32", right, (size,))
+    request = data.draw(requests("add", inputs, ("SUM", "DIFFERENCE")))
+    outputs = check_same(through, direct, request)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = {"SUM": left + right, "DIFFERENCE": left - right}
+    for output in outputs:
+        np.testing.assert_array_equal(output.elements, expected[output.name])
+
+
+@generated(max_examples=80)
+@given(data=st.data())
+def test_several_datatypes_in_mixed_forms(
+    through: Client, direct: Client, data: st.DataObject
+) -> None:
+    inputs = []
+    for datatype in MIXED:
+        flat = data.draw(elements(datatype, data.draw(SIZES)))
+        inputs.append(Tensor(f"IN_{datatype}", datatype, flat, flat.shape))
+    names = tuple(f"OUT_{datatype}" for datatype in MIXED)
+    request = data.draw(requests("mixed", tuple(inputs), names))
+    sent = {each.name.replace("IN_", "OUT_"): each for each in inputs}
+    outputs = check_same(through, direct, request)
+    assert [each.name for each in outputs] == list(dict(request.outputs) or names)
+    for output in outputs:
+        check_echo((output,), sent[output.name])
+
+
+@generated(max_examples=60)
+@given(data=st.data())
+def test_json_means_what_the_server_itself_says_in_json(
+    through: Client, direct: Client, data: st.DataObject
+) -> None:
+    """But for its nulls: members that have no value, and numbers that JSON has no word for."""
+    datatype = data.draw(st.sampled_from([each for each in DATATYPES if each != "FP16"]))
+    flat = data.draw(elements(datatype, data.draw(SIZES)))
+    if datatype in FLOATS:
+        flat = np.nan_to_num(flat, posinf=1, neginf=-1)
+    sent = Tensor("INPUT0", datatype, flat, flat.shape)
+    request = Request(f"identity_{datatype.lower()}", (sent,), id="7")
+    answer = send(through, request)
+    like = send(direct, request, "application/json")
+    assert without_outputs(answer.fields) == without_outputs(like.fields)
+    (output,), (other,) = read_outputs(answer), read_outputs(like)
+    check_echo((output,), as_sent(other))
+
+
+def without_outputs(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != "outputs" and value is not None}
+
+
+def test_what_is_not_finite_has_a_json_form(through: Client) -> None:
+    """Where KServe says null for all three."""
+    sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1])
+    answer = send(through, Request("identity_fp32", (sent,)))
+    assert b'"data":[NaN,Infinity,-Infinity,1.0]' in answer.body
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/json"])
+def test_clients_need_not_say_what_they_send(through: Client, kind: str) -> None:
+    """KServe refuses JSON without a type, and tensors that come with the type of JSON."""
+    for binary in (True, False):
+        sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
+        answer = send(through, Request("identity_fp32", (sent,)), kind or None)
+        check_echo(read_outputs(answer), replace(sent, binary=False))
+
+
+def test_listed_outputs_are_binary_by_the_parameter_of_the_request(through: Client) -> None:
+    """As the specification says, and KServe does not do."""
+    sent = tensor("INPUT0", "FP32", [0.1, 2])
+    for binary in (True, False):
+        request = Request("identity_fp32", (sent,), (("OUTPUT0", None),), binary_data_output=binary)
+        (output,) = read_outputs(send(through, request))
+        assert output.binary == binary
+
+
+def test_surplus_bytes_are_refused(through: Client) -> None:
+    """Which KServe ignores."""
+    sent = tensor("INPUT0", "FP32", [0.1, 2], binary=True)
+    body, headers = Request("identity_fp32", (sent,)).encoded()
+    assert through.infer("identity_fp32", body + b"....", headers).status == 400
+
+
+def test_numbers_that_do_not_fit_are_refused(through: Client) -> None:
+    """Which KServe cuts off, or makes null, or calls a fault of its own."""
+    for datatype, data in (("INT32", "[1.5]"), ("FP32", "[1e40]"), ("UINT8", "[300]")):
+        entry = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [1], "data": {data}}}'
+        answer = through.infer(f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode())
+        assert answer.status == 400
+        assert "INPUT0" in answer.error
+
+
+def test_models_that_tell_nothing_of_themselves(through: Client) -> None:
+    sent = tensor("INPUT0", "FP32", [0.1, 2])
+    check_echo(read_outputs(send(through, Request("undeclared", (sent,)))), sent)
+
+
+def test_models_that_answer_in_json_whatever_is_asked_for(through: Client) -> None:
+    sent = tensor("INPUT0", "FP32", [0.1, 2])
+    check_echo(read_outputs(send(through, Request("always_json", (sent,)))), sent)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("binary", [True, False])
+def test_models_that_give_the_id_back(through: Client, binary: bool, wanted: bool) -> None:
+    """Without one, KServe fails by itself too."""
+    sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
+    request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
+    answer = send(through, request)
+    assert answer.fields["id"] == "7"
+    check_echo(read_outputs(answer), replace(sent, binary=binary and wanted))
+    answer = send(through, replace(request, id=None))
+    assert answer.status == 500
+    assert "InferenceResponse" in answer.error
+
+
+def test_models_that_give_the_id_back_get_one_from_clients_of_v1(
+    through: Client, direct: Client
+) -> None:
+    """These send none, and the server answers them in V1 without."""
+    headers = {"Content-Type": "application/json"}
+    for client in (through, direct):
+        target = "/v1/models/gives_id_back:predict"
+        answer = client.send("POST", target, b'{"instances": [0.5, 2]}', headers)
+        assert (answer.status, answer.fields) == (200, {"predictions": [0.5, 2]})
+
+
+def test_a_fault_of_the_server_comes_as_it_is(through: Client, direct: Client) -> None:
+    """And does not hurt the next request, though KServe then closes the connection unannounced."""
+    sent = tensor("INPUT0", "FP32", [0.1, 2])
+    for _ in range(20):
+        answer = send(through, Request("fails", (sent,)))
+        assert (answer.status, answer.error) == (500, "RuntimeError : this model always fails")
+        check_echo(read_outputs(send(through, Request("identity_fp32", (sent,)))), sent)
+
+
+def test_an_answer_of_many_chunks(through: Client, direct: Client) -> None:
+    sent = tensor("INPUT0", "INT32", [300_000])
+    (output,) = check_same(through, direct, Request("zeros", (sent,)))
+    assert output.data == bytes(4 * 300_000)
+
+
+@pytest.fixture(scope="module")
+def asked(gateway: Gateway, kserve: KServe) -> dict[str, dict[str, Any]]:
+    """What KServe's own client got, from the gateway and from the server."""
+    return {
+        name: json.loads(run_script("kserve", "client", url))
+        for name, url in (("gateway", gateway.url), ("server", kserve.http_url))
+    }
+
+
+CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "both to both")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_its_own_client_gets_the_same(asked: dict[str, dict[str, Any]], call: str) -> None:
+    answer, like = asked["gateway"][call], asked["server"][call]
+    assert answer["outputs"] == like["outputs"]
+    assert answer["model"] == like["model"] == "mixed"
+    assert len(answer["outputs"]) == (2 if call == "both to both" else 4)
+    assert answer["outputs"]["OUT_FP32"]["values"][2] == float(np.float32(3e38))
+
+
+def test_its_own_client_gets_half_floats_as_numpy(asked: dict[str, dict[str, Any]]) -> None:
+    (output,) = asked["gateway"]["halves"]["outputs"].values()
+    assert output["datatype"] == "FP16"
+    assert output["dtype"] == "float16"
+    assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
+
+
+def test_its_own_client_asks_after_health(asked: dict[str, dict[str, Any]]) -> None:
+    for call in ("live", "ready", "model ready"):
+        assert asked["gateway"][call] is asked["server"][call] is True
+    assert asked["gateway"]["other model ready"] is asked["server"]["other model ready"] is False

@@ -1,0 +1,235 @@
+"""Large tensors: right to the last element, streamed, and within bounds of memory."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.infer_messages import Request, read_outputs, tensor
+from tests.integration.support.tap import Tap
+from tests.integration.triton.models import named
+from tests.integration.triton.server import HOST, TritonServer
+
+pytestmark = pytest.mark.triton
+
+MIB = 2**20
+PIECE = MIB
+LIMITS = {"request_bytes": "1GiB"}
+INFER = "/v2/models/{}/infer"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TritonServer]:
+    """A server of its own: Triton keeps the shared memory that large tensors took."""
+    with TritonServer(
+        named("zeros", "identity_fp32", "identity_bytes", "with_parameters")
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def roomy(server: TritonServer) -> Iterator[TritonServer]:
+    """The server, which afterwards gives back the shared memory that its models took."""
+    yield server
+    with Client(HOST, server.http_port) as client:
+        for model in ("zeros", "with_parameters", "identity_fp32"):
+            for call in ("unload", "load"):
+                answer = client.send("POST", f"/v2/repository/models/{model}/{call}", b"{}")
+                assert answer.status == 200
+
+
+@contextmanager
+def fresh(folder: Path, upstream: str) -> Iterator[tuple[Gateway, Client]]:
+    """Run a gateway that has done no more than load what it needs: its peak is still to come."""
+    with (
+        serving(folder, upstream, limits=LIMITS) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        for binary in (True, False):
+            assert client.infer("zeros", zeros(1, binary=binary)).status == 200
+        yield gateway, client
+
+
+def zeros(count: int, *, binary: bool) -> bytes:
+    """Ask for so many zeros."""
+    entry = {"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [count]}
+    return json.dumps({"inputs": [entry], "parameters": {"binary_data_output": binary}}).encode()
+
+
+@contextmanager
+def open_answer(gateway: Gateway, model: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
+    """Send a request, and leave it to the test how much of the answer it reads, and when."""
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=60)
+    try:
+        connection.request("POST", INFER.format(model), body)
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read(PIECE):
+        yield piece
+
+
+def check_zeros(answer: Iterator[bytes], count: int) -> None:
+    """Check a JSON answer that is too large to be held here."""
+    seen = b""
+    while b'"data":[' not in seen:
+        seen += next(answer)
+    head, mark, text = seen.partition(b'"data":[')
+    output = {"name": "OUTPUT0", "datatype": "FP32", "shape": [count], "data": []}
+    assert json.loads(head + mark + b"]}]}")["outputs"] == [output]
+    expected = b"0.0," * (2 * PIECE)
+    position, end = 0, count * len("0.0,") - 1
+    tail = b""
+    for piece in chain([text], answer):
+        data = piece[: end - position]
+        offset = position % len("0.0,")
+        assert data == expected[offset : offset + len(data)]
+        position += len(data)
+        tail += piece[len(data) :]
+    assert (position, tail) == (end, b"]}]}")
+
+
+def test_a_million_elements(through: Client, direct: Client) -> None:
+    values = np.random.default_rng(1).standard_normal(1_000_000, dtype=np.float32)
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [values.size]}
+    body = json.dumps({"inputs": [{**entry, "data": values.tolist()}]}).encode()
+    (output,) = read_outputs(through.infer("identity_fp32", body))
+    assert output.keys == ("name", "datatype", "shape", "data")
+    assert output.data == values.tobytes()
+    (like,) = read_outputs(direct.infer("identity_fp32", body))
+    assert output == like
+
+
+def test_a_long_text(through: Client, direct: Client) -> None:
+    text = 'a\u00e9\U0001f600"\\\n' * 1_000_000
+    entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [2], "data": ["x", text]}
+    for ascii_only in (True, False):
+        body = json.dumps({"inputs": [entry]}, ensure_ascii=ascii_only).encode()
+        (output,) = read_outputs(through.infer("identity_bytes", body))
+        assert output.elements.tolist() == [b"x", text.encode()]
+    (like,) = read_outputs(direct.infer("identity_bytes", body))
+    assert output == like
+
+
+def test_many_texts(through: Client) -> None:
+    texts = [f"text {number}" for number in range(200_000)]
+    entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    answer = through.infer("identity_bytes", json.dumps({"inputs": [entry]}).encode())
+    assert answer.fields["outputs"][0]["data"] == texts
+
+
+def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None:
+    """64 MB: while the client does not read on, the gateway does not take in the rest."""
+    count = 16_000_000
+    with (
+        Tap(server.http_port) as tap,
+        fresh(tmp_path, tap.url) as (gateway, _),
+    ):
+        idle = gateway.memory()
+        tap.forget()
+        with open_answer(gateway, "zeros", zeros(count, binary=False)) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"] == "application/json"
+            assert HEADER_LENGTH not in response.headers
+            first = response.read(1000)
+            assert len(first) == 1000
+            assert tap.wait_until_still() < 32 * MIB
+            check_zeros(chain([first], pieces(response)), count)
+        assert tap.answered > count * 4
+        assert gateway.peak_memory() - idle < 64 * MIB
+
+
+def test_a_fault_late_in_a_streamed_answer(through: Client) -> None:
+    """What has begun cannot become an error any more, but must not pass for a whole answer."""
+    texts = [b"text"] * 200_000
+    good = Request("identity_bytes", (tensor("INPUT0", "BYTES", texts, binary=True),))
+    bad = Request("identity_bytes", (tensor("INPUT0", "BYTES", [*texts, b"\xff"], binary=True),))
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        through.infer(bad.model, *bad.encoded())
+    answer = through.infer(good.model, *good.encoded())
+    assert answer.fields["outputs"][0]["data"] == ["text"] * 200_000
+
+
+def test_a_client_that_leaves_early(roomy: TritonServer, tmp_path: Path) -> None:
+    with fresh(tmp_path, roomy.http_url) as (gateway, client):
+        for binary in (True, False):
+            with open_answer(gateway, "zeros", zeros(16_000_000, binary=binary)) as response:
+                assert len(response.read(1000)) == 1000
+        assert client.infer("zeros", zeros(1, binary=False)).status == 200
+
+
+def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) -> None:
+    """100 MB of text: its binary form is held, and no more than a piece of the text."""
+    some = np.random.default_rng(2).random(10_000, dtype=np.float32)
+    times = 900
+    data = ",".join(map(str, some.tolist())).encode()
+    count = some.size * times
+    head = f'{{"inputs": [{{"name": "INPUT0", "datatype": "FP32", "shape": [{count}], "data": ['
+    tail = b']}], "parameters": {"binary_data_output": true}}'
+    chunks = [head.encode(), data, *[b"," + data] * (times - 1), tail]
+    size = sum(map(len, chunks))
+    assert size > 100_000_000
+    with fresh(tmp_path, roomy.http_url) as (gateway, client):
+        idle = gateway.memory()
+        answer = client.infer("identity_fp32", iter(chunks), {"Content-Length": str(size)})
+        grown = gateway.peak_memory() - idle
+    (output,) = read_outputs(answer)
+    assert output.data == some.tobytes() * times
+    assert grown < 1.3 * 4 * count + 64 * MIB
+
+
+def test_memory_for_a_large_answer_as_json(roomy: TritonServer, tmp_path: Path) -> None:
+    count = 512 * MIB // 4
+    with fresh(tmp_path, roomy.http_url) as (gateway, _):
+        idle = gateway.memory()
+        with open_answer(gateway, "zeros", zeros(count, binary=False)) as response:
+            assert response.status == 200
+            check_zeros(pieces(response), count)
+        assert gateway.peak_memory() - idle < 64 * MIB
+
+
+def test_memory_for_a_large_binary_answer(roomy: TritonServer, tmp_path: Path) -> None:
+    size = 512 * MIB
+    with fresh(tmp_path, roomy.http_url) as (gateway, _):
+        idle = gateway.memory()
+        with open_answer(gateway, "zeros", zeros(size // 4, binary=True)) as response:
+            header_size = int(response.headers[HEADER_LENGTH])
+            assert response.headers["Content-Length"] == str(header_size + size)
+            header = json.loads(response.read(header_size))
+            assert header["outputs"][0]["parameters"] == {"binary_data_size": size}
+            zero = bytes(PIECE)
+            received = 0
+            for piece in pieces(response):
+                assert piece == zero[: len(piece)]
+                received += len(piece)
+            assert received == size
+        assert gateway.peak_memory() - idle < 64 * MIB
+
+
+@pytest.mark.parametrize("form", ["binary", "chunked", "raw"])
+def test_memory_for_a_large_binary_request(roomy: TritonServer, tmp_path: Path, form: str) -> None:
+    size = 256 * MIB
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [size // 4]}
+    header = json.dumps({"inputs": [{**entry, "parameters": {"binary_data_size": size}}]}).encode()
+    if form == "raw":
+        header = b""
+    headers = {HEADER_LENGTH: str(len(header))}
+    if form != "chunked":
+        headers["Content-Length"] = str(len(header) + size)
+    with fresh(tmp_path, roomy.http_url) as (gateway, client):
+        idle = gateway.memory()
+        chunks = chain([header] if header else [], repeat(bytes(PIECE), size // PIECE))
+        answer = client.infer("with_parameters", chunks, headers)
+        (output,) = read_outputs(answer)
+        assert output.elements.tolist() == [b"{}"]
+        assert gateway.peak_memory() - idle < 64 * MIB

@@ -1,0 +1,181 @@
+"""In front of a real MLServer, which knows JSON only, clients of every form get their tensors."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.mlserver.models import DATATYPES
+from tests.integration.mlserver.server import MLServer
+from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.infer_messages import (
+    FLOATS,
+    Array,
+    Request,
+    Tensor,
+    read_outputs,
+    tensor,
+)
+from tests.integration.support.round_trip import check_echo, send
+from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+
+pytestmark = pytest.mark.mlserver
+
+MIXED = ("FP32", "INT64", "BYTES", "BOOL")
+LARGE = 300_000
+
+
+@pytest.fixture(scope="module")
+def gateway(mlserver: MLServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    route = {"nonfinite": "string"}
+    with serving(folder, mlserver.http_url, dialect=mlserver.dialect, route=route) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def through(gateway: Gateway) -> Iterator[Client]:
+    with Client(gateway.host, gateway.port) as client:
+        yield client
+
+
+def finite(values: Array, datatype: str) -> Array:
+    """Give values that MLServer can answer: it writes all that are not finite as null."""
+    return np.nan_to_num(values, posinf=1, neginf=-1) if datatype in FLOATS else values
+
+
+def with_plain_id(request: Request) -> Request:
+    """Give a request an id that MLServer can answer: it writes them into a header as they are."""
+    return request if request.id is None else replace(request, id="7")
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@generated(max_examples=25)
+@given(data=st.data())
+def test_one_tensor(through: Client, datatype: str, data: st.DataObject) -> None:
+    flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
+    sent = Tensor("INPUT0", datatype, flat, flat.shape)
+    sent = replace(sent, data=data.draw(rearranged(sent.values())))
+    request = with_plain_id(
+        data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
+    )
+    outputs = read_outputs(send(through, request))
+    check_echo(outputs, sent)
+    assert outputs[0].binary == request.wants_binary("OUTPUT0")
+
+
+@generated(max_examples=80)
+@given(data=st.data())
+def test_several_datatypes_in_mixed_forms(through: Client, data: st.DataObject) -> None:
+    inputs = []
+    for datatype in MIXED:
+        flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
+        inputs.append(Tensor(f"IN_{datatype}", datatype, flat, flat.shape))
+    names = tuple(f"OUT_{datatype}" for datatype in MIXED)
+    request = with_plain_id(data.draw(requests("mixed", tuple(inputs), names)))
+    sent = {each.name.replace("IN_", "OUT_"): each for each in inputs}
+    outputs = read_outputs(send(through, request))
+    assert [each.name for each in outputs] == list(dict(request.outputs) or names)
+    for output in outputs:
+        check_echo((output,), sent[output.name])
+        assert output.binary == request.wants_binary(output.name)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("binary", [True, False])
+def test_large_tensors(through: Client, binary: bool, wanted: bool) -> None:
+    values = np.random.default_rng(1).standard_normal(LARGE).astype("<f4")
+    sent = Tensor("INPUT0", "FP32", values, (LARGE,), binary=binary)
+    request = Request("identity_fp32", (sent,), binary_data_output=wanted)
+    check_echo(read_outputs(send(through, request)), sent)
+
+
+def test_raw_binary(through: Client) -> None:
+    values = np.array([1.5, -2], "<f4")
+    answer = through.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"})
+    (output,) = read_outputs(answer)
+    assert (output.binary, output.elements.tolist()) == (True, [1.5, -2])
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_what_is_not_finite(through: Client, binary: bool) -> None:
+    """It reads strings for such numbers, and has null for all of them."""
+    sent = tensor("INPUT0", "FP32", [np.nan, np.inf, 1], binary=binary)
+    request = Request("identity_fp32", (sent,), binary_data_output=True)
+    (output,) = read_outputs(send(through, request))
+    np.testing.assert_array_equal(output.elements, [np.nan, np.nan, 1])
+
+
+def test_nested_bytes_arrive(through: Client) -> None:
+    """Which MLServer alone loses without a word."""
+    sent = tensor("INPUT0", "BYTES", [b"a", b"b"], [2, 1])
+    check_echo(read_outputs(send(through, Request("identity_bytes", (sent,)))), sent)
+
+
+def test_bytes_that_are_not_text(through: Client, mlserver: MLServer, tmp_path: Path) -> None:
+    sent = tensor("INPUT0", "BYTES", [b"\xff\x00", b"", b"a"], binary=True)
+    request = Request("identity_bytes", (sent,), binary_data_output=True)
+    refused = send(through, request)
+    assert refused.status == 400
+    assert "input 'INPUT0': element 0 is not UTF-8" in refused.error
+    route = {"bytes": "base64"}
+    with (
+        serving(tmp_path, mlserver.http_url, dialect=mlserver.dialect, route=route) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        check_echo(read_outputs(send(client, request)), sent)
+
+
+def test_clients_need_not_say_what_they_send(through: Client) -> None:
+    """MLServer refuses JSON that says it is something else."""
+    for binary in (True, False):
+        for kind in ("", "text/plain", "application/octet-stream"):
+            sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
+            answer = send(through, Request("identity_fp32", (sent,)), kind or None)
+            check_echo(read_outputs(answer), replace(sent, binary=False))
+
+
+V1: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "rows": ("identity_fp32", {"instances": [1, 2.5]}, {"predictions": [1, 2.5]}),
+    "a column": ("identity_int64", {"inputs": [2**62]}, {"outputs": [2**62]}),
+    "no elements": ("identity_fp32", {"inputs": []}, {"outputs": []}),
+    "strings": ("identity_bytes", {"instances": ["a", "é"]}, {"predictions": ["a", "é"]}),
+    "what is not finite": (
+        "identity_fp32",
+        {"instances": [float("nan"), 1]},
+        {"predictions": ["NaN", 1]},
+    ),
+    "several tensors": (
+        "add",
+        {"instances": [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7.5, "INPUT0": 2}]},
+        {"predictions": [{"SUM": 6, "DIFFERENCE": -4}, {"SUM": 9.5, "DIFFERENCE": -5.5}]},
+    ),
+    "a version": ("versioned/versions/2", {"inputs": [1]}, {"outputs": [2]}),
+}
+
+
+@pytest.mark.parametrize(("model", "body", "told"), V1.values(), ids=V1)
+def test_v1_clients(
+    through: Client, model: str, body: dict[str, Any], told: dict[str, Any]
+) -> None:
+    answer = through.send("POST", f"/v1/models/{model}:predict", json.dumps(body).encode())
+    assert (answer.status, answer.fields) == (200, told)
+
+
+def test_a_model_as_v1_clients_ask_for_it(through: Client) -> None:
+    assert through.get("/v1/models/add").fields == {"name": "add", "ready": True}
+    assert through.get("/v1/models/none").status == 404
+
+
+def test_its_own_errors_pass(through: Client) -> None:
+    sent = tensor("INPUT0", "FP32", [1], binary=True)
+    answer = send(through, Request("unknown", (sent,), binary_data_output=True))
+    assert answer.status == 404
+    assert "unknown" in answer.error

@@ -1,0 +1,317 @@
+"""NVIDIA's own client, which knows nothing of the gateway, gets what it gets from the server."""
+
+import json
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.support.client import Client
+from tests.integration.support.gateway import Gateway
+from tests.integration.support.infer_messages import HALVES, Array
+from tests.integration.triton.server import HOST, TritonServer
+
+pytestmark = pytest.mark.triton
+
+ARRAYS: dict[str, Array] = {
+    "BOOL": np.array([True, False, True]),
+    "UINT8": np.array([0, 1, 255], np.uint8),
+    "UINT16": np.array([0, 1, 2**16 - 1], np.uint16),
+    "UINT32": np.array([0, 1, 2**32 - 1], np.uint32),
+    "UINT64": np.array([0, 1, 2**64 - 1], np.uint64),
+    "INT8": np.array([-128, 0, 127], np.int8),
+    "INT16": np.array([-(2**15), 0, 2**15 - 1], np.int16),
+    "INT32": np.array([-(2**31), 0, 2**31 - 1], np.int32),
+    "INT64": np.array([-(2**63), 0, 2**63 - 1], np.int64),
+    "FP16": np.array([0.1, -2, 65504, np.inf], np.float16),
+    "BF16": np.array([0.1, -2, 3e38, -np.inf], ml_dtypes.bfloat16),
+    "FP32": np.array([0.1, -2, 3e38, np.nan, np.inf], np.float32),
+    "FP64": np.array([0.1, -2, 1e300, np.nan, -np.inf], np.float64),
+    "BYTES": np.array([b"", b"a\0b", "é\n".encode()], object),
+}
+# The client itself refuses to write these as JSON.
+IN_JSON = [datatype for datatype in ARRAYS if datatype not in HALVES]
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[Any]:
+    client = triton_http.InferenceServerClient(gateway.address, concurrency=4)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def plain(triton: TritonServer) -> Iterator[Any]:
+    """The same client, connected to the server itself."""
+    client = triton_http.InferenceServerClient(f"{HOST}:{triton.http_port}")
+    yield client
+    client.close()
+
+
+def tensor(name: str, datatype: str, array: Array, *, binary: bool) -> Any:
+    wanted = triton_http.InferInput(name, list(array.shape), datatype)
+    wanted.set_data_from_numpy(array, binary_data=binary)
+    return wanted
+
+
+def wanted(name: str, *, binary: bool, class_count: int = 0) -> Any:
+    return triton_http.InferRequestedOutput(name, binary_data=binary, class_count=class_count)
+
+
+def texts(array: Array) -> Array:
+    """BYTES come back as text where they were JSON."""
+    return np.array([element.decode() for element in array], object)
+
+
+@pytest.mark.parametrize("datatype", IN_JSON)
+@pytest.mark.parametrize("sent", [True, False], ids=["binary", "json"])
+@pytest.mark.parametrize("back", [True, False, None], ids=["to binary", "to json", "by default"])
+def test_each_form_of_each_datatype(
+    client: Any, plain: Any, datatype: str, sent: bool, back: bool | None
+) -> None:
+    array = ARRAYS[datatype]
+    inputs = [tensor("INPUT0", datatype, array, binary=sent)]
+    outputs = None if back is None else [wanted("OUTPUT0", binary=back)]
+    model = f"identity_{datatype.lower()}"
+    result = client.infer(model, inputs, outputs=outputs, request_id="17")
+    like = plain.infer(model, inputs, outputs=outputs, request_id="17")
+    assert _without_data(result) == _without_data(like)
+    assert ("data" in result.get_output("OUTPUT0")) == (back is False)
+    expected = texts(array) if datatype == "BYTES" and back is False else array
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), expected)
+
+
+def _without_data(result: Any) -> dict[str, Any]:
+    fields = json.loads(json.dumps(result.get_response()))
+    for output in fields["outputs"]:
+        output.pop("data", None)
+    return dict(fields)
+
+
+@pytest.mark.parametrize("datatype", HALVES)
+def test_half_floats_binary_both_ways(client: Any, plain: Any, datatype: str) -> None:
+    inputs = [tensor("INPUT0", datatype, ARRAYS[datatype], binary=True)]
+    model = f"identity_{datatype.lower()}"
+    result, like = client.infer(model, inputs), plain.infer(model, inputs)
+    assert result.get_response() == like.get_response()
+    assert result.as_numpy("OUTPUT0").tobytes() == like.as_numpy("OUTPUT0").tobytes()
+    assert result.as_numpy("OUTPUT0").tolist() == ARRAYS[datatype].tolist()
+
+
+@pytest.mark.parametrize("datatype", HALVES)
+def test_half_floats_binary_to_json(client: Any, plain: Any, datatype: str) -> None:
+    """Which the server alone refuses."""
+    inputs = [tensor("INPUT0", datatype, ARRAYS[datatype], binary=True)]
+    outputs = [wanted("OUTPUT0", binary=False)]
+    model = f"identity_{datatype.lower()}"
+    with pytest.raises(InferenceServerException):
+        plain.infer(model, inputs, outputs=outputs)
+    result = client.infer(model, inputs, outputs=outputs)
+    data = result.get_output("OUTPUT0")["data"]
+    assert np.array(data, ARRAYS[datatype].dtype).tolist() == ARRAYS[datatype].tolist()
+
+
+@pytest.mark.parametrize("datatype", HALVES)
+def test_half_floats_from_json(through: Client, datatype: str) -> None:
+    """The client does not write these, so the request is written by hand."""
+    values = ARRAYS[datatype].tolist()
+    entry = {"name": "INPUT0", "datatype": datatype, "shape": [len(values)], "data": values}
+    body, _ = triton_http.InferenceServerClient.generate_request_body([])
+    request = {**json.loads(body), "inputs": [entry]}
+    answer = through.infer(f"identity_{datatype.lower()}", json.dumps(request).encode())
+    assert answer.status == 200
+    length = answer.header_length
+    result = triton_http.InferenceServerClient.parse_response_body(
+        answer.body, header_length=length
+    )
+    assert result.as_numpy("OUTPUT0").tolist() == values
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("right", [True, False])
+def test_several_inputs_and_outputs(client: Any, plain: Any, left: bool, right: bool) -> None:
+    arrays = np.array([1, 2.5], np.float32), np.array([3, 4], np.float32)
+    inputs = [
+        tensor("INPUT0", "FP32", arrays[0], binary=left),
+        tensor("INPUT1", "FP32", arrays[1], binary=right),
+    ]
+    outputs = [wanted("DIFFERENCE", binary=left), wanted("SUM", binary=right)]
+    result = client.infer("add", inputs, outputs=outputs)
+    assert result.get_response() == plain.infer("add", inputs, outputs=outputs).get_response()
+    np.testing.assert_array_equal(result.as_numpy("SUM"), arrays[0] + arrays[1])
+    np.testing.assert_array_equal(result.as_numpy("DIFFERENCE"), arrays[0] - arrays[1])
+
+
+@pytest.mark.parametrize("request_id", ["", "42", 'é "quoted"'])
+def test_the_request_id_comes_back(client: Any, plain: Any, request_id: str) -> None:
+    inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=True)]
+    result, like = (
+        each.infer("identity_fp32", inputs, request_id=request_id) for each in (client, plain)
+    )
+    assert result.get_response() == like.get_response()
+    assert result.get_response().get("id", "") == request_id
+
+
+@pytest.mark.parametrize("version", ["", "1", "2"])
+def test_versions(client: Any, version: str) -> None:
+    inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=False)]
+    result = client.infer("versioned", inputs, model_version=version)
+    assert result.as_numpy("OUTPUT0").tolist() == [int(version or 2)]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_empty_tensors(client: Any, binary: bool) -> None:
+    inputs = [tensor("INPUT0", "FP32", np.zeros((2, 0), np.float32), binary=binary)]
+    outputs = [wanted("OUTPUT0", binary=binary)]
+    result = client.infer("identity_fp32_2d", inputs, outputs=outputs)
+    assert result.as_numpy("OUTPUT0").shape == (2, 0)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classification(client: Any, plain: Any, binary: bool) -> None:
+    inputs = [tensor("INPUT0", "FP32", np.array([0.5, 3, -1], np.float32), binary=binary)]
+    outputs = [wanted("OUTPUT0", binary=binary, class_count=2)]
+    result, like = (
+        each.infer("identity_fp32", inputs, outputs=outputs) for each in (client, plain)
+    )
+    assert result.get_response() == like.get_response()
+    assert result.as_numpy("OUTPUT0").tolist() == like.as_numpy("OUTPUT0").tolist()
+    assert len(result.as_numpy("OUTPUT0")) == 2
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_several_requests_at_once(client: Any, binary: bool) -> None:
+    arrays = [np.full(1000, number, np.float32) for number in range(16)]
+    outputs = [wanted("OUTPUT0", binary=binary)]
+    running = [
+        client.async_infer(
+            "identity_fp32", [tensor("INPUT0", "FP32", array, binary=binary)], outputs=outputs
+        )
+        for array in arrays
+    ]
+    for array, each in zip(arrays, running, strict=True):
+        np.testing.assert_array_equal(each.get_result().as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("request_coding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("answer_coding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("sent", [True, False], ids=["binary", "json"])
+@pytest.mark.parametrize("back", [True, False], ids=["to binary", "to json"])
+def test_compression(
+    client: Any, request_coding: str | None, answer_coding: str | None, sent: bool, back: bool
+) -> None:
+    array = np.arange(3000, dtype=np.float32)
+    result = client.infer(
+        "identity_fp32",
+        [tensor("INPUT0", "FP32", array, binary=sent)],
+        outputs=[wanted("OUTPUT0", binary=back)],
+        request_compression_algorithm=request_coding,
+        response_compression_algorithm=answer_coding,
+    )
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_parameters(client: Any, plain: Any) -> None:
+    inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=False)]
+    outputs = [wanted("OUTPUT0", binary=False)]
+    parameters = {"text": "é", "number": 2**53 + 1, "flag": True}
+    result, like = (
+        each.infer("with_parameters", inputs, outputs=outputs, parameters=parameters)
+        for each in (client, plain)
+    )
+    assert result.get_response() == like.get_response()
+    assert json.loads(result.as_numpy("OUTPUT0")[0]) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("nope", "unknown model"), ("fails", "this model always fails"), ("add", "expected 2 inputs")],
+)
+def test_errors(client: Any, plain: Any, model: str, words: str) -> None:
+    inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=False)]
+    with pytest.raises(InferenceServerException, match=words) as error:
+        client.infer(model, inputs)
+    with pytest.raises(InferenceServerException) as like:
+        plain.infer(model, inputs)
+    assert str(error.value) == str(like.value)
+    assert error.value.status() == like.value.status()
+
+
+CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "live": ("is_server_live", ()),
+    "ready": ("is_server_ready", ()),
+    "model ready": ("is_model_ready", ("add",)),
+    "version ready": ("is_model_ready", ("versioned", "2")),
+    "unknown model ready": ("is_model_ready", ("nope",)),
+    "server metadata": ("get_server_metadata", ()),
+    "model metadata": ("get_model_metadata", ("add",)),
+    "model config": ("get_model_config", ("batched_fp32", "1")),
+    "repository index": ("get_model_repository_index", ()),
+    "statistics": ("get_inference_statistics", ("add",)),
+    "all statistics": ("get_inference_statistics", ()),
+    "log settings": ("get_log_settings", ()),
+    "system shared memory": ("get_system_shared_memory_status", ()),
+    "CUDA shared memory": ("get_cuda_shared_memory_status", ()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls(client: Any, plain: Any, call: str) -> None:
+    name, arguments = CALLS[call]
+    result = getattr(client, name)(*arguments)
+    assert result == getattr(plain, name)(*arguments)
+    assert result is not None
+
+
+def test_unload_and_load(client: Any) -> None:
+    client.unload_model("two_variable")
+    while client.is_model_ready("two_variable"):
+        pass
+    client.load_model("two_variable")
+    assert client.is_model_ready("two_variable")
+
+
+def test_shared_memory_calls(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="/nope"):
+        client.register_system_shared_memory("region", "/nope", 8)
+    client.unregister_system_shared_memory("region")
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+    assert client.get_system_shared_memory_status() == []
+
+
+@pytest.fixture
+def region(client: Any) -> Iterator[memoryview]:
+    """Shared memory of 48 bytes, known to the server as "region"."""
+    memory = SharedMemory(create=True, size=48)
+    client.register_system_shared_memory("region", f"/{memory.name}", 48)
+    assert memory.buf is not None
+    yield memory.buf
+    client.unregister_system_shared_memory("region")
+    memory.close()
+    memory.unlink()
+
+
+@pytest.mark.parametrize("binary", [True, False, None])
+def test_tensors_in_shared_memory(
+    client: Any, plain: Any, region: memoryview, binary: bool | None
+) -> None:
+    """They never pass the gateway; others in the same request do."""
+    left, right = np.array([1, 2.5, -3], np.float32), np.array([3, 4, 5], np.float32)
+    region[:12] = left.tobytes()
+    shared = triton_http.InferInput("INPUT0", [3], "FP32")
+    shared.set_shared_memory("region", 12)
+    inputs = [shared, tensor("INPUT1", "FP32", right, binary=bool(binary))]
+    asked = triton_http.InferRequestedOutput("SUM")
+    asked.set_shared_memory("region", 12, offset=12)
+    outputs = [asked] if binary is None else [asked, wanted("DIFFERENCE", binary=binary)]
+    result = client.infer("add", inputs, outputs=outputs)
+    assert np.frombuffer(region[12:24], np.float32).tolist() == (left + right).tolist()
+    assert result.get_response() == plain.infer("add", inputs, outputs=outputs).get_response()
+    if binary is not None:
+        assert result.as_numpy("DIFFERENCE").tolist() == (left - right).tolist()

@@ -1,0 +1,86 @@
+"""Declared models, compared with those of a real Triton, and requests held to them."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.gateway import TENSORGATE, Gateway
+from tests.integration.triton.server import TritonServer
+
+pytestmark = pytest.mark.triton
+
+
+def _tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
+MODELS = {
+    "identity_fp32": {
+        "inputs": [_tensor("INPUT0", "FP32", -1)],
+        "outputs": [_tensor("OUTPUT0", "FP32", -1)],
+    },
+    "batched_fp32": {
+        "inputs": [_tensor("INPUT0", "FP32", 4)],
+        "outputs": [_tensor("OUTPUT0", "FP32", 4)],
+        "max_batch_size": 8,
+    },
+}
+WRONG = {
+    "batched_bytes": {"inputs": [_tensor("INPUT0", "BYTES", 1)], "max_batch_size": 4},
+    "add": {"inputs": [_tensor("INPUT0", "FP64", -1), _tensor("INPUT2", "FP32", -1)]},
+    "nowhere": {"inputs": [_tensor("INPUT0", "FP32", -1)]},
+}
+
+
+def _settings(folder: Path, url: str, models: dict[str, Any]) -> Path:
+    file = folder / "gateway.yaml"
+    upstreams = {"triton": {"endpoints": [url], "dialect": "triton"}}
+    settings = {"listen": "127.0.0.1:0", "upstreams": upstreams, "models": models}
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+def _probe(file: Path) -> tuple[int, list[str]]:
+    command = [str(TENSORGATE), "check", "--probe", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    return done.returncode, lines[lines.index("upstream triton:") + 2 :]
+
+
+def test_what_is_declared_is_compared(triton: TritonServer, tmp_path: Path) -> None:
+    where = f"  {triton.http_url} (upstream triton): "
+    good = [line for name in MODELS for line in (f"model {name}:", f"{where}as declared")]
+    assert _probe(_settings(tmp_path, triton.http_url, MODELS)) == (0, good)
+    status, lines = _probe(_settings(tmp_path, triton.http_url, MODELS | WRONG))
+    assert status == 3
+    assert lines[: len(good)] == good
+    assert lines[len(good) : -1] == [
+        "model batched_bytes:",
+        f"{where}max_batch_size is 8, declared 4",
+        "model add:",
+        f"{where}input 'INPUT0' is FP32 [-1], declared FP64 [-1]; there is no input 'INPUT2'; "
+        "input 'INPUT1' is not declared",
+        "model nowhere:",
+    ]
+    assert lines[-1].startswith(f"{where}does not know it: 4")
+
+
+def test_requests_are_held_to_it(triton: TritonServer, tmp_path: Path) -> None:
+    file = _settings(tmp_path, triton.http_url, MODELS)
+    with (
+        Gateway(file, tmp_path / "log", {}) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        for rows, status in ((8, 200), (9, 400), (1, 200)):
+            tensor = {**_tensor("INPUT0", "FP32", rows, 4), "data": [1.5] * 4 * rows}
+            answer = client.infer("batched_fp32", json.dumps({"inputs": [tensor]}).encode())
+            assert answer.status == status
+        raw = client.infer("batched_fp32", bytes(16), {HEADER_LENGTH: "0"})
+        assert raw.status == 200
+        assert raw.fields["outputs"][0]["shape"] == [1, 4]

@@ -1,0 +1,145 @@
+"""However a path is spelled, no server is asked for what a route denies or wants a key for."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.support.client import Client
+from tests.integration.support.gateway import Gateway, serving_by
+from tests.integration.support.real_server import HOST, InferenceServer
+
+BODY = json.dumps(
+    {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}]}
+).encode()
+TYPE = {"Content-Type": "application/json"}
+KEY = {"Authorization": "Bearer secret"}
+
+# A server that decodes paths answers these as it does the plain path.
+DECODED = [
+    "/v2/models/%69dentity_fp32/infer",
+    "/v2/models/identity%5Ffp32/infer",
+    "/v2/models/identity_fp32%2Finfer",
+    "/v2/models/identity_fp32%2finfer",
+    "/v2/models/%69dentity_fp32%2Finfer",
+    "/v2/models/identity_fp32/%69nfer",
+    "/v2/%6dodels/identity_fp32/infer",
+    "/%762/models/identity_fp32/infer",
+    "/v2%2Fmodels/identity_fp32/infer",
+]
+# Some of these are infer requests to one server or other, or a redirection to one.
+ODD = [
+    "/v2/models/identity_fp32/infer%0A",
+    "/v2/models/identity_fp32%2Finfer%0a",
+    "/v2/models/identity_fp32/versions/1%2Finfer",
+    "/v2/models/identity_fp32/versions%2F1%2Finfer",
+    "/v2/models/identity_fp32%2Fversions%2F1%2Finfer",
+    "/v2/models/%69dentity_fp32/versions/%31/infer",
+    "/v2/models/identity_fp32/%67enerate",
+    "/v2/models/identity_fp32%252Finfer",
+    "/v2/models/%2569dentity_fp32/infer",
+    "/v2/models/identity_fp32/infer/",
+    "/v2/models/identity_fp32/infer%2F",
+    "/v2/models/identity_fp32//infer",
+    "/v2/models//identity_fp32/infer",
+    "//v2/models/identity_fp32/infer",
+    "/v2/models/./identity_fp32/infer",
+    "/v2/models/%2e/identity_fp32/infer",
+    "/v2/models/x/../identity_fp32/infer",
+    "/v2/models/x/%2e%2e/identity_fp32/infer",
+    "/v2/models/x%2F..%2Fidentity_fp32/infer",
+    "/v2/health%2F..%2Fmodels/identity_fp32/infer",
+    "/v2/models/identity_fp32/infer%3Fx",
+    "/v2/models/identity_fp32/infer%23x",
+    "/v2/models/identity_fp32%00/infer",
+    "/v1/models/identity_fp32:predict",
+    "/v1/models/%69dentity_fp32:predict",
+    "/v1/models/identity_fp32%3Apredict",
+    "/v1/models/identity_fp32:%70redict",
+    "/v1%2Fmodels%2Fidentity_fp32%3apredict",
+    "/v1/models/identity_fp32:predict/",
+]
+SECRET = [
+    "/v2/models/add",
+    "/v2/models/%61dd",
+    "/v2/%6dodels/add",
+    "/v2%2Fmodels%2Fadd",
+    "/v2/models/add%2Fready",
+    "/v2/models/add/%72eady",
+    "/v2/models/add%2Fconfig",
+    "/v2/models/add%2Fversions%2F1",
+    "/v2/models/add/",
+    "/v2//models/add",
+    "/v2/models/x/../add",
+    "/v1/models/%61dd",
+    "/v1/models%2Fadd",
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    any_server: InferenceServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway that denies one model's inference, wants a key for another, and is open else."""
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "keys").write_text("secret\n")
+    settings = {
+        "listen": "127.0.0.1:0",
+        "upstreams": {
+            "server": {"endpoints": [any_server.http_url], "dialect": any_server.dialect}
+        },
+        "api_keys": {"people": {"file": str(folder / "keys")}},
+        "routes": [
+            {
+                "match": {"model": "identity_fp32"},
+                "upstream": "server",
+                "deny_operations": ["infer", "generate"],
+            },
+            {"match": {"model": "add"}, "upstream": "server", "auth": ["people"]},
+            {"upstream": "server"},
+        ],
+    }
+    with serving_by(folder, settings) as running:
+        yield running
+
+
+@pytest.fixture
+def through(gateway: Gateway) -> Iterator[Client]:
+    with Client(gateway.host, gateway.port) as client:
+        yield client
+
+
+@pytest.fixture
+def direct(any_server: InferenceServer) -> Iterator[Client]:
+    with Client(HOST, any_server.http_port) as client:
+        yield client
+
+
+def decodes(server: InferenceServer) -> bool:
+    return server.name in ("kserve", "mlserver")
+
+
+@pytest.mark.parametrize("path", DECODED)
+def test_what_servers_decode_is_denied(
+    path: str, through: Client, direct: Client, any_server: InferenceServer
+) -> None:
+    assert (direct.send("POST", path, BODY, TYPE).status == 200) is decodes(any_server)
+    assert through.send("POST", path, BODY, TYPE).status in (401, 403)
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_no_other_spelling_gets_through(path: str, through: Client) -> None:
+    assert through.send("POST", path, BODY, TYPE).status >= 400
+
+
+@pytest.mark.parametrize("path", SECRET)
+def test_what_wants_a_key_wants_one_in_every_spelling(path: str, through: Client) -> None:
+    assert through.get(path).status == 401
+
+
+def test_who_may_ask_may_encode(through: Client, any_server: InferenceServer) -> None:
+    """More than has to be: it counts as the server sees it."""
+    status = 200 if decodes(any_server) else 404
+    path = "/v2/models/identity%5Ffp32"
+    assert through.get(path).status == status
+    assert through.send("GET", "/v2/models/%61dd", b"", KEY).status == status

@@ -1,0 +1,70 @@
+"""Real servers asked what they are, by the command that operators have."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.kserve.server import KServe
+from tests.integration.mlserver.server import MLServer
+from tests.integration.support.gateway import TENSORGATE
+from tests.integration.triton.server import TritonServer
+from tests.support.addresses import free_address
+
+pytestmark = [pytest.mark.triton, pytest.mark.kserve, pytest.mark.mlserver]
+
+IS = {
+    "triton": "dialect triton{}: it names itself 'triton', version '2.",
+    "kserve": "dialect kserve{}: it names itself 'kserve', version '0.",
+    "mlserver": "dialect json{}: it names itself 'mlserver', version '1.",
+}
+
+
+@pytest.fixture(scope="module")
+def urls(triton: TritonServer, kserve: KServe, mlserver: MLServer) -> dict[str, str]:
+    """Each server's address, by its name."""
+    return {"triton": triton.http_url, "kserve": kserve.http_url, "mlserver": mlserver.http_url}
+
+
+def _probe(file: Path, urls: dict[str, str], **dialects: str) -> tuple[int, list[str]]:
+    upstreams = {
+        name: {"endpoints": [url], "dialect": dialects.get(name, "auto")}
+        for name, url in urls.items()
+    }
+    shares = [{"name": name, "weight": 1} for name in urls]
+    file.write_text(
+        yaml.safe_dump({"upstreams": upstreams, "routes": [{"upstream": shares}]}, sort_keys=False)
+    )
+    command = [str(TENSORGATE), "check", "--probe", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()[2:]
+    assert lines[::2] == [f"upstream {name}:" for name in urls]
+    return done.returncode, lines[1::2]
+
+
+@pytest.mark.parametrize(
+    "dialects", [{}, {"triton": "triton", "kserve": "kserve", "mlserver": "json"}], ids=str
+)
+def test_each_is_ready_and_known(
+    urls: dict[str, str], tmp_path: Path, dialects: dict[str, str]
+) -> None:
+    status, lines = _probe(tmp_path / "gateway.yaml", urls, **dialects)
+    assert status == 0
+    for line, (name, url) in zip(lines, urls.items(), strict=True):
+        found = IS[name].format(", as declared" if dialects else "")
+        assert line.startswith(f"  {url}: ready; {found}")
+
+
+def test_one_that_is_another_and_one_that_is_gone(urls: dict[str, str], tmp_path: Path) -> None:
+    gone = {**urls, "gone": f"http://{free_address()}"}
+    status, lines = _probe(tmp_path / "gateway.yaml", gone, kserve="triton", mlserver="kserve")
+    assert status == 3
+    for name, line in zip(("kserve", "mlserver"), lines[1:3], strict=True):
+        declared = {"kserve": "triton", "mlserver": "kserve"}[name]
+        found = IS[name].format(f", but {declared} is declared")
+        assert line.startswith(f"  {urls[name]}: ready; {found}")
+    assert lines[3].endswith(f"cannot connect to {gone['gone']}: Connection refused")
+    status, lines = _probe(tmp_path / "gateway.yaml", gone)
+    assert status == 4

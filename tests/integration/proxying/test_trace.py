@@ -1,0 +1,160 @@
+"""Trace settings: the specification's paths and the server's own lead to the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.support.client import Answer, Client
+from tests.integration.support.gateway import Gateway, serving
+from tests.integration.triton.server import TritonServer
+
+pytestmark = pytest.mark.triton
+
+# What a client may ask for, and where the server has it.
+GLOBAL = [("/v2/trace", "/v2/trace/setting"), ("/v2/trace/setting", "/v2/trace/setting")]
+MODEL = [
+    (f"/v2/models/add{version}/{trace}", "/v2/models/add/trace/setting")
+    for version in ("", "/versions/1")
+    for trace in ("trace", "trace/setting")
+]
+
+
+@pytest.fixture(autouse=True)
+def unchanged(direct: Client) -> Iterator[None]:
+    """Undo what a test has set."""
+    yield
+    names = ("trace_level", "trace_rate", "trace_count", "log_frequency")
+    clear = json.dumps(dict.fromkeys(names)).encode()
+    for path in ("/v2/models/add/trace/setting", "/v2/trace/setting"):
+        assert direct.send("POST", path, clear).status == 200
+
+
+def check_same(answer: Answer, like: Answer) -> None:
+    assert (answer.status, answer.reason, answer.body) == (like.status, like.reason, like.body)
+    assert answer.headers["Content-Type"] == like.headers["Content-Type"]
+    assert answer.headers["Content-Length"] == like.headers["Content-Length"]
+
+
+@pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
+def test_read(through: Client, direct: Client, path: str, own: str) -> None:
+    answer = through.get(path)
+    assert answer.status == 200
+    assert {"trace_level", "trace_rate", "trace_count", "log_frequency"} <= set(answer.fields)
+    check_same(answer, direct.get(own))
+
+
+@pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
+def test_update(through: Client, direct: Client, path: str, own: str) -> None:
+    before = direct.get(own).fields
+    changes = {"trace_level": ["OFF"], "trace_rate": "77", "trace_count": "5"}
+    answer = through.send("POST", path, json.dumps(changes).encode())
+    assert answer.status == 200
+    assert answer.fields == {**before, **changes}
+    check_same(through.get(path), direct.get(own))
+    assert direct.get(own).fields == answer.fields
+
+
+def test_a_model_has_settings_of_its_own(through: Client) -> None:
+    everywhere = through.get("/v2/trace").fields
+    through.send("POST", "/v2/models/add/trace", b'{"trace_rate": "78"}')
+    assert through.get("/v2/models/add/trace").fields == {**everywhere, "trace_rate": "78"}
+    assert through.get("/v2/trace").fields == everywhere
+    assert through.get("/v2/models/mixed/trace").fields == everywhere
+    cleared = through.send("POST", "/v2/models/add/trace", b'{"trace_rate": null}')
+    assert cleared.fields == everywhere
+    unchanged = through.send("POST", "/v2/models/add/trace", b"{}")
+    assert unchanged.fields == everywhere
+
+
+@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"trace_file": "/tmp/trace.json"}',
+        b'{"trace_rate": 7}',
+        b'{"trace_rate": "x"}',
+        b'{"trace_level": "TIMESTAMPS"}',
+        b'{"unknown": "1"}',
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b"",
+    ],
+)
+def test_whatever_the_server_says_passes(
+    through: Client, direct: Client, path: str, body: bytes
+) -> None:
+    own = path.removesuffix("/setting") + "/setting"
+    check_same(through.send("POST", path, body), direct.send("POST", own, body))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("trace", ["trace", "trace/setting"])
+def test_an_unknown_model(through: Client, direct: Client, method: str, trace: str) -> None:
+    body = b"{}" if method == "POST" else None
+    answer = through.send(method, f"/v2/models/nope/{trace}", body)
+    like = direct.send(method, "/v2/models/nope/trace/setting", body)
+    assert like.status == 400
+    assert "nope" in answer.error
+    check_same(answer, like)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/trace/", "/v2/trace/other", "/v2/models/add/trace/", "/v2/tracer", "/v2/Trace"]
+)
+def test_what_is_no_trace_path(through: Client, direct: Client, path: str) -> None:
+    like = direct.get(path)
+    assert like.status == 404
+    check_same(through.get(path), like)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_other_methods_pass_as_they_are(through: Client, direct: Client, method: str) -> None:
+    check_same(through.send(method, "/v2/trace"), direct.send(method, "/v2/trace"))
+
+
+def test_that_versions_share_their_settings_is_logged(triton: TritonServer, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, triton.http_url) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        assert client.get("/v2/models/versioned/trace").status == 200
+        assert "version" not in gateway.log.replace("/v2/models/versioned/trace", "")
+        assert client.get("/v2/models/versioned/versions/2/trace").status == 200
+        assert "version 2 of model versioned" in gateway.log
+
+
+@pytest.fixture
+def tritonclient(gateway: Gateway) -> Iterator[Any]:
+    client = triton_http.InferenceServerClient(gateway.address)
+    yield client
+    client.close()
+
+
+def test_tritonclient_reads(tritonclient: Any, direct: Client) -> None:
+    assert tritonclient.get_trace_settings() == direct.get("/v2/trace/setting").fields
+    own = direct.get("/v2/models/add/trace/setting").fields
+    assert tritonclient.get_trace_settings("add") == own
+
+
+def test_tritonclient_updates(tritonclient: Any, direct: Client) -> None:
+    everywhere = tritonclient.get_trace_settings()
+    changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "79"}
+    updated = tritonclient.update_trace_settings("add", changes)
+    assert updated == {**everywhere, **changes}
+    assert direct.get("/v2/models/add/trace/setting").fields == updated
+    cleared = tritonclient.update_trace_settings("add", dict.fromkeys(changes))
+    assert cleared == everywhere
+    assert tritonclient.update_trace_settings(settings={"trace_count": "9"})["trace_count"] == "9"
+
+
+def test_tritonclient_sees_errors(tritonclient: Any) -> None:
+    with pytest.raises(InferenceServerException, match="nope"):
+        tritonclient.get_trace_settings("nope")
+    with pytest.raises(InferenceServerException, match="trace file"):
+        tritonclient.update_trace_settings(settings={"trace_file": "/tmp/trace.json"})

@@ -1,0 +1,235 @@
+"""Infer requests in every form, and what their answers mean whatever form those have."""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tests.integration.support.client import HEADER_LENGTH, Answer
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+FLOATS = ("FP16", "BF16", "FP32", "FP64")
+# No server takes or gives these as JSON; the gateway does.
+HALVES = ("FP16", "BF16")
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input: ``elements`` is flat, of bytes objects where the datatype is BYTES.
+
+    ``data`` stands in for the JSON form, where that is not to be the elements in their shape.
+    """
+
+    name: str
+    datatype: str
+    elements: Array
+    shape: tuple[int, ...]
+    binary: bool = False
+    data: Any = None
+
+    def encoded(self) -> bytes:
+        """Give the binary form."""
+        return encode(self.datatype, self.elements)
+
+    def values(self) -> Any:
+        """Give the JSON form, nested as the shape is."""
+        if self.datatype != "BYTES":
+            return self.elements.reshape(self.shape).tolist()
+        texts = np.array([element.decode() for element in self.elements], dtype=object)
+        return texts.reshape(self.shape).tolist()
+
+
+def tensor(
+    name: str,
+    datatype: str,
+    values: Sequence[Any],
+    shape: Sequence[int] | None = None,
+    *,
+    binary: bool = False,
+) -> Tensor:
+    """Make an input from a flat list of its elements; its shape is that of the list by default."""
+    elements = np.array(values, dtype=DTYPES[datatype])
+    return Tensor(name, datatype, elements, tuple(shape or [len(values)]), binary)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An infer request.
+
+    ``outputs`` are those listed: each name with its own ``binary_data``, None for none.
+    ``with_length`` sends the header length even where all is JSON. ``order`` is the order of the
+    top-level members, by their number. ``pieces`` is the size of the chunks that the body is sent
+    in, 0 where it is sent whole.
+    """
+
+    model: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[tuple[str, bool | None], ...] = ()
+    binary_data_output: bool | None = None
+    id: str | None = None
+    with_length: bool = False
+    ascii: bool = True
+    data_first: bool = False
+    order: tuple[int, ...] = (0, 1, 2, 3)
+    pieces: int = 0
+
+    def wants_binary(self, output: str) -> bool:
+        """Tell what the specification says of an output's form."""
+        own = dict(self.outputs).get(output)
+        return bool(self.binary_data_output) if own is None else own
+
+    def spelled_out(self) -> "Request":
+        """Say the same in one piece, with ``binary_data`` on every listed output.
+
+        Triton knows ``binary_data_output`` only where no output is listed.
+        """
+        outputs = tuple((name, self.wants_binary(name)) for name, _ in self.outputs)
+        return replace(self, outputs=outputs, pieces=0)
+
+    def all_binary(self) -> "Request":
+        """Ask for the same in one piece, with all inputs and outputs in binary form."""
+        return replace(
+            self,
+            inputs=tuple(replace(each, binary=True) for each in self.inputs),
+            outputs=tuple((name, True) for name, _ in self.outputs),
+            binary_data_output=True,
+            pieces=0,
+        )
+
+    def encoded(self) -> tuple[bytes, dict[str, str]]:
+        """Give body and headers."""
+        text = json.dumps(self._header(), ensure_ascii=self.ascii).encode()
+        tensors = [each.encoded() for each in self.inputs if each.binary]
+        if not tensors and not self.with_length:
+            return text, {}
+        return b"".join([text, *tensors]), {HEADER_LENGTH: str(len(text))}
+
+    def _header(self) -> dict[str, Any]:
+        wanted = self.binary_data_output
+        parameters = None if wanted is None else {"binary_data_output": wanted}
+        members = [
+            ("id", self.id),
+            ("inputs", [self._input(each) for each in self.inputs]),
+            ("outputs", [_output(*each) for each in self.outputs] or None),
+            ("parameters", parameters),
+        ]
+        return {key: value for key, value in (members[i] for i in self.order) if value is not None}
+
+    def _input(self, each: Tensor) -> dict[str, Any]:
+        described = {"name": each.name, "shape": each.shape, "datatype": each.datatype}
+        if each.binary:
+            return {**described, "parameters": {"binary_data_size": len(each.encoded())}}
+        data = {"data": each.values() if each.data is None else each.data}
+        return {**data, **described} if self.data_first else {**described, **data}
+
+
+def _output(name: str, binary_data: bool | None) -> dict[str, Any]:
+    if binary_data is None:
+        return {"name": name}
+    return {"name": name, "parameters": {"binary_data": binary_data}}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of an answer; ``keys`` are its members in their order, ``data`` the binary form."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    keys: tuple[str, ...]
+    binary: bool
+    data: bytes
+
+    @property
+    def elements(self) -> Array:
+        """The elements, flat."""
+        return decode(self.datatype, self.data)
+
+
+def read_outputs(answer: Answer) -> tuple[Output, ...]:
+    """Read the outputs of an answer; fails where the answer is not what it says it is."""
+    assert answer.status == 200, answer.body[:1000]
+    fields = json.loads(answer.body[: answer.header_length], object_pairs_hook=_no_twins)
+    binary = b"" if answer.header_length is None else answer.body[answer.header_length :]
+    outputs = []
+    for entry in fields["outputs"]:
+        size = (entry.get("parameters") or {}).get("binary_data_size")
+        if size is None:
+            data = _encode_json(entry["datatype"], entry["data"])
+        else:
+            assert "data" not in entry
+            data, binary = binary[:size], binary[size:]
+            assert len(data) == size
+        output = Output(
+            name=entry["name"],
+            datatype=entry["datatype"],
+            shape=tuple(entry["shape"]),
+            keys=tuple(entry),
+            binary=size is not None,
+            data=data,
+        )
+        assert output.elements.size == int(np.prod(output.shape))
+        outputs.append(output)
+    assert binary == b""
+    return tuple(outputs)
+
+
+def encode(datatype: str, elements: Array) -> bytes:
+    """Give the binary form of flat elements."""
+    if datatype != "BYTES":
+        return elements.tobytes()
+    return b"".join(_LENGTH.pack(len(each)) + each for each in elements)
+
+
+def decode(datatype: str, data: bytes) -> Array:
+    """Read flat elements from their binary form."""
+    if datatype != "BYTES":
+        return np.frombuffer(data, DTYPES[datatype])
+    elements = []
+    while data:
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        assert end <= len(data)
+        elements.append(data[_LENGTH.size : end])
+        data = data[end:]
+    return np.array(elements, dtype=object)
+
+
+def _no_twins(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(members)
+    assert len(fields) == len(members)
+    return fields
+
+
+def _encode_json(datatype: str, values: list[Any]) -> bytes:
+    kinds = {type(value) for value in values}
+    if datatype == "BYTES":
+        assert kinds <= {str}
+        return encode(datatype, np.array([value.encode() for value in values], dtype=object))
+    wanted = {bool} if datatype == "BOOL" else {float} if datatype in FLOATS else {int}
+    assert kinds <= wanted
+    with np.errstate(over="raise"):
+        return np.array(values, dtype=DTYPES[datatype]).tobytes()

@@ -1,0 +1,133 @@
+"""What servers say of themselves, as their sources have it, and what that tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.protocol.dialect_detection import parse_server_metadata
+from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+
+TRITONS = [
+    *("classification", "sequence", "model_repository", "model_repository(unload_dependents)"),
+    *("schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory"),
+    *("binary_tensor_data", "parameters", "statistics", "trace", "logging"),
+]
+KSERVES = ["model_repository_extension"]
+OF_OPENVINO = "OpenVINO Model Server"
+
+
+def _kserve(version: str) -> dict[str, Any]:
+    return {"name": "kserve", "version": version, "extensions": KSERVES}
+
+
+def _without(*names: str) -> list[str]:
+    return [name for name in TRITONS if name not in names]
+
+
+@pytest.mark.parametrize(
+    ("document", "dialect"),
+    [
+        ({"name": "triton", "version": "2.51.0", "extensions": TRITONS}, TRITON),
+        # tritonserver --id
+        ({"name": "gpu-7", "version": "2.51.0", "extensions": TRITONS}, TRITON),
+        (
+            {"name": "triton", "version": "2.2.0", "extensions": _without("trace", "logging")},
+            replace(TRITON, trace=None),
+        ),
+        (_kserve("0.14.0"), KSERVE),
+        (_kserve("0.14.0rc0"), KSERVE),
+        (_kserve("0.21.0"), KSERVE),
+        (_kserve("1.0"), KSERVE),
+        (_kserve("0.13.1"), replace(KSERVE, binary=False)),
+        (_kserve("0.9"), replace(KSERVE, binary=False)),
+        ({"name": OF_OPENVINO, "version": "2024.5.c3152d32c"}, OPENVINO),
+        ({"name": OF_OPENVINO, "version": "2022.3"}, OPENVINO),
+        (
+            {"name": OF_OPENVINO, "version": "2022.2.0"},
+            replace(OPENVINO, binary=False, binary_only_if_listed=False),
+        ),
+        ({"name": "mlserver", "version": "1.7.1", "extensions": []}, JSON),
+        # What is listed counts more than a name: another gateway before it may have added it.
+        ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
+        ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),
+        (
+            {"name": OF_OPENVINO, "version": "x", "extensions": ["binary_tensor_data"]},
+            OPENVINO,
+        ),
+        ({"name": "InferLite", "version": "1", "extensions": ["binary_tensor_data"]}, BINARY),
+        ({"extensions": ["binary_tensor_data"]}, BINARY),
+        (
+            {"name": "other", "extensions": ["binary_tensor_data", "trace"]},
+            replace(BINARY, trace=TRITON.trace),
+        ),
+        (
+            {"name": "other", "extensions": ["binary_tensor_data", "model_configuration"]},
+            replace(BINARY, batches=True),
+        ),
+    ],
+    ids=str,
+)
+def test_a_server_is_recognised(document: dict[str, Any], dialect: Dialect) -> None:
+    found = parse_server_metadata(200, json.dumps(document).encode())
+    assert found.dialect == dialect
+    assert found.certain
+
+
+@pytest.mark.parametrize("version", ["0.9", "0.13.1", "0.21.0"])
+def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
+    assert parse_server_metadata(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "said"),
+    [
+        (200, b'{"name":"triton","version":"2.51.0"}', "lists no binary_tensor_data"),
+        (200, b'{"name":"kserve","extensions":[]}', "which is no release's"),
+        (200, b'{"name":"kserve","version":"main"}', "'main', which is no release's"),
+        (200, b'{"name":"kserve","version":21}', "which is no release's"),
+        (200, b'{"name":"OpenVINO Model Server","version":"REPLACE_PROJECT_VERSION"}', "no rel"),
+        (200, b'{"name":"seldon","extensions":["x"]}', "names itself 'seldon' and lists no"),
+        (200, b'{"name":"a","extensions":"binary_tensor_data"}', "lists no binary_tensor_data"),
+        (200, b'{"name":"a","extensions":[["binary_tensor_data"],{},7,null]}', "lists no binary"),
+        (200, b'{"name":"a","extensions":null}', "lists no binary_tensor_data"),
+        (200, b'{"name":["triton"],"version":null}', "has no name"),
+        (200, b"{}", "has no name"),
+        (200, b"[]", "no JSON object"),
+        (200, b"null", "no JSON object"),
+        (200, b"", "no JSON object"),
+        (200, b"<html>", "no JSON object"),
+        (204, b"", "answered GET /v2 with 204"),
+        (301, b"", "answered GET /v2 with 301"),
+        (401, b"{}", "answered GET /v2 with 401"),
+        (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "GET /v2 with 404"),
+    ],
+)
+def test_what_shows_no_binary_form_is_spoken_to_in_json(
+    status: int, document: bytes, said: str
+) -> None:
+    found = parse_server_metadata(status, document)
+    assert found.dialect is JSON
+    assert said in found.reason
+    assert found.reason.endswith("nothing shows that it takes the binary form")
+    assert not found.certain
+
+
+def test_the_reason_names_what_told_it() -> None:
+    found = parse_server_metadata(200, json.dumps({"name": "triton", "version": "2.51.0"}).encode())
+    assert "names itself 'triton', version '2.51.0'" in found.reason
+    found = parse_server_metadata(200, json.dumps(_kserve("0.13.1")).encode())
+    assert found.reason == (
+        "names itself 'kserve', version '0.13.1': it takes the binary form since 0.14"
+    )
+
+
+def test_what_a_server_says_is_shown_in_one_short_line() -> None:
+    named = {"name": "a\nERROR all is lost\x1b[2J" + "é" * 10_000, "version": "1" * 10_000}
+    reason = parse_server_metadata(200, json.dumps(named).encode()).reason
+    assert reason.isprintable()
+    assert reason.isascii()
+    assert len(reason) < 500

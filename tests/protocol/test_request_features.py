@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.protocol.request_features import may_hide_classification, read_features
+from gateway.protocol.request_header import Fields, read_inputs
+
+
+def request(of_request: object = None, of_input: object = None, *outputs: dict[str, Any]) -> Fields:
+    region: Fields = {"shared_memory_region": "r"}
+    entry: Fields = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {**region}}
+    if isinstance(of_input, dict):
+        entry["parameters"] = {**region, **of_input}
+    fields: Fields = {"inputs": [entry]}
+    if of_request is not None:
+        fields["parameters"] = of_request
+    if outputs:
+        fields["outputs"] = [
+            {"name": f"y{i}", "parameters": each} for i, each in enumerate(outputs)
+        ]
+    return fields
+
+
+PLAIN = [
+    request(),
+    request({}),
+    request({"sequence_id": 0, "sequence_start": True, "sequence_end": False}),
+    request({"sequence_id": "a", "priority": 2**64 - 1, "timeout": 0}),
+    request({"foo": [1], "classification": -1, "shared_memory_region": 1}),
+    request(None, {"shared_memory_offset": 4, "shared_memory_byte_size": 8}),
+    request(None, {"classification": "x", "timeout": "y"}),
+    request(None, None, {"shared_memory_region": "s", "shared_memory_byte_size": 0}),
+    request(None, None, {"classification": 0}, {"binary_data": True}),
+]
+
+UNSIGNED = "must be an integer of 0 or more"
+FAULTS = [
+    (request({"sequence_start": 1}), "the request: sequence_start must be true or false, got 1"),
+    (request({"sequence_end": "x"}), 'the request: sequence_end must be true or false, got "x"'),
+    (request({"sequence_id": -1}), f"the request: sequence_id {UNSIGNED}, or a string, got -1"),
+    (request({"sequence_id": None}), "or a string, got null"),
+    (request({"priority": 0.5}), f"the request: priority {UNSIGNED}, got 0.5"),
+    (request({"priority": True}), f"the request: priority {UNSIGNED}, got true"),
+    (request({"timeout": 1e20}), f"the request: timeout {UNSIGNED}, got 1e+20"),
+    (
+        request(None, {"shared_memory_region": 1}),
+        "input 'x': shared_memory_region must be a string",
+    ),
+    (request(None, {"shared_memory_offset": -1}), f"input 'x': shared_memory_offset {UNSIGNED}"),
+    (
+        request(None, {"shared_memory_byte_size": "8"}),
+        f"input 'x': shared_memory_byte_size {UNSIGNED}, got \"8\"",
+    ),
+    (request(None, None, {}, {"classification": -1}), f"output 'y1': classification {UNSIGNED}"),
+    (request(None, None, {"classification": True}), f"output 'y0': classification {UNSIGNED}"),
+    (request(None, None, {"classification": []}), f"output 'y0': classification {UNSIGNED}"),
+    (request(None, None, {"shared_memory_region": None}), "must be a string, got null"),
+]
+
+
+@pytest.mark.parametrize("fields", PLAIN)
+def test_what_is_plain(fields: Fields) -> None:
+    inputs = read_inputs(fields)
+    features = read_features(fields, inputs)
+    assert features.is_plain
+    assert features.inputs is inputs
+
+
+@pytest.mark.parametrize(("fields", "fault"), FAULTS)
+def test_a_parameter_of_a_wrong_type(fields: Fields, fault: str) -> None:
+    features = read_features(fields, read_inputs(fields))
+    assert not features.is_plain
+    assert fault in features.error
+
+
+def test_classes_are_wanted_of_some_outputs() -> None:
+    fields = request(None, None, {"classification": 3}, {}, {"classification": 2**63})
+    features = read_features(fields, read_inputs(fields))
+    assert features.classified_outputs == ("y0", "y2")
+    assert not features.error
+    assert not features.is_plain
+
+
+def test_an_output_listed_twice_counts_twice() -> None:
+    fields = request(None, None, {}, {"classification": 1})
+    fields["outputs"][1]["name"] = "y0"
+    assert read_features(fields, read_inputs(fields)).classified_outputs == ("y0",)
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        (b'{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":1}}]}', True),
+        (b'{"parameters":{"cl\\u0061ssification":1}}', True),
+        (b'{"inputs":[{"name":"\\n"}]}', False),
+    ],
+)
+def test_what_text_may_hide(text: bytes, hidden: bool) -> None:
+    assert may_hide_classification(text) is hidden

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.request_header import (
+    DataSource,
+    InputTensor,
+    OutputEncoding,
+    list_outputs,
+    parse_request_header,
+    read_inputs,
+    read_output_encoding,
+    request_binary_outputs,
+    set_binary_size,
+)
+from tests.protocol.headers import Fields, nested, tensor
+
+FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
+
+
+# ---------------------------------------------------------------------------------- parsing
+
+
+def test_a_header_is_parsed() -> None:
+    assert parse_request_header(b' {"inputs": [], "x": {"y": 1.5}} ', 9) == {
+        "inputs": [],
+        "x": {"y": 1.5},
+    }
+
+
+@pytest.mark.parametrize("depth", [2, 3, 9])
+def test_nesting_up_to_the_cap_is_parsed(depth: int) -> None:
+    assert set(parse_request_header(nested(depth), depth)) == {"x"}
+
+
+@pytest.mark.parametrize("depth", [3, 10, 199])
+def test_nesting_beyond_the_cap_is_refused(depth: int) -> None:
+    with pytest.raises(GatewayError, match=rf"^the request's JSON is nested deeper than {depth}$"):
+        parse_request_header(nested(depth + 1), depth)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, nested(100_000)])
+def test_nesting_100_000_deep_is_refused(text: bytes) -> None:
+    with pytest.raises(GatewayError) as caught:
+        parse_request_header(text, 64)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert len(caught.value.message) < 200
+
+
+def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
+    text = json.dumps({"x": "[{" * 500, "y": [[]] * 500})
+    assert parse_request_header(text.encode(), 3)["y"] == [[]] * 500
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "the request is not valid JSON"),
+        (b'{"inputs": [}', 'near: {"inputs": [}'),
+        (b'{"a": NaN}', "the request is not valid JSON"),
+        (b'{"a": "\xff"}', "the request is not valid JSON"),
+        (b'{"a": "\\ud800"}', "the request is not valid JSON"),
+        (b"\xef\xbb\xbf{}", "the request is not valid JSON"),
+        (b"{}{}", "the request is not valid JSON"),
+        (b"[]", "the request must be a JSON object with inputs, got an array"),
+        (b"null", "the request must be a JSON object with inputs, got null"),
+        (b'"inputs"', 'the request must be a JSON object with inputs, got "inputs"'),
+    ],
+)
+def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        parse_request_header(text, 64)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert message in caught.value.message
+
+
+# ---------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (tensor(data=0), InputTensor("x", FP32, (2,), DataSource.DATA)),
+        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), DataSource.DATA)),
+        (
+            tensor(parameters={"binary_data_size": 8}),
+            InputTensor("x", FP32, (2,), DataSource.BINARY, 8),
+        ),
+        (
+            tensor(parameters={"binary_data_size": 0}, shape=[3, 0]),
+            InputTensor("x", FP32, (3, 0), DataSource.BINARY, 0),
+        ),
+        (
+            tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
+            InputTensor("x", BYTES, (2,), DataSource.BINARY, 2**63 - 1),
+        ),
+        (
+            tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8}),
+            InputTensor("x", FP32, (2,), DataSource.SHARED_MEMORY),
+        ),
+    ],
+)
+def test_an_input_is_read(entry: Fields, expected: InputTensor) -> None:
+    assert read_inputs({"id": "7", "inputs": [entry]}) == (expected,)
+
+
+SOURCES = "input 'x' needs exactly one of data, binary_data_size and shared_memory_region; it has "
+REFUSED_INPUTS = [
+    ({"inputs": [], "id": 7}, "id must be a string, got 7"),
+    ({"inputs": [], "id": None}, "id must be a string, got null"),
+    ({}, "inputs is missing; it must be an array of tensors"),
+    (
+        {"instances": [1], "inputs_": []},
+        "inputs is missing; the request has instances, as in the V1 protocol: "
+        "send such a request to /v1/models/MODEL:predict",
+    ),
+    ({"inputs": None}, "inputs must be an array of tensors, got null"),
+    ({"inputs": {"x": 1}}, "inputs must be an array of tensors, got an object"),
+    ({"inputs": "x"}, 'inputs must be an array of tensors, got "x"'),
+    ({"inputs": [[]]}, "inputs[0] must be an object, got an array"),
+    ({"inputs": [tensor(data=0), 5]}, "inputs[1] must be an object, got 5"),
+    ({"inputs": [tensor(name=None)]}, "inputs[0]: name is missing"),
+    ({"inputs": [tensor() | {"name": None}]}, "inputs[0]: name must be a string, got null"),
+    ({"inputs": [tensor(name={})]}, "inputs[0]: name must be a string, got an object"),
+    ({"inputs": [tensor(name=5)]}, "inputs[0]: name must be a string, got 5"),
+    (
+        {"inputs": [tensor(datatype=None, data=0)]},
+        "input 'x': datatype is missing",
+    ),
+    (
+        {"inputs": [tensor() | {"datatype": None}]},
+        "input 'x': datatype must be a string such as \"FP32\", got null",
+    ),
+    (
+        {"inputs": [tensor(datatype=5)]},
+        "input 'x': datatype must be a string such as \"FP32\", got 5",
+    ),
+    ({"inputs": [tensor(datatype="FP8")]}, "input 'x': unknown datatype \"FP8\"; known are"),
+    ({"inputs": [tensor(datatype="fp32")]}, "input 'x': unknown datatype \"fp32\""),
+    (
+        {"inputs": [tensor(datatype=["FP32"])]},
+        "input 'x': datatype must be a string such as \"FP32\", got an array",
+    ),
+    ({"inputs": [tensor(shape=None)]}, "input 'x': shape is missing"),
+    (
+        {"inputs": [tensor() | {"shape": None}]},
+        "input 'x': shape must be an array of integers, got null",
+    ),
+    (
+        {"inputs": [tensor(shape={})]},
+        "input 'x': shape must be an array of integers, got an object",
+    ),
+    ({"inputs": [tensor(shape=2)]}, "input 'x': shape must be an array of integers, got 2"),
+    ({"inputs": [tensor(shape=[-1])]}, "input 'x': shape [-1] must hold integers of 0 or more"),
+    ({"inputs": [tensor(shape=[1.0])]}, "input 'x': shape [1.0] must hold integers of 0 or more"),
+    ({"inputs": [tensor(shape=[True])]}, "input 'x': shape [true] must hold integers"),
+    ({"inputs": [tensor(shape=["2"])]}, "input 'x': shape [\"2\"] must hold integers"),
+    ({"inputs": [tensor(shape=[-1] * 60)]}, "input 'x': shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
+    (
+        {"inputs": [tensor(shape=[1] * 65)]},
+        "input 'x': shape has 65 dimensions; at most 64 may be",
+    ),
+    ({"inputs": [tensor(data=0, parameters=[])]}, "input 'x': parameters must be an object"),
+    (
+        {"inputs": [tensor(data=0) | {"parameters": None}]},
+        "input 'x': parameters must be an object, got null",
+    ),
+    (
+        {"inputs": [tensor()]},
+        "input 'x': data is missing, and there is neither binary_data_size nor "
+        "shared_memory_region in its parameters",
+    ),
+    (
+        {"inputs": [tensor(data=0, parameters={"binary_data_size": 8})]},
+        SOURCES + "data and binary_data_size",
+    ),
+    (
+        {
+            "inputs": [
+                tensor(data=0, parameters={"shared_memory_region": "", "binary_data_size": 8})
+            ]
+        },
+        SOURCES + "data and binary_data_size and shared_memory_region",
+    ),
+    (
+        {"inputs": [tensor(parameters={"binary_data_size": 7})]},
+        "input 'x': binary_data_size is 7, but shape [2] of FP32 takes 8 bytes",
+    ),
+    *(
+        (
+            {"inputs": [tensor(parameters={"binary_data_size": size}, datatype="BYTES")]},
+            f"input 'x': binary_data_size must be an integer of 0 or more, got {shown}",
+        )
+        for size, shown in [(-1, "-1"), (8.0, "8.0"), (True, "true"), ("8", '"8"'), (2**63, 2**63)]
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED_INPUTS)
+def test_a_faulty_input_is_refused(fields: Fields, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_inputs(fields)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.message.startswith(message)
+    assert len(caught.value.message) < 300
+
+
+def test_a_shape_of_many_dimensions_is_read() -> None:
+    shape = [1] * 64
+    (read,) = read_inputs({"inputs": [tensor(shape=shape, parameters={"binary_data_size": 4})]})
+    assert read.shape == tuple(shape)
+
+
+def test_the_size_takes_the_place_of_the_data() -> None:
+    entry = tensor(data=0)
+    set_binary_size(entry, 8)
+    assert entry == tensor(parameters={"binary_data_size": 8})
+    entry = tensor(data=0, parameters={"a": 1})
+    set_binary_size(entry, 0)
+    assert entry == tensor(parameters={"a": 1, "binary_data_size": 0})
+
+
+# ---------------------------------------------------------------------------------- answer form
+
+
+def outputs(*parameters: Fields | None) -> list[Fields]:
+    return [
+        {"name": f"out{i}"} | ({} if p is None else {"parameters": dict(p)})
+        for i, p in enumerate(parameters)
+    ]
+
+
+ON, OFF = {"binary_data": True}, {"binary_data": False}
+DEFAULT_ON, DEFAULT_OFF = {"binary_data_output": True}, {"binary_data_output": False}
+
+FORMS = [
+    # fields, wanted in binary: out0, out1; all in binary, all in JSON
+    ({}, False, False, False, True),
+    ({"parameters": DEFAULT_OFF}, False, False, False, True),
+    ({"parameters": DEFAULT_ON}, True, True, True, False),
+    ({"outputs": outputs(None, None)}, False, False, False, True),
+    ({"outputs": outputs(ON, None)}, True, False, False, False),
+    ({"outputs": outputs(ON, ON)}, True, True, True, False),
+    ({"outputs": outputs(OFF, OFF), "parameters": DEFAULT_ON}, False, False, False, True),
+    # KServe's extension: an output's own word goes before the request's.
+    ({"outputs": outputs(None, OFF), "parameters": DEFAULT_ON}, True, False, False, False),
+    ({"outputs": outputs(None, None), "parameters": DEFAULT_ON}, True, True, True, False),
+    ({"outputs": outputs({"classification": 3}, ON)}, False, True, False, False),
+    ({"outputs": [], "parameters": DEFAULT_ON}, True, True, True, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "first", "second", "all_binary", "all_json"), FORMS)
+def test_the_form_of_each_output(
+    fields: Fields, first: bool, second: bool, all_binary: bool, all_json: bool
+) -> None:
+    form = read_output_encoding(fields)
+    assert (form.wants_binary("out0"), form.wants_binary("out1")) == (first, second)
+    assert (form.all_binary, form.all_json) == (all_binary, all_json)
+
+
+BASE64 = {"content_type": "base64"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "as_base64"),
+    [
+        ({"outputs": outputs(BASE64, None)}, {"out0"}),
+        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"out0", "out1"}),
+        ({"outputs": outputs(ON | BASE64, BASE64)}, {"out1"}),
+        ({"outputs": outputs(BASE64, OFF | BASE64), "parameters": DEFAULT_ON}, {"out1"}),
+        ({"outputs": outputs({"content_type": "np"}, {"content_type": 64})}, set()),
+        ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
+        ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
+        ({"outputs": [*outputs(ON), *outputs(BASE64)]}, set()),
+        # Of all outputs nothing can be said.
+        ({"parameters": BASE64}, set()),
+    ],
+)
+def test_the_outputs_that_are_wanted_as_base64(fields: Fields, as_base64: set[str]) -> None:
+    assert read_output_encoding(fields).as_base64 == as_base64
+
+
+def test_an_output_that_was_not_listed_has_the_default_form() -> None:
+    assert OutputEncoding(True, {"a": False}).wants_binary("b")
+    assert not OutputEncoding(False, {"a": True}).wants_binary("b")
+
+
+REFUSED_FORMS = [
+    ({"parameters": []}, "the request: parameters must be an object, got an array"),
+    ({"parameters": None}, "the request: parameters must be an object, got null"),
+    (
+        {"parameters": {"binary_data_output": 1}},
+        "the request: binary_data_output must be true or false, got 1",
+    ),
+    ({"outputs": {}}, "outputs must be an array of tensors, got an object"),
+    ({"outputs": None}, "outputs must be an array of tensors, got null"),
+    ({"outputs": [{"name": "y"}, "z"]}, 'outputs[1] must be an object, got "z"'),
+    ({"outputs": [{}]}, "outputs[0]: name is missing"),
+    ({"outputs": [{"name": None}]}, "outputs[0]: name must be a string, got null"),
+    (
+        {"outputs": [{"name": "y", "parameters": 1}]},
+        "output 'y': parameters must be an object, got 1",
+    ),
+    (
+        {"outputs": [{"name": "y", "parameters": {"binary_data": "true"}}]},
+        "output 'y': binary_data must be true or false, got \"true\"",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED_FORMS)
+def test_a_faulty_form_is_refused(fields: Fields, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_output_encoding(fields)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({}, {"parameters": DEFAULT_ON}, True),
+        ({"outputs": []}, {"outputs": [], "parameters": DEFAULT_ON}, True),
+        ({"parameters": {"a": 1}}, {"parameters": {"a": 1, "binary_data_output": True}}, True),
+        ({"parameters": DEFAULT_OFF}, {"parameters": DEFAULT_ON}, True),
+        ({"parameters": DEFAULT_ON}, {"parameters": DEFAULT_ON}, False),
+        ({"outputs": outputs(None, OFF, ON)}, {"outputs": outputs(ON, ON, ON)}, True),
+        ({"outputs": outputs(ON, ON)}, {"outputs": outputs(ON, ON)}, False),
+        (
+            {"outputs": outputs({"classification": 3})},
+            {"outputs": outputs({"classification": 3, "binary_data": True})},
+            True,
+        ),
+        (
+            {"outputs": outputs({"shared_memory_region": "r"}, ON)},
+            {"outputs": outputs({"shared_memory_region": "r"}, ON)},
+            False,
+        ),
+        # What is done here is not asked of the server.
+        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}, True),
+        ({"outputs": outputs(ON | BASE64)}, {"outputs": outputs(ON | BASE64)}, False),
+    ],
+)
+def test_every_output_is_asked_for_in_binary(before: Fields, after: Fields, changed: bool) -> None:
+    assert request_binary_outputs(before) is changed
+    assert before == after
+
+
+# ---------------------------------------------------------------------------------- base64
+
+
+@pytest.mark.parametrize(
+    ("entry", "base64"),
+    [
+        (tensor(datatype="BYTES", data=[], parameters=BASE64), True),
+        (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
+        (tensor(datatype="BYTES", data=[], parameters={"content_type": ["base64"]}), False),
+        (tensor(datatype="BYTES", data=[]), False),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), False),
+        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), False),
+        (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), False),
+    ],
+)
+def test_data_that_is_base64(entry: Fields, base64: bool) -> None:
+    (found,) = read_inputs({"inputs": [entry]})
+    assert found.base64 is base64
+
+
+def test_base64_is_for_bytes_only() -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_inputs({"inputs": [tensor(data=[], parameters=BASE64)]})
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.message == (
+        "input 'x': the content_type base64 is for BYTES only, not for FP32"
+    )
+
+
+def test_what_says_base64_goes_with_the_data() -> None:
+    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64)
+    set_binary_size(entry, 5)
+    assert entry["parameters"] == {"a": 1, "binary_data_size": 5}
+    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"})
+    set_binary_size(entry, 8)
+    assert entry["parameters"] == {"content_type": "np", "binary_data_size": 8}
+
+
+@pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
+def test_outputs_are_listed_where_there_are_none(outputs: Fields) -> None:
+    fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
+    listed = orjson.loads(list_outputs(orjson.dumps(fields), ["A", "B"]))
+    assert listed == {
+        **fields,
+        "outputs": [
+            {"name": "A", "parameters": {"binary_data": True}},
+            {"name": "B", "parameters": {"binary_data": True}},
+        ],
+    }

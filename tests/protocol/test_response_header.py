@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import (
+    OutputTensor,
+    has_encoding,
+    parse_response_header,
+    read_outputs,
+)
+from tests.protocol.headers import Fields, nested, tensor
+
+FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (tensor(data=[1, 2]), OutputTensor("x", FP32, (2,), None)),
+        (tensor(data=[1, 2], parameters=None), OutputTensor("x", FP32, (2,), None)),
+        (tensor(parameters={"binary_data_size": 8}), OutputTensor("x", FP32, (2,), 8)),
+        (
+            tensor(parameters={"binary_data_size": 3}, datatype="BYTES"),
+            OutputTensor("x", BYTES, (2,), 3),
+        ),
+        (tensor(shape=[3, 0]), OutputTensor("x", FP32, (3, 0), 0)),
+        (tensor(shape=[0], parameters=None), OutputTensor("x", FP32, (0,), 0)),
+        (tensor(shape=[0], data=[]), OutputTensor("x", FP32, (0,), None)),
+        (
+            tensor(shape=[0], parameters={"shared_memory_region": "r"}),
+            OutputTensor("x", FP32, (0,), None),
+        ),
+        (tensor(), OutputTensor("x", FP32, (2,), None)),
+    ],
+)
+def test_an_output_is_read(entry: Fields, expected: OutputTensor) -> None:
+    assert read_outputs({"outputs": [entry]}) == (expected,)
+
+
+def test_null_parameters_of_an_output_are_none() -> None:
+    entry = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": None, "data": [1, 2]}
+    assert read_outputs({"outputs": [entry]}) == (OutputTensor("x", FP32, (2,), None),)
+
+
+def test_an_answer_without_outputs_has_none() -> None:
+    assert read_outputs({"model_name": "m"}) == ()
+
+
+BINARY = {"binary_data_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("entry", "as_binary", "as_json"),
+    [
+        (tensor(parameters=BINARY), True, False),
+        (tensor(data=[1, 2]), False, True),
+        (tensor(data=[1, 2], parameters=None), False, True),
+        (tensor(data=[1, 2], parameters=BINARY), False, False),
+        (tensor(parameters=BINARY, datatype="FP8"), True, False),
+        (tensor(), True, True),
+        (tensor(parameters={"shared_memory_region": "r"}), True, True),
+        (tensor(shape=[0]), False, False),
+        (tensor(shape=[0], parameters={"binary_data_size": 0}), True, False),
+        (tensor(shape=None), False, False),
+        (tensor(parameters=[5]), True, True),
+        (5, False, False),
+    ],
+)
+def test_whether_an_output_is_in_the_form_that_is_wanted(
+    entry: Any, as_binary: bool, as_json: bool
+) -> None:
+    for binary, expected in ((True, as_binary), (False, as_json)):
+        for form in (OutputEncoding(binary, {}), OutputEncoding(not binary, {"x": binary})):
+            assert has_encoding({"outputs": [entry]}, form) is expected
+            assert has_encoding({"outputs": [tensor(name="y"), entry]}, form) is expected
+
+
+@pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": {}}, {"outputs": "x"}])
+def test_outputs_that_are_none_are_in_no_form(fields: Fields) -> None:
+    assert not has_encoding(fields, OutputEncoding(True, {}))
+
+
+def test_an_answer_without_outputs_is_in_any_form() -> None:
+    assert has_encoding({"model_name": "m"}, OutputEncoding(True, {}))
+
+
+ITS = "output 'x' of the server's answer has the"
+FIRST = "outputs[0] of the server's answer"
+OUTPUTS = "outputs of the server's answer must be an array of tensors, got"
+NO_NAME = "which must be a string"
+NO_SHAPE = "which is no array of integers of 0 or more"
+NO_SIZE = "which is no integer of 0 or more"
+REFUSED_OUTPUTS = [
+    ({"outputs": {}}, f"{OUTPUTS} an object"),
+    ({"outputs": None}, f"{OUTPUTS} null"),
+    ({"outputs": [5]}, f"{FIRST} must be an object, got 5"),
+    ({"outputs": ["name"]}, f'{FIRST} must be an object, got "name"'),
+    ({"outputs": [[]]}, f"{FIRST} must be an object, got an array"),
+    ({"outputs": [None]}, f"{FIRST} must be an object, got null"),
+    ({"outputs": [tensor(name=None)]}, f"{FIRST} lacks its name"),
+    *(
+        ({"outputs": [{**tensor(), "name": name}]}, f"{FIRST} has the name {shown}, {NO_NAME}")
+        for name, shown in ((["x"], '["x"]'), (5, "5"), (None, "null"), ({}, "{}"))
+    ),
+    ({"outputs": [tensor(shape=None)]}, f"{FIRST} lacks its shape"),
+    ({"outputs": [tensor(datatype=None)]}, f"{FIRST} lacks its datatype"),
+    ({"outputs": [{}]}, f"{FIRST} lacks its name and its shape and its datatype"),
+    ({"outputs": [tensor(datatype="FP8")]}, f'{ITS} unknown datatype "FP8"'),
+    ({"outputs": [tensor(datatype=["FP32"])]}, f'{ITS} unknown datatype ["FP32"]'),
+    ({"outputs": [tensor(parameters=[5])]}, f"{ITS} parameters [5], which must be an object"),
+    ({"outputs": [tensor(parameters="a")]}, f'{ITS} parameters "a", which must be an object'),
+    ({"outputs": [tensor(shape=2)]}, f"{ITS} shape 2, {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[-1])]}, f"{ITS} shape [-1], {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[2.0])]}, f"{ITS} shape [2.0], {NO_SHAPE}"),
+    ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
+    (
+        {"outputs": [tensor(shape=[1] * 65)]},
+        "output 'x' of the server's answer has 65 dimensions; at most 64 may be",
+    ),
+    (
+        {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
+        f"{ITS} binary_data_size -1, {NO_SIZE}",
+    ),
+    (
+        {"outputs": [tensor(parameters={"binary_data_size": "8"})]},
+        f'{ITS} binary_data_size "8", {NO_SIZE}',
+    ),
+    (
+        {"outputs": [tensor(parameters={"binary_data_size": 12})]},
+        "output 'x' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED_OUTPUTS)
+def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_outputs(fields)
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "the server's answer is not valid JSON"),
+        (b'{"outputs": [', "the server's answer is not valid JSON"),
+        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
+        (b"7", "the server's answer must be a JSON object with outputs, got 7"),
+        (nested(201), "the server's answer is JSON nested deeper than 200"),
+        (nested(100_000), "the server's answer is JSON nested deeper than 1024"),
+    ],
+)
+def test_what_is_no_answer_is_the_servers_fault(text: bytes, message: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        parse_response_header(text)
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message.startswith(message)
+
+
+def test_an_answer_is_parsed() -> None:
+    assert parse_response_header(b'{"model_name":"m","outputs":[]}') == {
+        "model_name": "m",
+        "outputs": [],
+    }
+    assert set(parse_response_header(nested(200))) == {"x"}

@@ -1,0 +1,78 @@
+import asyncio
+
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+
+
+async def _convert(turns: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
+    for _ in range(chunks):
+        log.append(name)
+        await turns.next()
+
+
+async def _laps(log: list[str]) -> None:
+    """Note the turns of the event loop."""
+    while True:
+        log.append("|")
+        await asyncio.sleep(0)
+
+
+async def test_one_alone_goes_on_in_each_turn() -> None:
+    log: list[str] = []
+    laps = asyncio.create_task(_laps(log))
+    await _convert(ConversionScheduler(), "a", log, 10)
+    laps.cancel()
+    assert "".join(log).strip("|") == "a|" * 9 + "a"
+
+
+async def test_several_share_the_turns() -> None:
+    log: list[str] = []
+    turns = ConversionScheduler()
+    laps = asyncio.create_task(_laps(log))
+    await asyncio.gather(*(_convert(turns, name, log, 10) for name in "abcd"))
+    laps.cancel()
+    later = "".join(log).strip("|").split("|")[3:]  # all begin at once
+    assert max(map(len, later)) == 1
+    assert [log.count(name) for name in "abcd"] == [10] * 4
+    order = "".join(later)
+    assert all(set(order[i : i + 4]) == set("abcd") for i in range(len(order) - 8))
+
+
+async def test_one_that_leaves_does_not_keep_its_turn() -> None:
+    log: list[str] = []
+    turns = ConversionScheduler()
+    tasks = [asyncio.create_task(_convert(turns, name, log, 1000)) for name in "abcd"]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    for task in tasks[1:]:
+        task.cancel()
+    before = log.count("a")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert log.count("a") >= before + 10
+    tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait_for(turns.next(), 5)
+
+
+async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
+    turns = ConversionScheduler()
+    assert turns.take()
+    assert not turns.take()
+    waiting = asyncio.create_task(turns.next())
+    await asyncio.sleep(0)
+    assert not turns.take()  # the one that waits has it
+    await waiting
+    await asyncio.sleep(0)
+    assert turns.take()
+
+
+async def test_who_waits_has_its_turn_before_one_that_comes() -> None:
+    turns = ConversionScheduler()
+    log: list[str] = []
+    tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]
+    await asyncio.sleep(0)
+    while not all(task.done() for task in tasks):
+        if turns.take():
+            log.append("t")
+        await asyncio.sleep(0)
+    assert "".join(log).strip("t").count("t") <= 1

@@ -1,0 +1,304 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.proxy.admission import deadline as deadline_module
+from gateway.proxy.admission.deadline import Deadline, not_done
+from tests.support.doubles.clock import Clock
+
+SHORT = 0.02
+LONG = 60.0
+FOR_THE_ANSWER = 5.0
+URL = "http://server:8000"
+
+
+async def test_what_is_done_in_time_passes() -> None:
+    with Deadline(LONG, LONG) as turns:
+        turns.expect_client()
+        turns.expect_server(URL)
+        await asyncio.sleep(0)
+    assert turns is not None
+
+
+@pytest.mark.parametrize(
+    ("idle_timeout", "request_timeout", "limit"),
+    [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
+)
+async def test_it_is_the_clients_turn_first(
+    idle_timeout: float, request_timeout: float, limit: str
+) -> None:
+    with pytest.raises(GatewayError) as caught, Deadline(idle_timeout, request_timeout):
+        await asyncio.sleep(LONG)
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+    assert caught.value.message.startswith("waiting for the client: ")
+    assert f"{SHORT:g} s ({limit})" in caught.value.message
+
+
+async def _waiting(
+    note: Callable[[Deadline], None], idle_timeout: float = SHORT, request_timeout: float = LONG
+) -> GatewayError:
+    """Note whose turn it is, and wait; give the error that ends that."""
+
+    async def run() -> None:
+        with Deadline(idle_timeout, request_timeout) as turns:
+            note(turns)
+            await asyncio.sleep(LONG)
+
+    with pytest.raises(GatewayError) as caught:
+        await run()
+    return caught.value
+
+
+@pytest.mark.parametrize(("idle_timeout", "request_timeout"), [(SHORT, LONG), (LONG, SHORT)])
+async def test_the_servers_turn(idle_timeout: float, request_timeout: float) -> None:
+    error = await _waiting(lambda turns: turns.expect_server(URL), idle_timeout, request_timeout)
+    assert error.kind is ErrorKind.SERVER_TIMEOUT
+    assert error.message.startswith(f"waiting for {URL}: ")
+
+
+async def test_the_client_again() -> None:
+    def turns_of_both(turns: Deadline) -> None:
+        turns.expect_server(URL)
+        turns.expect_client()
+
+    error = await _waiting(turns_of_both)
+    assert error.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_each_turn_starts_anew() -> None:
+    with Deadline(0.6, LONG) as turns:
+        for _ in range(5):
+            await asyncio.sleep(0.15)
+            turns.expect_client()
+    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_a_turn_may_be_noted_by_another_task() -> None:
+    def later(turns: Deadline) -> None:
+        asyncio.get_running_loop().call_soon(turns.expect_server, URL)
+
+    assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_turns_noted_too_late_change_nothing() -> None:
+    async def run() -> None:
+        with Deadline(SHORT, LONG) as turns:
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                turns.expect_client()
+
+    with pytest.raises(GatewayError, match=r"idle_timeout"):
+        await run()
+
+
+async def test_leaving_is_not_a_timeout() -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG):
+            await asyncio.sleep(LONG)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_timeout_of_what_is_inside_is_its_own() -> None:
+    with pytest.raises(TimeoutError), Deadline(LONG, LONG):
+        raise TimeoutError
+
+
+async def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError), Deadline(LONG, LONG):
+        raise KeyError
+
+
+@pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
+async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG, spent) as turns:
+            turns.expect_server(URL)
+            await asyncio.sleep(LONG)
+
+    with pytest.raises(GatewayError) as caught:
+        async with asyncio.timeout(5):
+            await run()
+    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+    assert (
+        caught.value.message
+        == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+    )
+
+
+async def test_what_is_spent_does_not_count_as_idle_time() -> None:
+    with Deadline(10.0, LONG, 20.0) as turns:
+        await asyncio.sleep(0.01)
+    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("grace", "pieces", "slow"),
+    [
+        (10.0, [(10.0, 0)], False),
+        (10.0, [(11.0, 100)], False),
+        (10.0, [(11.0, 99)], True),
+        (10.0, [(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
+        (10.0, [(0.0, 5000), (61.0, 1)], True),
+        (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
+        (10.0, [(1.0, 100)] * 100, False),
+        (0.0, [(1.0, 100)] * 100, False),
+        (0.0, [(1.0, 99)], True),
+        (60.0, [(60.0, 0)], False),
+        (60.0, [(61.0, 99)], True),
+    ],
+)
+def test_a_body_has_to_come_at_a_rate(
+    grace: float, pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    deadline = Deadline(LONG, LONG, min_body_rate=100, min_body_rate_grace=grace)
+
+    def receive() -> None:
+        for seconds, size in pieces:
+            deadline.expect_client()
+            clock.advance(seconds)
+            deadline.received(size)
+            clock.advance(1000)  # which the gateway or a server takes
+
+    if not slow:
+        receive()
+        return
+    with pytest.raises(
+        GatewayError, match=r"too slowly.*limits\.min_body_rate: 100 bytes"
+    ) as caught:
+        receive()
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    deadline = Deadline(LONG, LONG)
+    deadline.expect_client()
+    clock.advance(100_000)
+    deadline.received(0)
+
+
+# ------------------------------------------------------------------------------------- parts
+
+
+async def _part(deadline: Deadline, url: str, time: float) -> str:
+    try:
+        with deadline:
+            deadline.expect_server(url)
+            await asyncio.sleep(time)
+    except GatewayError as error:
+        return error.message
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("idle_timeout", "request_timeout", "limit"),
+    [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
+)
+async def test_one_part_that_waits_in_vain_does_not_end_the_others(
+    idle_timeout: float, request_timeout: float, limit: str
+) -> None:
+    with Deadline(idle_timeout, request_timeout) as deadline:
+        with deadline.suspended_for_parts():
+            ends = await asyncio.gather(
+                _part(deadline.part(), URL, LONG), _part(deadline.part(), URL, 0)
+            )
+        assert ends[1] == "done"
+        assert ends[0].startswith(f"waiting for {URL}: ")
+        assert limit in ends[0]
+
+
+async def test_time_that_is_left_to_parts_counts_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(idle_timeout: float, request_timeout: float) -> None:
+        with Deadline(idle_timeout, request_timeout) as deadline:
+            deadline.expect_server(URL)
+            with deadline.suspended_for_parts():
+                await asyncio.sleep(2 * SHORT)
+            await asyncio.sleep(LONG)
+
+    monkeypatch.setattr(deadline_module, "_FOR_THE_ANSWER", SHORT)
+    for times, limit in [((LONG, SHORT), "request_timeout"), ((SHORT, LONG), "idle_timeout")]:
+        with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
+            await run(*times)
+
+
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [(0, LONG), (LONG / 2, LONG / 2), (LONG - 1, FOR_THE_ANSWER), (2 * LONG, FOR_THE_ANSWER)],
+)
+async def test_there_is_time_for_the_answer_whatever_parts_took(
+    taken: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+
+    async def run() -> None:
+        with Deadline(2 * LONG, LONG) as deadline:
+            with deadline.suspended_for_parts():
+                clock.advance(taken)
+            clock.advance(left - 0.1)
+            await asyncio.sleep(0)
+            made.append("answer")
+            clock.advance(0.1)
+            await asyncio.sleep(0)
+            made.append("too much")
+
+    made: list[str] = []
+    with pytest.raises(GatewayError) as caught:
+        await run()
+    assert made == ["answer"]
+    assert caught.value.message == f"waiting for the client: {not_done(LONG)}"
+
+
+async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+
+    async def run() -> None:
+        with Deadline(LONG, LONG) as deadline:
+            with deadline.suspended_for_parts():
+                clock.advance(LONG)
+            with deadline.suspended_for_parts(), deadline.part():
+                clock.advance(0)
+                await asyncio.sleep(0)
+
+    with pytest.raises(GatewayError, match="request_timeout"):
+        await run()
+
+
+async def test_a_part_has_what_is_left() -> None:
+    with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
+        end = await _part(deadline.part(), URL, LONG)
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+
+
+async def test_a_part_may_have_a_share_of_it() -> None:
+    with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
+        end = await _part(deadline.part(SHORT / LONG), URL, LONG)
+        after = await _part(deadline.part(), URL, 0)
+    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+    assert after == "done"
+
+
+async def test_leaving_while_the_time_is_left_to_parts() -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
+            await asyncio.sleep(LONG)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

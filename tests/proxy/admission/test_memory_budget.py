@@ -1,0 +1,69 @@
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.proxy.admission.memory_budget import MemoryBudget
+
+
+def test_all_exchanges_share_the_cap() -> None:
+    held = MemoryBudget(100)
+    with held.reserve() as one, held.reserve() as other:
+        one.resize(60)
+        other.resize(40)
+        with pytest.raises(GatewayError) as caught:
+            one.resize(61)
+        assert caught.value.kind is ErrorKind.OVERLOADED
+        assert caught.value.retry_after == 1
+        assert "holds 100 bytes" in caught.value.message
+        assert "at most 100 are held (limits.max_buffered_bytes)" in caught.value.message
+        other.resize(39)
+        one.resize(61)
+    assert held.total == 0
+
+
+def test_fewer_may_always_be_held() -> None:
+    held = MemoryBudget(100)
+    with held.reserve() as one:
+        for size in (100, 50, 0, 100, 0):
+            one.resize(size)
+            assert held.total == size
+
+
+def test_nothing_is_held_after_a_failure() -> None:
+    held = MemoryBudget(100)
+
+    def hold(*sizes: int) -> None:
+        with held.reserve() as one:
+            for size in sizes:
+                one.resize(size)
+
+    with pytest.raises(GatewayError):
+        hold(70, 170)
+    assert held.total == 0
+
+
+def test_what_comes_bit_by_bit_adds_up() -> None:
+    held = MemoryBudget(100)
+    with held.reserve() as one, held.reserve() as other:
+        one.more(60)
+        other.more(30)
+        one.more(10)
+        with pytest.raises(GatewayError):
+            other.more(1)
+        assert held.total == 100
+    assert held.total == 0
+
+
+def test_another_cap_counts_what_is_held() -> None:
+    held = MemoryBudget(100)
+    with held.reserve() as one, held.reserve() as other:
+        one.resize(100)
+        held.set_limit(120)
+        other.resize(20)
+        held.set_limit(50)
+        for size in (90, 30):
+            one.resize(size)
+            with pytest.raises(GatewayError, match="at most 50 are held"):
+                other.more(1)
+        one.resize(0)
+        other.resize(50)
+    assert held.total == 0

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+from gateway.proxy.admission.timeout_queue import TimeoutQueue
+from tests.support.doubles.clock import Clock
+from tests.support.gateway import until
+
+TIME = 4.0
+
+
+class _Note:
+    """Notes its name, and does what the test says, when it is late."""
+
+    def __init__(
+        self, name: str, late: list[str], then: Callable[[], object] = lambda: None
+    ) -> None:
+        self._name = name
+        self._late = late
+        self.then = then
+
+    def late(self) -> None:
+        self._late.append(self._name)
+        self.then()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock) -> TimeoutQueue:
+    with mock.patch("asyncio.get_running_loop", return_value=clock):
+        return TimeoutQueue(TIME)
+
+
+def test_there_is_no_timer_at_first(watch: TimeoutQueue, clock: Clock) -> None:
+    watch.close()
+    assert clock.timers == []
+
+
+def test_late_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    watch.add(_Note("one", late))
+    clock.advance(TIME - 0.25)
+    assert late == []
+    clock.advance(0.25)
+    assert late == ["one"]
+
+
+def test_what_began_first_is_late_first(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    for name in ("one", "two", "three"):
+        watch.add(_Note(name, late))
+        clock.advance(0.5)
+    clock.advance(TIME - 1.5)
+    assert late == ["one"]
+    clock.advance(0.25)
+    assert late == ["one"]
+    clock.advance(0.25)
+    assert late == ["one", "two"]
+    clock.advance(0.5)
+    assert late == ["one", "two", "three"]
+
+
+def test_all_that_are_late_at_once_are_told_in_order(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    for name in ("one", "two", "three"):
+        watch.add(_Note(name, late))
+    clock.advance(TIME)
+    assert late == ["one", "two", "three"]
+
+
+def test_a_late_timer_tells_all_that_are_late(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    for name in ("one", "two", "three"):
+        watch.add(_Note(name, late))
+        clock.now += 0.25
+    clock.advance(TIME - 0.25)
+    assert late == ["one", "two", "three"]
+    assert clock.pending == []
+
+
+def test_late_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    watch.add(_Note("one", late))
+    for _ in range(5):
+        clock.advance(TIME)
+    assert late == ["one"]
+
+
+def test_what_is_added_again_has_all_its_time_again(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    one = _Note("one", late)
+    watch.add(one)
+    clock.advance(TIME - 0.25)
+    watch.remove(one)
+    watch.add(one)
+    clock.advance(TIME - 0.25)
+    assert late == []
+    clock.advance(0.25)
+    assert late == ["one"]
+
+
+def test_there_is_one_timer_for_all(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    for number in range(40):
+        watch.add(_Note(str(number), late))
+        clock.advance(TIME / 8)
+        assert len(clock.pending) == 1
+    clock.advance(TIME)
+    assert late == [str(number) for number in range(40)]
+    assert clock.pending == []
+
+
+def test_there_is_one_timer_for_what_begins_when_another_is_late(
+    watch: TimeoutQueue, clock: Clock
+) -> None:
+    """The answer to a client who waited in vain makes room for its next request."""
+    late: list[str] = []
+    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    one.then = lambda: watch.add(three)
+    watch.add(one)
+    clock.advance(0.5)
+    watch.add(two)
+    clock.advance(TIME - 0.5)
+    assert late == ["one"]
+    assert len(clock.pending) == 1
+    clock.advance(0.5)
+    assert late == ["one", "two"]
+    assert len(clock.pending) == 1
+    clock.advance(TIME - 0.5)
+    assert late == ["one", "two", "three"]
+    assert clock.pending == []
+
+
+def test_what_is_removed_is_not_late(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    for each in (one, two, three):
+        watch.add(each)
+    watch.remove(one)
+    watch.remove(three)
+    clock.advance(TIME)
+    assert late == ["two"]
+
+
+def test_what_is_removed_by_another_that_is_late_is_not_late(
+    watch: TimeoutQueue, clock: Clock
+) -> None:
+    late: list[str] = []
+    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    one.then = lambda: watch.remove(two)
+    for each in (one, two, three):
+        watch.add(each)
+    clock.advance(TIME)
+    assert late == ["one", "three"]
+
+
+def test_the_others_are_late_in_time_though_the_first_was_removed(
+    watch: TimeoutQueue, clock: Clock
+) -> None:
+    late: list[str] = []
+    one, two = _Note("one", late), _Note("two", late)
+    watch.add(one)
+    clock.advance(1)
+    watch.add(two)
+    watch.remove(one)
+    clock.advance(TIME - 0.25)
+    assert late == []
+    clock.advance(0.25)
+    assert late == ["two"]
+
+
+def test_a_timer_without_anything_to_watch_does_nothing(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    one = _Note("one", late)
+    watch.add(one)
+    watch.remove(one)
+    clock.advance(TIME)
+    assert late == []
+    assert clock.pending == []
+    watch.add(one)
+    clock.advance(TIME)
+    assert late == ["one"]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.25, TIME - 0.25])
+def test_remove_gives_the_seconds_that_were_taken(
+    watch: TimeoutQueue, clock: Clock, seconds: float
+) -> None:
+    one, two = _Note("one", []), _Note("two", [])
+    watch.add(one)
+    clock.advance(0.125)
+    watch.add(two)
+    clock.advance(seconds)
+    assert watch.remove(two) == seconds
+    assert watch.remove(one) == seconds + 0.125
+
+
+def test_what_is_not_watched_has_taken_no_time(watch: TimeoutQueue, clock: Clock) -> None:
+    one = _Note("one", [])
+    assert watch.remove(one) == 0
+    watch.add(one)
+    clock.advance(TIME)
+    assert watch.remove(one) == 0
+
+
+def test_who_is_late_is_watched_no_more(watch: TimeoutQueue, clock: Clock) -> None:
+    taken: list[float] = []
+    one = _Note("one", [])
+    one.then = lambda: taken.append(watch.remove(one))
+    watch.add(one)
+    clock.advance(TIME)
+    assert taken == [0]
+
+
+def test_nobody_is_late_behind_close(watch: TimeoutQueue, clock: Clock) -> None:
+    late: list[str] = []
+    for name in ("one", "two"):
+        watch.add(_Note(name, late))
+        clock.advance(1)
+    watch.close()
+    assert clock.pending == []
+    clock.advance(TIME)
+    assert late == []
+
+
+def test_closing_twice_is_closing(watch: TimeoutQueue, clock: Clock) -> None:
+    watch.add(_Note("one", []))
+    watch.close()
+    watch.close()
+    assert clock.pending == []
+
+
+async def test_a_real_timer_tells() -> None:
+    late: list[str] = []
+    watch = TimeoutQueue(0.01)
+    for name in ("one", "two"):
+        watch.add(_Note(name, late))
+    await until(lambda: len(late) == 2)
+    assert late == ["one", "two"]
+    watch.close()

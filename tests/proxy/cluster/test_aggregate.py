@@ -1,0 +1,479 @@
+"""The repository index and statistics of several servers, as one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
+from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
+from gateway.proxy.interfaces import Limits, Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    C,
+    ServerStep,
+    UndetectedDialectState,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    make_route,
+    single_route,
+)
+
+INDEX = "/v2/repository/index"
+STATISTICS = "/v2/models/stats"
+
+
+def _models(*names: str) -> ServerStep:
+    return scripted_response(
+        json.dumps([{"name": name, "state": "READY"} for name in names]).encode()
+    )
+
+
+def _stats(**counts: int) -> ServerStep:
+    entries = [{"name": name, "inference_count": count} for name, count in counts.items()]
+    return scripted_response(json.dumps({"model_stats": entries}).encode())
+
+
+def _rule(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = "") -> Rule:
+    match = Match(model=Pattern.of(model)) if model else Match()
+    return Rule(
+        match,
+        (make_route(endpoint, name=name),),
+        deny=OPERATION_KINDS[deny] if deny else frozenset(),
+    )
+
+
+def _json(answer: ScriptedClientResponse) -> Any:
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+    return json.loads(answer.body)
+
+
+# -------------------------------------------------------------------------------------- index
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "sent"), [("POST", (b'{"ready": true}',), 15), ("GET", (), 0)]
+)
+async def test_the_index_has_the_models_of_all_upstreams(
+    method: str, body: tuple[bytes, ...], sent: int
+) -> None:
+    endpoints = servers(a=_models("resnet"), b=_models(), c=_models("bert", "resnet"), d=_models())
+    one, two, three, denied = endpoints
+    routes = Router(
+        [
+            _rule(two, "two", "bert*"),
+            _rule(denied, "denied", "secret*", deny="repository"),
+            _rule(three, "three", "m"),
+            _rule(one, "one"),
+        ]
+    )
+    answer = await send_request(
+        routes, method, INDEX + "?x", *body, headers={"Accept-Encoding": "gzip"}
+    )
+    assert answer.status == 200
+    assert _json(answer) == [
+        {"name": "bert", "state": "READY", "upstream": "three"},
+        {"name": "resnet", "state": "READY", "upstream": "three"},
+        {"name": "resnet", "state": "READY", "upstream": "one"},
+    ]
+    assert received_requests(*endpoints) == [*[[f"{method} {INDEX}?x"]] * 3, []]
+    for endpoint in endpoints[:3]:
+        assert endpoint.bodies == [b"".join(body)]
+        described = {"Content-Length": str(sent), "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == (described if sent else {})
+
+
+async def test_an_upstream_is_one_whatever_rules_lead_to_it() -> None:
+    """Its servers have the same models: one of them answers, as it is."""
+    endpoints = servers(a=scripted_response(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
+    route = make_route(*endpoints[:2])
+    denied = _rule(endpoints[2], "denied", deny="repository")
+    routes = Router([Rule(Match(model=Pattern.of("m")), (route,)), Rule(Match(), (route,)), denied])
+    answer = await send_request(routes, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"})
+    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"[ ]", {"X-A": "1"})
+    assert received_requests(*endpoints) == [[f"POST {INDEX}"], [], []]
+    assert endpoints[0].requests[0].headers["Accept-Encoding"] == "gzip"
+
+
+async def test_another_endpoint_answers_for_one_that_cannot_be_reached() -> None:
+    one, down, up = servers(a=_models("x"), b=connect_error(B), c=_models("y"))
+    routes = weighted_routes(make_route(one, name="one"), make_route(down, up, name="two"))
+    assert [entry["name"] for entry in _json(await send_request(routes, "POST", INDEX))] == [
+        "x",
+        "y",
+    ]
+
+
+def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
+    return make_route(*endpoints, name=name, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+
+
+async def test_the_index_has_the_models_of_all_endpoints_that_differ() -> None:
+    endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
+    routes = weighted_routes(
+        _differing(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
+    )
+    answer = await send_request(routes, "POST", INDEX)
+    assert answer.status == 200
+    found = sorted((entry["upstream"], entry["name"]) for entry in _json(answer))
+    assert found == [("d", "both"), ("d", "one"), ("d", "two"), ("e", "both")]
+
+
+async def test_of_one_upstream_too() -> None:
+    endpoints = servers(a=_models("one"), b=_models("two"))
+    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    assert sorted(entry["name"] for entry in _json(answer)) == ["one", "two"]
+
+
+async def test_an_endpoint_that_fails_may_have_models_that_no_other_has() -> None:
+    endpoints = servers(a=_models("one"), b=connect_error(B))
+    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    assert answer.status == 502
+    assert f"cannot connect to {B}" in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (connect_error(B), f"cannot connect to {B}: Connection refused"),
+        (scripted_response(b'{"error":"no repository"}', 400), "no repository"),
+        (scripted_response(b"["), "did not answer with a list of models"),
+        (scripted_response(b"{}"), "did not answer with a list of models"),
+        (scripted_response(b'["x"]'), "did not answer with a list of models"),
+        (scripted_response(b"null"), "did not answer with a list of models"),
+        (
+            scripted_response(b'[{"x":' + b"[" * 500 + b"]" * 500 + b"}]"),
+            "did not answer with a list of models",
+        ),
+    ],
+)
+async def test_an_index_that_lacks_models_is_an_error(turn: ServerStep, why: str) -> None:
+    one, two = servers(a=_models("x"), b=turn)
+    routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
+    answer = await send_request(routes, "POST", INDEX)
+    assert answer.status == 502
+    error = _json(answer)["error"]
+    assert "upstream two" in error
+    assert why in error
+
+
+async def test_an_upstream_that_hangs_is_named() -> None:
+    one, two = servers(a=_models("x"), b=asyncio.Event())
+    limits = replace(LIMITS, idle_timeout=0.2)
+    routes = weighted_routes(
+        *(make_route(each, limits=limits, name=each.url[7:8]) for each in (one, two))
+    )
+    answer = await send_request(routes, "POST", INDEX)
+    assert (answer.status, _json(answer)["error"]) == (
+        502,
+        f"POST {INDEX} went well at upstream a, but failed: "
+        f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
+    )
+
+
+async def test_what_all_servers_refuse_is_their_own_error() -> None:
+    one, two = servers(
+        a=scripted_response(b'{"error":"malformed"}', 400), b=scripted_response(b"other", 400)
+    )
+    routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
+    answer = await send_request(routes, "POST", INDEX, b"nonsense")
+    assert (answer.status, answer.body) == (400, b'{"error":"malformed"}')
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [({}, ()), ({"Content-Length": "0"}, ()), ({"Transfer-Encoding": "chunked"}, (b"",))],
+    ids=["none", "of no bytes", "chunked"],
+)
+async def test_an_empty_body_is_said_in_json(
+    headers: dict[str, str], body: tuple[bytes, ...]
+) -> None:
+    """As MLServer wants it."""
+    endpoints = servers(a=_models("x"), b=_models("y"))
+    routes = weighted_routes(*(make_route(each, name=each.url[7:8]) for each in endpoints))
+    answer = await send_request(routes, "POST", INDEX, *body, headers=headers)
+    assert [entry["name"] for entry in _json(answer)] == ["x", "y"]
+    for endpoint in endpoints:
+        assert endpoint.bodies == [b"{}"]
+        described = {"Content-Length": "2", "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == described
+
+
+V1_LIST = scripted_response(b'{"models":["k","l"]}')
+
+
+@pytest.mark.parametrize(
+    ("method", "body"), [("POST", (b'{"ready":true}',)), ("POST", ()), ("GET", ())]
+)
+async def test_kserve_is_asked_for_its_own_list(method: str, body: tuple[bytes, ...]) -> None:
+    triton, kserve = endpoints = servers(a=_models("x"), b=V1_LIST)
+    routes = weighted_routes(
+        make_route(triton, name="triton"), make_route(kserve, name="kserve", dialect=KSERVE)
+    )
+    headers = {"Content-Type": "application/json", "X-A": "1"}
+    answer = await send_request(routes, method, INDEX + "?x", *body, headers=headers)
+    assert _json(answer) == [
+        {"name": "x", "state": "READY", "upstream": "triton"},
+        {"name": "k", "upstream": "kserve"},
+        {"name": "l", "upstream": "kserve"},
+    ]
+    assert FAILED_ENDPOINTS not in answer.headers
+    assert received_requests(*endpoints) == [[f"{method} {INDEX}?x"], ["GET /v1/models"]]
+    assert kserve.bodies == [b""]
+    assert dict(kserve.requests[0].headers) == {"X-A": "1"}
+
+
+NOT_FOUND = scripted_response(b'{"detail":"Not Found"}', 404)
+BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "dialect", "turn"),
+    [
+        ("POST", JSON, NOT_FOUND),
+        ("POST", JSON, scripted_response(b"", 405)),
+        ("POST", JSON, scripted_response(b"", 501)),
+        ("POST", KSERVE, NOT_FOUND),
+        ("GET", KSERVE, NOT_FOUND),
+        ("POST", OPENVINO, BAD_URL),
+        ("GET", OPENVINO, BAD_URL),
+        ("POST", OPENVINO, NOT_FOUND),
+    ],
+)
+async def test_who_has_no_list_is_left_out_and_named(
+    method: str, dialect: Dialect, turn: ServerStep
+) -> None:
+    a, b, c = servers(a=_models("x"), b=turn, c=_models())
+    routes = weighted_routes(
+        make_route(a, name="a"), make_route(b, name="b", dialect=dialect), make_route(c, name="c")
+    )
+    answer = await send_request(routes, method, INDEX)
+    assert _json(answer) == [{"name": "x", "state": "READY", "upstream": "a"}]
+    assert answer.headers[FAILED_ENDPOINTS] == "upstream b"
+
+
+async def test_of_endpoints_that_differ_it_is_one() -> None:
+    endpoints = servers(a=_models("x"), b=NOT_FOUND, c=scripted_response(b"", 501))
+    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    assert [entry["name"] for entry in _json(answer)] == ["x"]
+    assert answer.headers[FAILED_ENDPOINTS] == f"{B}, {C}"
+
+
+@pytest.mark.parametrize(
+    ("method", "dialect", "turn", "why"),
+    [
+        ("POST", JSON, scripted_response(b"closed", 401), "answered 401: closed"),
+        ("POST", JSON, scripted_response(b"closed", 403), "answered 403: closed"),
+        ("POST", JSON, scripted_response(b"what?", 422), "answered 422: what?"),
+        ("POST", JSON, scripted_response(b"later", 503), "answered 503: later"),
+        ("GET", JSON, scripted_response(b"by POST", 405), "answered 405: by POST"),
+        ("GET", JSON, scripted_response(b"by POST", 404), "answered 404: by POST"),
+        ("POST", OPENVINO, scripted_response(b"later", 503), "answered 503: later"),
+        ("POST", OPENVINO, connect_error(B), f"cannot connect to {B}"),
+        (
+            "POST",
+            KSERVE,
+            scripted_response(b'{"models":["x",5]}'),
+            "did not answer with a list of models",
+        ),
+        (
+            "POST",
+            KSERVE,
+            scripted_response(b'{"object":"list"}'),
+            "did not answer with a list of models",
+        ),
+    ],
+)
+async def test_who_may_have_a_list_is_not_left_out(
+    method: str, dialect: Dialect, turn: ServerStep, why: str
+) -> None:
+    a, b, c = servers(a=_models("x"), b=turn, c=BAD_URL)
+    routes = weighted_routes(
+        make_route(a, name="a"),
+        make_route(b, name="b", dialect=dialect),
+        make_route(c, name="c", dialect=OPENVINO),
+    )
+    answer = await send_request(routes, method, INDEX)
+    assert answer.status == 502
+    error = _json(answer)["error"]
+    assert "upstream b" in error
+    assert "upstream c" not in error
+    assert why in error
+
+
+async def test_where_nobody_has_a_list_that_is_their_own_error() -> None:
+    a, b = servers(a=NOT_FOUND, b=scripted_response(b"none", 404))
+    routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE))
+    answer = await send_request(routes, "POST", INDEX)
+    assert (answer.status, answer.body) == (404, b'{"detail":"Not Found"}')
+    assert FAILED_ENDPOINTS not in answer.headers
+
+
+async def test_what_the_others_refuse_is_their_own_error_too() -> None:
+    a, b = servers(a=scripted_response(b"by POST", 405), b=BAD_URL)
+    routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=OPENVINO))
+    answer = await send_request(routes, "GET", INDEX)
+    assert (answer.status, answer.body) == (405, b"by POST")
+
+
+def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Route:
+    return replace(
+        route, upstream=replace(route.upstream, dialect_state=UndetectedDialectState(KSERVE, fault))
+    )
+
+
+async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
+    a, b = servers(a=_models("x"), b=V1_LIST)
+    routes = weighted_routes(make_route(a, name="a"), _undeclared(make_route(b, name="b"), None))
+    answer = await send_request(routes, "POST", INDEX)
+    assert [entry["name"] for entry in _json(answer)] == ["x", "k", "l"]
+    assert received_requests(b) == [["GET /v1/models"]]
+
+
+@pytest.mark.parametrize(
+    ("hangs", "limits"),
+    [
+        (False, LIMITS),
+        (True, replace(LIMITS, idle_timeout=0.2)),
+        (True, replace(LIMITS, request_timeout=2)),
+    ],
+    ids=["down", "hangs", "would take all the time"],
+)
+async def test_who_does_not_tell_is_named_with_what_it_fails_with(
+    hangs: bool, limits: Limits
+) -> None:
+    fault = asyncio.Event() if hangs else connect_error(B)
+    a, b = servers(a=_models("x"), b=connect_error(B))
+    routes = weighted_routes(
+        make_route(a, name="a", limits=limits),
+        _undeclared(make_route(b, name="b", limits=limits), fault),
+    )
+    answer = await send_request(routes, "POST", INDEX)
+    assert (answer.status, _json(answer)["error"]) == (
+        502,
+        f"POST {INDEX} went well at upstream a, but failed: "
+        f"upstream b: cannot connect to {B}: Connection refused",
+    )
+    assert received_requests(b) == [[f"POST {INDEX}"]]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_other_methods_go_to_one_server(method: str) -> None:
+    endpoints = servers(a=scripted_response(b""), b=scripted_response(b""))
+    assert (
+        await send_request(weighted_routes(*map(make_route, endpoints)), method, INDEX)
+    ).status == 200
+    assert received_requests(*endpoints) == [[f"{method} {INDEX}"], []]
+
+
+# --------------------------------------------------------------------------------- statistics
+
+
+async def test_statistics_are_those_of_all_endpoints() -> None:
+    endpoints = servers(a=_stats(x=1), b=_stats(x=2, y=3), c=_stats(), d=_stats(z=9))
+    one = make_route(*endpoints[:2], name="one")
+    routes = Router(
+        [
+            Rule(Match(model=Pattern.of("m")), (make_route(endpoints[2], name="two"),)),
+            _rule(endpoints[3], "denied", "secret", deny="statistics"),
+            Rule(Match(), (one,)),
+        ]
+    )
+    answer = await send_request(
+        routes, "GET", STATISTICS + "?x", headers={"Accept-Encoding": "gzip"}
+    )
+    assert answer.status == 200
+    assert _json(answer) == {
+        "model_stats": [
+            {"name": "x", "inference_count": 1, "upstream": "one", "endpoint": A},
+            {"name": "x", "inference_count": 2, "upstream": "one", "endpoint": B},
+            {"name": "y", "inference_count": 3, "upstream": "one", "endpoint": B},
+        ]
+    }
+    assert FAILED_ENDPOINTS not in answer.headers
+    assert received_requests(*endpoints) == [*[[f"GET {STATISTICS}?x"]] * 3, []]
+    assert dict(endpoints[0].requests[0].headers) == {}
+
+
+async def test_statistics_of_one_server_are_untouched() -> None:
+    (endpoint,) = servers(a=scripted_response(b'{ "model_stats": [] }', 200, {"X-A": "1"}))
+    answer = await send_request(single_route(make_route(endpoint)), "GET", STATISTICS)
+    assert (answer.body, dict(answer.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
+
+
+async def test_statistics_name_the_endpoints_that_they_lack() -> None:
+    endpoints = servers(a=connect_error(A), b=_stats(x=1), c=scripted_response(b"", 500))
+    route = make_route(*endpoints)
+    answer = await send_request(single_route(route), "GET", STATISTICS)
+    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [B]
+    assert answer.headers[FAILED_ENDPOINTS] == f"{A}, {C}"
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+@pytest.mark.parametrize(
+    "limits", [replace(LIMITS, idle_timeout=0.2), replace(LIMITS, request_timeout=0.2)]
+)
+async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
+    endpoints = servers(a=_stats(x=1), b=asyncio.Event(), c=_stats(x=2))
+    route = make_route(*endpoints, limits=limits)
+    answer = await send_request(single_route(route), "GET", STATISTICS)
+    assert answer.status == 200
+    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [A, C]
+    assert answer.headers[FAILED_ENDPOINTS] == B
+
+
+@pytest.mark.parametrize(
+    ("turns", "status", "told"),
+    [
+        ({"a": connect_error(A), "b": connect_error(B)}, 503, f"cannot connect to {A}"),
+        (
+            {"a": scripted_response(b"[]"), "b": _stats()},
+            502,
+            f"{A} did not answer with a list of models",
+        ),
+        (
+            {"a": _stats(), "b": scripted_response(b'{"model_stats":{}}')},
+            502,
+            f"{B} did not answer with a list",
+        ),
+        ({"a": _stats(), "b": scripted_response(b"{")}, 502, f"{B} did not answer with a list"),
+        ({"a": _stats(), "b": scripted_response(b"{}")}, 502, f"{B} did not answer with a list"),
+    ],
+)
+async def test_statistics_that_make_no_sense(
+    turns: dict[str, ServerStep], status: int, told: str
+) -> None:
+    answer = await send_request(single_route(make_route(*servers(**turns))), "GET", STATISTICS)
+    assert answer.status == status
+    assert told in _json(answer)["error"]
+
+
+async def test_large_numbers_stay_exact() -> None:
+    count = 2**64 - 1
+    answer = await send_request(
+        single_route(make_route(*servers(a=_stats(x=count), b=_stats(x=-(2**63))))),
+        "GET",
+        STATISTICS,
+    )
+    counts = [entry["inference_count"] for entry in _json(answer)["model_stats"]]
+    assert counts == [count, -(2**63)]

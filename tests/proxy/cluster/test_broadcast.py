@@ -1,0 +1,597 @@
+"""What changes servers: it goes to every endpoint, and the answer tells of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.tensors import ModelMetadata
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.cluster.scatter_gather import LARGEST_REPLY
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.interfaces import Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
+from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    C,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+    ready,
+    single_route,
+)
+from tests.support.gateway import until
+from tests.support.inference_messages import metadata
+
+LOAD = "/v2/repository/models/m/load"
+CHUNKED = {"Transfer-Encoding": "chunked"}
+OK = scripted_response(b"")
+
+
+def _error(answer: ScriptedClientResponse) -> str:
+    fields = json.loads(answer.body)
+    assert list(fields) == ["error"]
+    return str(fields["error"])
+
+
+# ------------------------------------------------------------------------------- who is asked
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        (LOAD, LOAD),
+        ("/v2/repository/models/m/unload?x=y", "/v2/repository/models/m/unload?x=y"),
+        ("/v2/repository/r/models/m/load", "/v2/repository/r/models/m/load"),
+        ("/v2/logging", "/v2/logging"),
+        ("/v2/trace", "/v2/trace/setting"),
+        ("/v2/models/m/trace?x", "/v2/models/m/trace/setting?x"),
+        ("/v2/models/m/versions/1/trace/setting", "/v2/models/m/trace/setting"),
+    ],
+)
+async def test_every_endpoint_gets_it_and_the_first_ones_answer_is_given(
+    target: str, sent: str
+) -> None:
+    endpoints = servers(
+        a=scripted_response(b"first", 201, {"X-A": "1"}),
+        b=scripted_response(b"second"),
+        c=scripted_response(b"third"),
+    )
+    answer = await send_request(
+        single_route(make_route(*endpoints)),
+        "POST",
+        target,
+        b"{}",
+        headers={"Accept-Encoding": "gzip"},
+    )
+    assert (answer.status, answer.body, dict(answer.headers)) == (201, b"first", {"X-A": "1"})
+    assert received_requests(*endpoints) == [[f"POST {sent}"]] * 3
+    for endpoint in endpoints:
+        assert endpoint.bodies == [b"{}"]
+        # Some servers want to be told what it is.
+        described = {"Content-Length": "2", "Content-Type": "application/json"}
+        assert dict(endpoint.requests[0].headers) == described
+
+
+async def test_all_upstreams_that_a_rule_chooses_from_get_it() -> None:
+    one, two, three, unused, elsewhere = servers(a=OK, b=OK, c=OK, unused=OK, elsewhere=OK)
+    canary = make_route(two, three, name="canary")
+    none = make_route(unused, name="unused")
+    rule = Rule(Match(), (make_route(one), canary, none, canary), (90, 10, 0, 1))
+    routes = Router([rule, Rule(Match(), (make_route(elsewhere),))], lambda: 0.0)
+    assert (await send_request(routes, "POST", LOAD)).status == 200
+    assert received_requests(one, two, three, unused, elsewhere) == [
+        *[[f"POST {LOAD}"]] * 3,
+        [],
+        [],
+    ]
+
+
+async def test_a_server_in_two_upstreams_gets_it_once() -> None:
+    endpoints = [*servers(a=OK, b=OK), *servers(b=OK)]
+    one, two = make_route(*endpoints[:2]), make_route(endpoints[2])
+    assert (await send_request(weighted_routes(one, two), "POST", LOAD)).status == 200
+    assert [len(each.requests) for each in endpoints] == [1, 1, 0]
+
+
+async def test_those_that_are_left_out_get_it_and_that_is_no_trial() -> None:
+    endpoints = servers(a=OK, b=(connect_error(B), OK))
+    route = make_route(*endpoints)
+    pool = route.upstream.pool
+    for _ in range(5):
+        loan = pool.lease_all()[1]
+        loan.acquire()
+        loan.release(Outcome.FAILED)
+    left_out = pool.members[1].health
+    assert left_out.ejections == 1
+    endpoints[0]._turns.append(OK)
+    assert (await send_request(single_route(route), "POST", LOAD)).status == 502
+    assert pool.members[1].health == replace(left_out, failures=6)
+    assert (await send_request(single_route(route), "POST", LOAD)).status == 200
+    assert pool.members[1].health.ejections == 0
+
+
+async def test_all_are_asked_at_once_and_each_counts() -> None:
+    concurrency_limits = [asyncio.Event() for _ in range(3)]
+    endpoints = servers(
+        a=(concurrency_limits[0], OK), b=(concurrency_limits[1], OK), c=(concurrency_limits[2], OK)
+    )
+    route = make_route(*endpoints)
+    task = asyncio.create_task(send_request(single_route(route), "POST", LOAD))
+    await until(lambda: all(each.requests for each in endpoints))
+    assert route.upstream.pool.outstanding == [1, 1, 1]
+    concurrency_limits[1].set()
+    await until(lambda: route.upstream.pool.outstanding == [1, 0, 1])
+    assert not task.done()
+    for concurrency_limit in concurrency_limits:
+        concurrency_limit.set()
+    assert (await task).status == 200
+    assert route.upstream.pool.outstanding == [0, 0, 0]
+
+
+async def test_a_client_that_leaves_takes_all_of_it_along() -> None:
+    log = EventLog()
+    turns: list[ServerStep] = [
+        asyncio.Event(),
+        ScriptedUpstreamResponse(200, {}, [asyncio.Event()]),
+        OK,
+    ]
+    endpoints = [
+        ScriptedEndpoint(log, turn, url=url) for turn, url in zip(turns, (A, B, C), strict=True)
+    ]
+    route = make_route(*endpoints)
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(send_request(single_route(route), "POST", LOAD))
+    await until(lambda: log.count_of("server answers") == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+    assert route.upstream.pool.outstanding == [0, 0, 0]
+    assert log.count_of("server is let go") == 2
+    assert all(member.health.failures == 0 for member in route.upstream.pool.members)
+
+
+# ----------------------------------------------------------------------------- what is answered
+
+
+SHORT = replace(LIMITS, idle_timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("turns", "status", "told"),
+    [
+        pytest.param(
+            lambda: {"a": OK, "b": connect_error(B), "c": OK},
+            502,
+            f"POST {LOAD} went well at {A}, {C}, but failed: "
+            f"cannot connect to {B}: Connection refused",
+            id="one is down",
+        ),
+        pytest.param(
+            lambda: {"a": asyncio.Event(), "b": OK, "c": OK},
+            502,
+            f"POST {LOAD} went well at {B}, {C}, but failed: "
+            f"waiting for {A}: nothing moved for 0.2 s (limits.idle_timeout)",
+            id="one hangs",
+        ),
+        pytest.param(
+            lambda: {
+                "a": OK,
+                "b": ScriptedUpstreamResponse(200, {}, [b"{", asyncio.Event()]),
+                "c": OK,
+            },
+            502,
+            f"POST {LOAD} went well at {A}, {C}, but failed: "
+            f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
+            id="one hangs within its answer",
+        ),
+        pytest.param(
+            lambda: {
+                "a": scripted_response(b'{"error":"failed to load \'m\',\\n no   backend"}', 400),
+                "b": OK,
+                "c": bad_response("fell over"),
+            },
+            502,
+            f"POST {LOAD} went well at {B}, but failed: "
+            f"{A} answered 400: failed to load 'm', no backend; {C}: fell over",
+            id="two fail",
+        ),
+        pytest.param(
+            lambda: {
+                "a": scripted_response(b'{"detail":"no"}', 404),
+                "b": scripted_response(b"<p>", 500),
+                "c": scripted_response(b"", 302),
+            },
+            502,
+            f"POST {LOAD} failed: {A} answered 404: no; {B} answered 500: <p>; {C} answered 302",
+            id="all fail in their own ways",
+        ),
+        pytest.param(
+            lambda: {"a": connect_error(A), "b": connect_error(B)},
+            503,
+            f"POST {LOAD} failed: cannot connect to {A}: Connection refused; "
+            f"cannot connect to {B}: Connection refused",
+            id="all are down",
+        ),
+        pytest.param(
+            lambda: {"a": connect_error(A), "b": scripted_response(b'{"error":["x"]}', 503)},
+            502,
+            f"POST {LOAD} failed: cannot connect to {A}: Connection refused; "
+            f'{B} answered 503: {{"error":["x"]}}',
+            id="one is down, the other says the same of itself",
+        ),
+        pytest.param(
+            lambda: {"a": OK, "b": scripted_response(b"x" * (LARGEST_REPLY + 1))},
+            502,
+            f"POST {LOAD} went well at {A}, but failed: {B} answered more than "
+            f"{LARGEST_REPLY} bytes",
+            id="an answer without end",
+        ),
+        pytest.param(
+            lambda: {"a": OK, "b": scripted_response(b"\xff" + b"y" * 500, 500)},
+            502,
+            f"POST {LOAD} went well at {A}, but failed: {B} answered 500: \ufffd{'y' * 199}...",
+            id="a long error",
+        ),
+    ],
+)
+async def test_where_not_all_did_it_the_error_tells_which(
+    turns: Callable[[], dict[str, ServerStep]], status: int, told: str
+) -> None:
+    route = make_route(*servers(**turns()), limits=SHORT)
+    answer = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
+    assert _error(answer) == told
+    assert answer.status == status
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+async def test_the_end_of_all_time_does_not_hide_it_either() -> None:
+    limits = replace(LIMITS, request_timeout=0.2)
+    route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
+    answer = await send_request(single_route(route), "POST", LOAD)
+    assert answer.status == 502
+    assert _error(answer) == (
+        f"POST {LOAD} went well at {A}, but failed: "
+        f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
+    )
+
+
+async def test_where_all_hang_it_is_a_timeout() -> None:
+    route = make_route(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
+    answer = await send_request(single_route(route), "POST", LOAD)
+    assert answer.status == 504
+    assert A in _error(answer)
+    assert B in _error(answer)
+
+
+async def test_one_that_hangs_counts_as_failed() -> None:
+    route = make_route(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
+    await send_request(single_route(route), "POST", LOAD)
+    assert [member.health.failures for member in route.upstream.pool.members] == [0, 1]
+
+
+async def test_the_order_is_that_of_the_settings() -> None:
+    concurrency_limit = asyncio.Event()
+    slow, quick = servers(
+        a=(concurrency_limit, scripted_response(b"slow", 500)), b=scripted_response(b"quick", 400)
+    )
+    routes = weighted_routes(make_route(slow, name="one"), make_route(quick, name="two"))
+    task = asyncio.create_task(send_request(routes, "POST", LOAD))
+    await until(lambda: not quick._turns)
+    concurrency_limit.set()
+    expected = f"POST {LOAD} failed: {A} answered 500: slow; {B} answered 400: quick"
+    assert _error(await task) == expected
+
+
+async def test_where_all_fail_alike_the_servers_own_error_is_given() -> None:
+    text = b'{"error":"unknown model"}'
+    endpoints = servers(
+        a=scripted_response(text, 404, {"X-A": "1"}), b=scripted_response(b"another", 404)
+    )
+    answer = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
+    assert (answer.status, answer.body, dict(answer.headers)) == (404, text, {"X-A": "1"})
+
+
+async def test_where_the_gateway_lacks_means_for_all_it_says_when_to_try_again() -> None:
+    lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
+    both = make_route(*servers(a=lack, b=lack))
+    answer = await send_request(single_route(both), "POST", LOAD)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    one = make_route(*servers(a=OK, b=lack))
+    answer = await send_request(single_route(one), "POST", LOAD)
+    assert (answer.status, answer.headers.get("Retry-After")) == (502, None)
+
+
+async def test_a_long_path_is_shortened() -> None:
+    route = make_route(*servers(a=OK, b=connect_error(B)))
+    answer = await send_request(
+        single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
+    )
+    assert _error(answer).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
+
+
+# ------------------------------------------------------------------------------ what is sent
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "sent"),
+    [
+        ({}, (), None),
+        ({"Content-Length": "0"}, (), (b"",)),
+        ({}, (b"a", b"b"), (b"ab",)),
+        (CHUNKED, (b"a", b"b"), [b"ab"]),
+        (CHUNKED, (), []),
+    ],
+)
+async def test_the_whole_body_goes_to_all(
+    headers: dict[str, str], body: tuple[bytes, ...], sent: Any
+) -> None:
+    endpoints = servers(a=OK, b=OK)
+    request = ScriptedRequest(EventLog(), "POST", LOAD, headers, body)
+    if headers is CHUNKED:
+        request.content_length = None
+    await handle_request(
+        request, ScriptedClientResponse(EventLog()), single_route(make_route(*endpoints))
+    )
+    for endpoint in endpoints:
+        assert endpoint.requests[0].body == sent
+        assert "Transfer-Encoding" not in endpoint.requests[0].headers
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"request_bytes": 99}, "larger than 99 bytes (limits.request_bytes)"),
+        ({"spool_bytes": 99}, "larger than 99 bytes (limits.spool_bytes)"),
+        ({"spool_bytes": 99, "request_bytes": 98}, "larger than 98 bytes (limits.request_bytes)"),
+    ],
+)
+async def test_a_body_that_is_too_large_goes_to_none(
+    chunked: bool, limits: dict[str, int], told: str
+) -> None:
+    endpoints = servers(a=OK, b=OK)
+    route = make_route(*endpoints, limits=replace(LIMITS, **limits))
+    headers = CHUNKED if chunked else {}
+    answer = await send_request(
+        single_route(route), "POST", LOAD, bytes(50), bytes(50), headers=headers
+    )
+    assert answer.status == 413
+    assert told in _error(answer)
+    assert received_requests(*endpoints) == [[], []]
+
+
+async def test_waiting_for_the_body_is_the_clients_turn() -> None:
+    endpoints = servers(a=OK, b=OK)
+    route = make_route(*endpoints, limits=SHORT)
+    answer = await send_request(
+        single_route(route), "POST", LOAD, b"{", asyncio.Event(), headers=CHUNKED
+    )
+    assert answer.status == 408
+    assert received_requests(*endpoints) == [[], []]
+
+
+async def test_one_server_gets_it_as_it_comes() -> None:
+    (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
+    routes = single_route(make_route(endpoint, limits=replace(LIMITS, spool_bytes=10)))
+    headers = {**CHUNKED, "Accept-Encoding": "gzip"}
+    answer = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
+    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"{}", {"X-A": "1"})
+    assert isinstance(endpoint.requests[0].body, AsyncIterable)
+    assert endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
+
+
+# ------------------------------------------------------------------------------- what it takes
+
+
+def _with_gates(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
+    return replace(
+        route,
+        upstream=replace(route.upstream, concurrency_limit=own),
+        concurrency_limits=(own, common),
+    )
+
+
+@pytest.mark.parametrize("target", [LOAD, "/v2/repository/index"])
+async def test_it_is_one_exchange_that_has_a_place_at_each_upstream(target: str) -> None:
+    concurrency_limits = [ConcurrencyLimit(place, 1, 0, 1.0) for place in ("the gateway", "a", "b")]
+    hangs = asyncio.Event()
+    endpoints = servers(a=(hangs, scripted_response(b"[]")), b=(hangs, scripted_response(b"[]")))
+    one = _with_gates(
+        make_route(endpoints[0], name="b"), concurrency_limits[0], concurrency_limits[2]
+    )
+    two = _with_gates(
+        make_route(endpoints[1], name="a"), concurrency_limits[0], concurrency_limits[1]
+    )
+    routes = weighted_routes(one, two)
+    task = asyncio.create_task(send_request(routes, "POST", target))
+    await until(lambda: all(each.requests for each in endpoints))
+    assert [concurrency_limit.active for concurrency_limit in concurrency_limits] == [1, 1, 1]
+    refused = await send_request(routes, "POST", target)
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    assert "a is busy" in _error(refused)
+    hangs.set()
+    assert (await task).status == 200
+    assert [concurrency_limit.active for concurrency_limit in concurrency_limits] == [0, 0, 0]
+    assert [len(each.requests) for each in endpoints] == [1, 1]
+
+
+async def test_who_waits_for_an_upstream_takes_no_place_of_the_others() -> None:
+    shared, *own = (ConcurrencyLimit(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
+    endpoints = servers(a=scripted_response(b"[]"), b=scripted_response(b"[]"))
+    routes = [
+        _with_gates(make_route(endpoint, name=name), shared, concurrency_limit)
+        for endpoint, name, concurrency_limit in zip(endpoints, "ab", own, strict=True)
+    ]
+    assert own[1].try_acquire()
+    task = asyncio.create_task(send_request(weighted_routes(*routes), "POST", LOAD))
+    await until(lambda: own[1].waiting)
+    assert (own[0].active, shared.active) == (1, 0)
+    own[1].leave()
+    assert (await task).status == 200
+    assert [concurrency_limit.active for concurrency_limit in (shared, *own)] == [0, 0, 0]
+
+
+async def test_what_is_held_counts() -> None:
+    route = make_route(
+        *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
+    )
+    held = MemoryBudget(100_000)
+    answer = await send_request(single_route(replace(route, held=held)), "POST", LOAD)
+    assert answer.status == 502
+    assert "limits.max_buffered_bytes" in _error(answer)
+    assert held.total == 0
+    endpoints = servers(a=OK, b=OK)
+    route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
+    routes = single_route(replace(route, held=held))
+    answer = await send_request(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
+    assert (answer.status, held.total) == (503, 0)
+    assert received_requests(*endpoints) == [[], []]
+
+
+# --------------------------------------------------------------------- endpoints that differ
+
+
+INDEX = "POST /v2/repository/index"
+UNLOAD = "/v2/repository/models/m/unload"
+
+
+def _has(*models: str) -> ServerStep:
+    """Make the index of a server."""
+    return scripted_response(
+        json.dumps([{"name": model, "state": "READY"} for model in models]).encode()
+    )
+
+
+def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
+    """Lead to endpoints that were known to have these models, a letter each; ? where it is not."""
+    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    for member, model in zip(route.upstream.pool.members, known, strict=True):
+        member.models = None if model == "?" else ready(*model)
+    return route
+
+
+@pytest.mark.parametrize("known", ["mnn", "nmn", "nnn", "???", "mmm"])
+@pytest.mark.parametrize(
+    ("method", "target", "sent"),
+    [
+        ("POST", UNLOAD, UNLOAD),
+        ("POST", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+        ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+    ],
+)
+async def test_whoever_has_the_model_now_gets_it(
+    known: str, method: str, target: str, sent: str
+) -> None:
+    endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
+    answer = await send_request(single_route(_differing(endpoints, known)), method, target)
+    assert answer.status == 200
+    assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
+
+
+async def test_a_model_that_nobody_has_is_asked_of_all() -> None:
+    endpoints = servers(
+        a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
+    )
+    answer = await send_request(single_route(_differing(endpoints, "mm")), "POST", UNLOAD)
+    assert (answer.status, answer.body) == (400, b"no")
+    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+@pytest.mark.parametrize("known", ["mn", "m?", "mm"])
+async def test_one_that_cannot_be_asked_for_its_models_is_named(known: str) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
+    answer = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
+    assert answer.status == 502
+    assert _error(answer) == (
+        f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
+    )
+
+
+@pytest.mark.parametrize("turn", [scripted_response(b"", 500), scripted_response(b"no index")])
+async def test_one_that_does_not_say_what_it_has_gets_it(turn: ServerStep) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
+    assert (
+        await send_request(single_route(_differing(endpoints, "mn")), "POST", UNLOAD)
+    ).status == 200
+    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+async def test_one_that_hangs_as_it_is_asked_for_its_models_is_named() -> None:
+    endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
+    route = replace(_differing(endpoints, "mn"), limits=SHORT)
+    answer = await send_request(single_route(route), "POST", UNLOAD)
+    assert answer.status == 502
+    assert _error(answer) == (
+        f"POST {UNLOAD} went well at {A}, but failed: "
+        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
+    )
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+async def test_a_load_goes_to_all_unasked() -> None:
+    endpoints = servers(a=OK, b=OK)
+    assert (
+        await send_request(single_route(_differing(endpoints, "mn")), "POST", LOAD)
+    ).status == 200
+    assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
+
+
+# ---------------------------------------------------------------------------- old metadata
+
+
+async def _known(route: Route) -> ModelMetadata:
+    """Have the cache know the model, or say what it knows of it."""
+    (source,) = servers(source=(scripted_response(metadata(-1)), ScriptedUpstreamResponse(404)))
+    return await route.upstream.metadata.get("m", None, source)
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+@pytest.mark.parametrize("turn", [OK, scripted_response(b"", 400), connect_error(B)])
+async def test_metadata_of_the_model_is_forgotten_in_every_upstream(
+    verb: str, turn: ServerStep
+) -> None:
+    one, canary = servers(a=OK, b=turn)
+    routes = [make_route(one), make_route(canary, name="canary")]
+    before = [await _known(route) for route in routes]
+    assert [await _known(route) for route in routes] == before
+    await send_request(weighted_routes(*routes), "POST", f"/v2/repository/r/models/m/{verb}")
+    for route, old in zip(routes, before, strict=True):
+        assert await _known(route) is not old
+
+
+async def test_metadata_of_other_models_and_upstreams_is_kept() -> None:
+    endpoints = servers(a=(OK, OK), b=(OK, OK), c=OK)
+    one, two, elsewhere = (make_route(each) for each in endpoints)
+    routes = Router([Rule(Match(), (one, two), (1, 1)), Rule(Match(), (elsewhere,))], lambda: 0.0)
+    before = [await _known(route) for route in (one, two, elsewhere)]
+    await send_request(routes, "POST", "/v2/repository/models/m2/load")
+    assert [await _known(route) for route in (one, two, elsewhere)] == before
+    await send_request(routes, "POST", LOAD)
+    assert await _known(elsewhere) is before[2]

@@ -1,0 +1,341 @@
+"""The gateway's own health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.cluster import health
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unusable
+from gateway.proxy.interfaces import Upstream
+from gateway.proxy.router import Router, Rule
+from gateway.routing.health import HealthCheckPolicy
+from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    C,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
+)
+from tests.support.gateway import no_leaks, until
+from tests.upstream.pools import failing
+
+LIVE, READY = "/v2/health/live", "/v2/health/ready"
+OK = ScriptedUpstreamResponse(200)
+METHODS = ["GET", "HEAD"]
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(autouse=True)
+async def no_task_left() -> AsyncIterator[None]:
+    async with no_leaks():
+        yield
+
+
+def _error(answer: ScriptedClientResponse) -> str:
+    return str(json.loads(answer.body)["error"])
+
+
+# -------------------------------------------------------------------------------- the answers
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_the_gateway_lives_whatever_its_servers_do(method: str) -> None:
+    (endpoint,) = servers(a=connect_error(A))
+    answer = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
+    assert (answer.status, answer.body) == (200, b'{"live":true}')
+    assert dict(answer.headers) == JSON | {"Content-Length": "13"}
+    assert received_requests(endpoint) == [[]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_the_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
+    endpoints = servers(a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), unused=OK)
+    routes = Router(
+        [
+            Rule(Match(model=Pattern.of("m")), (make_route(endpoints[2]),)),
+            Rule(Match(), (make_route(*endpoints[:2]), make_route(endpoints[3])), (1, 0)),
+        ]
+    )
+    answer = await send_request(routes, method, READY)
+    assert (answer.status, answer.body) == (200, b'{"ready":true}')
+    assert dict(answer.headers) == JSON | {"Content-Length": "14"}
+    assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
+
+
+async def test_what_is_not_ready_is_named() -> None:
+    a, b, c, d = servers(
+        a=connect_error(A), b=scripted_response(b"", 400), c=OK, d=scripted_response(b"", 503)
+    )
+    routes = weighted_routes(
+        make_route(a, b, name="one"), make_route(c, name="two"), make_route(d, name="three")
+    )
+    answer = await send_request(routes, "GET", READY)
+    assert answer.status == 503
+    assert _error(answer) == (
+        f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} answered 400), "
+        "upstream three (http://d:8000 answered 503)"
+    )
+
+
+async def test_what_is_not_required_is_not_asked() -> None:
+    needed, spare = servers(a=OK, b=connect_error(B))
+    route = make_route(spare)
+    spare_route = replace(route, upstream=replace(route.upstream, required=False))
+    assert (
+        await send_request(weighted_routes(make_route(needed), spare_route), "GET", READY)
+    ).status == 200
+    assert received_requests(spare) == [[]]
+
+
+@pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
+async def test_health_that_is_denied_or_has_no_route(target: str) -> None:
+    (endpoint,) = servers(a=OK)
+    denied = Router([Rule(Match(), (make_route(endpoint),), deny=OPERATION_KINDS["health"])])
+    assert (await send_request(denied, "GET", target)).status == 403
+    routes = Router([Rule(Match(kinds=OPERATION_KINDS["infer"]), (make_route(endpoint),))])
+    assert (await send_request(routes, "GET", target)).status == 404
+    assert received_requests(endpoint) == [[]]
+
+
+async def test_the_readiness_of_a_model_is_asked_of_its_server() -> None:
+    (endpoint,) = servers(a=scripted_response(b"yes"))
+    answer = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
+    assert (answer.status, answer.body) == (200, b"yes")
+    assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
+
+
+async def test_who_waits_longer_than_the_limits_allow_is_told_for_whom() -> None:
+    (endpoint,) = servers(a=asyncio.Event())
+    routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
+    answer = await send_request(routes, "GET", READY)
+    assert answer.status == 504
+    assert _error(answer).startswith("waiting for the endpoints of servers: nothing moved")
+    await routes.readiness.close()
+
+
+# ------------------------------------------------------------------- the check of one upstream
+
+
+def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
+    return make_route(*endpoints, name=name).upstream
+
+
+async def test_the_first_ready_endpoint_settles_it() -> None:
+    log = EventLog()
+    hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
+    stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
+    before = asyncio.all_tasks()
+    assert await unusable(_upstream(hanging, stuck, *servers(c=OK))) == ()
+    assert asyncio.all_tasks() == before
+    assert log[-1] == "server is let go"
+
+
+async def test_of_all_endpoints_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PROBE_TIME", 0.02)
+    endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
+    assert await unusable(_upstream(*endpoints)) == (
+        f"{A} did not say in 0.02 s that it is ready",
+        f"cannot connect to {B}: Connection refused",
+        f"{C} answered 204",
+    )
+
+
+async def test_a_check_is_no_exchange() -> None:
+    upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
+    for endpoint in upstream.pool.endpoints:
+        assert isinstance(endpoint, ScriptedEndpoint)
+    assert len(await unusable(upstream)) == 2
+    assert upstream.pool.outstanding == [0, 0]
+    assert all(member.health.failures == 0 for member in upstream.pool.members)
+
+
+# --------------------------------------------------------------------- one check at a time
+
+
+class _Checks:
+    """Checks that a test ends, and a clock that it sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.count = 0
+        self.cancelled = 0
+        self.outcome: tuple[str, ...] | Exception = ()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        upstream = _upstream(*servers(a=OK), name="one")
+        self.readiness = Readiness([upstream], self.check, lambda: self.now)
+
+    async def check(self, upstream: Upstream) -> tuple[str, ...]:
+        assert upstream.name == "one"
+        self.count += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+async def checks() -> _Checks:
+    return _Checks()
+
+
+async def test_an_outcome_is_kept_for_a_while(checks: _Checks) -> None:
+    for _ in range(3):
+        assert await checks.readiness.missing() == ""
+    checks.outcome = ("down",)
+    checks.now += CACHE_SECONDS - 0.001
+    assert await checks.readiness.missing() == ""
+    assert checks.count == 1
+    checks.now += 0.001
+    for _ in range(3):
+        assert await checks.readiness.missing() == "upstream one (down)"
+    checks.outcome = ()
+    checks.now += CACHE_SECONDS
+    assert await checks.readiness.missing() == ""
+    assert checks.count == 3
+
+
+async def test_it_is_kept_from_its_end_on(checks: _Checks) -> None:
+    checks.gate.clear()
+    waiting = asyncio.create_task(checks.readiness.missing())
+    await until(lambda: checks.count)
+    checks.now += 100
+    checks.gate.set()
+    await waiting
+    await checks.readiness.missing()
+    assert checks.count == 1
+
+
+async def test_who_asks_meanwhile_waits_for_the_same_check(checks: _Checks) -> None:
+    checks.gate.clear()
+    checks.outcome = ("down",)
+    tasks = [asyncio.create_task(checks.readiness.missing()) for _ in range(20)]
+    await until(lambda: checks.count)
+    tasks[0].cancel()  # who began it
+    tasks[7].cancel()
+    await until(lambda: tasks[0].done() and tasks[7].done())
+    checks.gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert outcomes.count("upstream one (down)") == 18
+    assert (checks.count, checks.cancelled) == (1, 0)
+
+
+async def test_a_check_that_nobody_waits_for_any_more_counts(checks: _Checks) -> None:
+    checks.gate.clear()
+    task = asyncio.create_task(checks.readiness.missing())
+    await until(lambda: checks.count)
+    task.cancel()
+    await until(task.done)
+    checks.gate.set()
+    assert await checks.readiness.missing() == ""
+    assert checks.count == 1
+
+
+async def test_a_gateway_that_drains_is_not_ready_whatever_was_found(checks: _Checks) -> None:
+    assert await checks.readiness.missing() == ""
+    checks.readiness.draining = True
+    assert await checks.readiness.missing() == "draining"
+    assert checks.count == 1
+
+
+async def test_closing_ends_the_check(checks: _Checks) -> None:
+    await checks.readiness.close()
+    checks.gate.clear()
+    task = asyncio.create_task(checks.readiness.missing())
+    await until(lambda: checks.count)
+    await checks.readiness.close()
+    assert checks.cancelled == 1
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_fault_of_a_check_is_not_kept(checks: _Checks) -> None:
+    checks.outcome = ZeroDivisionError()
+    with pytest.raises(ExceptionGroup):
+        await checks.readiness.missing()
+    checks.outcome = ()
+    assert await checks.readiness.missing() == ""
+
+
+# ------------------------------------------------------------------------------ where probes tell
+
+
+def _prober() -> PoolSupervisor:
+    return PoolSupervisor(HealthChecker("/probe", 60, 60, HealthCheckPolicy()))
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (500, False)])
+async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
+    go_on = asyncio.Event()
+    (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
+    route = make_route(endpoint, keeper=_prober())
+    pool = route.upstream.pool
+    await pool.start()
+    asking = asyncio.create_task(send_request(single_route(route), "GET", READY))
+    await until(lambda: endpoint.requests)
+    assert not asking.done()
+    go_on.set()
+    answer = await asking
+    assert answer.status == (200 if ready else 503)
+    if not ready:
+        assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
+    assert received_requests(endpoint) == [["GET /probe"]]
+    await pool.close()
+
+
+async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
+    route = make_route(*servers(a=OK, b=OK), keeper=_prober())
+    pool, routes = route.upstream.pool, single_route(route)
+    await pool.start()
+    assert (await send_request(routes, "GET", READY)).status == 200
+    failing(pool, 0, connect_error(A), times=2)
+    assert (await send_request(routes, "GET", READY)).status == 200
+    failing(pool, 1, connect_error(B))
+    answer = await send_request(routes, "GET", READY)
+    assert answer.status == 503
+    assert _error(answer) == (
+        f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
+        f"cannot connect to {B}: Connection refused)"
+    )
+    await pool.close()
+
+
+async def test_the_first_probe_is_not_waited_for_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PROBE_TIME", 0.05)
+    endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
+    route = make_route(*endpoints, keeper=_prober())
+    await route.upstream.pool.start()
+    answer = await send_request(single_route(route), "GET", READY)
+    assert answer.status == 503
+    assert _error(answer) == (
+        f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"
+    )
+    await route.upstream.pool.close()

@@ -1,0 +1,149 @@
+import json
+
+import pytest
+
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.cluster.server_metadata import server_metadata
+from tests.support.doubles.cluster import (
+    B,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import (
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+
+_LARGEST = 1024 * 1024
+
+
+async def _answer(
+    *body: bytes, status: int = 200
+) -> tuple[ScriptedClientResponse, ScriptedEndpoint]:
+    log = EventLog()
+    headers = {"Content-Length": str(sum(map(len, body))), "X-Kept": "1"}
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(status, headers, body))
+    received_requests = {"Accept-Encoding": "gzip", "X-Asked": "1", "Content-Length": "0"}
+    request = ScriptedRequest(log, "GET", "/v2?q", received_requests)
+    answer = ScriptedClientResponse(log)
+    route = make_route(endpoint)
+    with Deadline(9, 9) as turns:
+        await server_metadata(request, answer, route, [route.upstream], turns)
+    assert log[-2:] == ["client has got all", "server is let go"]
+    assert answer.status == status
+    assert answer.headers["X-Kept"] == "1"
+    assert sum(route.upstream.pool.outstanding) == 0
+    return answer, endpoint
+
+
+@pytest.mark.parametrize(
+    ("said", "passed"),
+    [
+        ({}, ["binary_tensor_data"]),
+        ({"extensions": []}, ["binary_tensor_data"]),
+        ({"extensions": ["a", "b"]}, ["a", "b", "binary_tensor_data"]),
+    ],
+)
+async def test_the_extension_is_added(said: dict[str, object], passed: list[str]) -> None:
+    text = json.dumps({"name": "n", **said}).encode()
+    answer, _ = await _answer(text[:5], text[5:])
+    assert json.loads(answer.body) == {"name": "n", "extensions": passed}
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b'{ "extensions" : ["binary_tensor_data"] }', b"{", b"", b"7", b'{"extensions":null}'],
+)
+async def test_other_text_is_untouched(text: bytes) -> None:
+    answer, _ = await _answer(text)
+    assert answer.body == text
+
+
+async def test_what_is_too_large_is_untouched() -> None:
+    text = b'{"x":"' + b"x" * _LARGEST + b'"}'
+    answer, _ = await _answer(text[:_LARGEST], text[_LARGEST:])
+    assert answer.body == text
+
+
+async def test_errors_are_untouched() -> None:
+    answer, _ = await _answer(b"{}", status=503)
+    assert answer.body == b"{}"
+
+
+async def test_the_question() -> None:
+    _, endpoint = await _answer(b"{}")
+    (request,) = endpoint.requests
+    assert (request.method, request.target, request.body) == ("GET", "/v2?q", None)
+    assert dict(request.headers) == {"X-Asked": "1"}
+
+
+# --------------------------------------------------------------------------- several upstreams
+
+
+def _server(*extensions: object, **more: object) -> ServerStep:
+    return scripted_response(json.dumps({"name": "n", "extensions": extensions, **more}).encode())
+
+
+@pytest.mark.parametrize(
+    ("turns", "shared"),
+    [
+        ((_server("a", "b", "c"), _server("c", "a")), ["a", "c", "binary_tensor_data"]),
+        ((_server("binary_tensor_data", "a"), _server("a", "x")), ["a", "binary_tensor_data"]),
+        (
+            (_server("binary_tensor_data", "a"), _server("a", "binary_tensor_data")),
+            ["binary_tensor_data", "a"],
+        ),
+        ((_server("a"), scripted_response(b'{"name":"m"}')), ["binary_tensor_data"]),
+        ((_server("a"), _server(extensions=None)), ["binary_tensor_data"]),
+        ((scripted_response(b'{"name":"n"}'), _server("a")), ["binary_tensor_data"]),
+        ((_server(["a"], {"b": 1}), _server({"b": 1})), [{"b": 1}, "binary_tensor_data"]),
+        ((_server("a"), connect_error(B), _server("a")), ["a", "binary_tensor_data"]),
+    ],
+)
+async def test_the_extensions_are_those_that_all_upstreams_share(
+    turns: tuple[ServerStep, ...], shared: list[object]
+) -> None:
+    first, *others = servers(**dict(zip("abc", turns, strict=False)))
+    routes = weighted_routes(make_route(first), make_route(*others))
+    answer = await send_request(
+        routes, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"}
+    )
+    assert answer.status == 200
+    assert json.loads(answer.body) == {"name": "n", "extensions": shared}
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+    assert received_requests(first) == [["GET /v2?q"]]
+    assert dict(first.requests[0].headers) == {"X-Asked": "1"}
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (connect_error(B), f"cannot connect to {B}: Connection refused"),
+        (scripted_response(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
+        (scripted_response(b"["), "upstream two answered what is no server metadata"),
+        (scripted_response(b"[]"), "upstream two answered what is no server metadata"),
+    ],
+)
+async def test_what_an_upstream_does_not_say_is_not_made_up(turn: ServerStep, why: str) -> None:
+    one, two = servers(a=_server("a"), b=turn)
+    answer = await send_request(
+        weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
+    )
+    assert answer.status == 502
+    assert why in json.loads(answer.body)["error"]
+
+
+async def test_what_all_upstreams_refuse_is_their_own_error() -> None:
+    one, two = servers(a=scripted_response(b"first", 503), b=scripted_response(b"second", 503))
+    answer = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
+    assert (answer.status, answer.body) == (503, b"first")

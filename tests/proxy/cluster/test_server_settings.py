@@ -1,0 +1,170 @@
+"""Trace settings and logging, read from several servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
+from gateway.proxy.cluster.server_settings import DIFFERING_ENDPOINTS
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    C,
+    D,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import LIMITS, make_route, single_route
+
+ON = b'{"log_info": true, "log_verbose_level": 1}'
+SAME = b'{"log_verbose_level":1,"log_info":true}'
+OFF = b'{"log_info": false, "log_verbose_level": 1}'
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        ("/v2/logging?x", "/v2/logging?x"),
+        ("/v2/trace", "/v2/trace/setting"),
+        ("/v2/models/m/versions/2/trace?x", "/v2/models/m/trace/setting?x"),
+    ],
+)
+async def test_all_are_asked_and_the_first_answers(target: str, sent: str) -> None:
+    endpoints = servers(
+        a=scripted_response(ON, 200, {"X-A": "1"}),
+        b=scripted_response(SAME),
+        c=scripted_response(ON),
+    )
+    routes = weighted_routes(make_route(*endpoints[:2]), make_route(endpoints[2]))
+    headers = {"Accept-Encoding": "gzip", "X-Asked": "1"}
+    answer = await send_request(routes, "GET", target, b"{}", headers=headers)
+    assert (answer.status, answer.body, dict(answer.headers)) == (200, ON, {"X-A": "1"})
+    for endpoint in endpoints:
+        (request,) = endpoint.requests
+        assert (request.method, request.target, request.body) == ("GET", sent, None)
+        assert dict(request.headers) == {"X-Asked": "1"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "body", "differing", "failed"),
+    [
+        (
+            {"a": scripted_response(ON), "b": scripted_response(OFF), "c": scripted_response(SAME)},
+            ON,
+            B,
+            None,
+        ),
+        (
+            {"a": scripted_response(OFF), "b": scripted_response(ON), "c": scripted_response(SAME)},
+            OFF,
+            f"{B}, {C}",
+            None,
+        ),
+        (
+            {"a": scripted_response(ON), "b": connect_error(B), "c": scripted_response(SAME)},
+            ON,
+            None,
+            B,
+        ),
+        (
+            {"a": connect_error(A), "b": scripted_response(OFF), "c": scripted_response(ON)},
+            OFF,
+            C,
+            A,
+        ),
+        (
+            {
+                "a": scripted_response(b"no", 404),
+                "b": scripted_response(ON),
+                "c": scripted_response(b"", 500),
+            },
+            ON,
+            None,
+            f"{A}, {C}",
+        ),
+        (
+            {
+                "a": scripted_response(b"no JSON"),
+                "b": scripted_response(b"no JSON"),
+                "c": scripted_response(ON),
+            },
+            b"no JSON",
+            C,
+            None,
+        ),
+        ({"a": scripted_response(ON), "b": scripted_response(b"")}, ON, B, None),
+    ],
+)
+async def test_headers_name_who_differs_and_who_fails(
+    turns: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
+) -> None:
+    route = make_route(*servers(**turns))
+    answer = await send_request(single_route(route), "GET", "/v2/logging")
+    assert (answer.status, answer.body) == (200, body)
+    assert answer.headers.get(DIFFERING_ENDPOINTS) == differing
+    assert answer.headers.get(FAILED_ENDPOINTS) == failed
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+async def test_one_that_hangs_is_named() -> None:
+    endpoints = servers(
+        a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
+    )
+    routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_timeout=0.2)))
+    answer = await send_request(routes, "GET", "/v2/trace/setting")
+    assert (answer.status, answer.body) == (200, ON)
+    assert (answer.headers[DIFFERING_ENDPOINTS], answer.headers[FAILED_ENDPOINTS]) == (
+        C,
+        f"{A}, {D}",
+    )
+
+
+async def test_where_none_answers_the_error_tells_why() -> None:
+    routes = single_route(
+        make_route(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
+    )
+    answer = await send_request(routes, "GET", "/v2/trace")
+    assert answer.status == 502
+    assert json.loads(answer.body)["error"] == (
+        f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} answered 400: no"
+    )
+
+
+async def test_where_all_refuse_alike_the_servers_own_error_is_given() -> None:
+    routes = single_route(
+        make_route(
+            *servers(
+                a=scripted_response(b"unknown model", 404), b=scripted_response(b"another", 404)
+            )
+        )
+    )
+    answer = await send_request(routes, "GET", "/v2/models/m/trace")
+    assert (answer.status, answer.body) == (404, b"unknown model")
+
+
+async def test_one_server_answers_as_it_is() -> None:
+    (endpoint,) = servers(a=scripted_response(ON))
+    headers = {"Accept-Encoding": "gzip"}
+    answer = await send_request(
+        single_route(make_route(endpoint)), "GET", "/v2/trace", headers=headers
+    )
+    assert (answer.status, answer.body) == (200, ON)
+    assert dict(endpoint.requests[0].headers) == headers
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE"])
+async def test_other_methods_go_to_one_server(method: str) -> None:
+    endpoints = servers(a=scripted_response(b""), b=scripted_response(b""))
+    assert (
+        await send_request(single_route(make_route(*endpoints)), method, "/v2/logging")
+    ).status == 200
+    assert received_requests(*endpoints) == [[f"{method} /v2/logging"], []]

@@ -1,0 +1,100 @@
+import logging
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.cluster.trace import trace_setting
+from gateway.proxy.interfaces import Upstream
+from tests.support.doubles.streaming import (
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+
+
+async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
+    """Pass a trace call on; give the target and the body that the server got."""
+    log = EventLog()
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
+    request = ScriptedRequest(log, method, target, body=[body] if body else [])
+    answer = ScriptedClientResponse(log)
+    with Deadline(9, 9) as turns:
+        asked = parse_operation(method, target)
+        route = make_route(endpoint)
+        await trace_setting(request, answer, asked, route, [route.upstream], turns)
+    assert (answer.status, answer.body) == (200, b"{}")
+    return endpoint.requests[0].target, endpoint.bodies[0]
+
+
+@pytest.mark.parametrize("spelling", ["/trace", "/trace/setting"])
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("/v2", "/v2"),
+        ("/v2/models/m", "/v2/models/m"),
+        ("/v2/models/m/versions/1", "/v2/models/m"),
+    ],
+)
+async def test_paths(spelling: str, asked: str, sent: str) -> None:
+    assert await _sent("GET", asked + spelling) == (f"{sent}/trace/setting", b"")
+    assert await _sent("POST", asked + spelling, b"{}") == (f"{sent}/trace/setting", b"{}")
+
+
+@pytest.mark.parametrize("query", ["?", "?a=b", "?a?b"])
+async def test_queries(query: str) -> None:
+    assert (await _sent("GET", "/v2/trace" + query))[0] == "/v2/trace/setting" + query
+
+
+async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    await _sent("GET", "/v2/models/m/trace")
+    assert not caplog.messages
+    await _sent("GET", "/v2/models/m/versions/7/trace")
+    (message,) = caplog.messages
+    assert "version 7 of model m" in message
+    assert "triton" in message
+
+
+@pytest.mark.parametrize("dialect", [KSERVE, OPENVINO, JSON], ids=lambda each: each.name)
+@pytest.mark.parametrize("target", ["/v2/trace", "/v2/models/m/trace/setting"])
+async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: str) -> None:
+    log = EventLog()
+    endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
+    route = make_route(endpoint, name="models", dialect=dialect)
+    request, asked = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
+    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
+        await trace_setting(
+            request, ScriptedClientResponse(log), asked, route, [route.upstream], turns
+        )
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
+    assert not endpoint.requests
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_of_several_upstreams_those_without_traces_are_named(method: str) -> None:
+    """No server is asked: what is changed would be changed at some of them only."""
+    log = EventLog()
+    endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
+
+    def upstream(number: int, dialect: Dialect) -> Upstream:
+        return make_route(endpoints[number], name="abc"[number], dialect=dialect).upstream
+
+    upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
+    route = make_route(endpoints[1])
+    request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
+    asked = parse_operation(method, "/v2/trace")
+    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
+        await trace_setting(request, ScriptedClientResponse(log), asked, route, upstreams, turns)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    lacking = "upstream 'a' (kserve) and upstream 'c' (json) lack the trace extension"
+    assert caught.value.message == lacking
+    assert not log.count_of("server is asked")

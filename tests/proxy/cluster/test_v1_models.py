@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
+from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    ServerStep,
+    UndetectedDialectState,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+)
+from tests.support.doubles.streaming import make_route, single_route
+
+MODEL = "/v1/models/m"
+MODELS = "/v1/models"
+READY = "GET /v2/models/m/ready"
+INDEX = "POST /v2/repository/index"
+
+
+@pytest.mark.parametrize("body", [b"", b'{"name":"m","ready":true}'])
+async def test_a_model_that_is_ready(body: bytes) -> None:
+    (a,) = servers(a=scripted_response(body))
+    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (200, b'{"name":"m","ready":true}')
+    assert answer.headers["Content-Type"] == "application/json"
+    assert received_requests(a) == [[READY]]
+
+
+async def test_a_version_that_is_ready() -> None:
+    (a,) = servers(a=scripted_response(b""))
+    answer = await send_request(single_route(make_route(a)), "GET", MODEL + "/versions/2")
+    assert answer.status == 200
+    assert received_requests(a) == [["GET /v2/models/m/versions/2/ready"]]
+
+
+@pytest.mark.parametrize(
+    "turn", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
+)
+async def test_a_model_that_is_not_ready(turn: object) -> None:
+    (a,) = servers(a=(turn, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
+    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (503, b'{"error":"model \'m\' is not ready"}')
+    assert received_requests(a) == [[READY, "GET /v2/models/m"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error":"unknown"}', b'{"error":"unknown"}'),
+        (b'{"detail":"unknown"}', b'{"error":"unknown"}'),
+        (b"", b'{"error":"Scripted"}'),
+    ],
+)
+async def test_a_model_that_a_server_does_not_have(body: bytes, told: bytes) -> None:
+    (a,) = servers(a=(scripted_response(b"", 400), scripted_response(body, 404)))
+    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (answer.status, answer.body) == (404, told)
+
+
+async def test_a_server_that_cannot_be_reached() -> None:
+    (a,) = servers(a=connect_error(A))
+    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert answer.status == 503
+    assert A in json.loads(answer.body)["error"]
+
+
+async def test_a_server_that_speaks_v1_is_asked_as_it_is() -> None:
+    (a,) = servers(a=scripted_response(b'{"name":"m","ready":"True"}'))
+    answer = await send_request(single_route(make_route(a, dialect=KSERVE)), "GET", MODEL)
+    assert answer.body == b'{"name":"m","ready":"True"}'
+    assert received_requests(a) == [["GET " + MODEL]]
+
+
+async def test_a_version_where_the_server_has_none() -> None:
+    (a,) = servers(a=scripted_response(b"{}"))
+    answer = await send_request(
+        single_route(make_route(a, dialect=KSERVE)), "GET", MODEL + "/versions/1"
+    )
+    assert answer.status == 501
+    assert f"without one, this is {MODEL}" in json.loads(answer.body)["error"]
+    assert received_requests(a) == [[]]
+
+
+async def test_the_models_of_one_server() -> None:
+    index = [{"name": "b", "state": "READY"}, {"name": "a", "state": "UNAVAILABLE"}, {"name": "c"}]
+    (a,) = servers(a=scripted_response(json.dumps(index).encode()))
+    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (200, b'{"models":["b","c"]}')
+    assert received_requests(a) == [[INDEX]]
+    assert a.bodies == [b'{"ready":true}']
+
+
+def by_model(*routes: object) -> Router:
+    return Router([Rule(Match(), (route,)) for route in routes])  # type: ignore[arg-type]
+
+
+async def test_the_models_of_all_upstreams() -> None:
+    a, b, c = servers(
+        a=scripted_response(
+            b'[{"name":"x","version":"1"},{"name":"x","version":"2"},{"name":"y"}]'
+        ),
+        b=scripted_response(b'{"models":["y","z"]}'),
+        c=scripted_response(b"[]"),
+    )
+    routes = by_model(
+        make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE), make_route(c, name="c")
+    )
+    answer = await send_request(routes, "GET", MODELS)
+    assert answer.status == 200
+    assert sorted(json.loads(answer.body)["models"]) == ["x", "y", "z"]
+    assert received_requests(a, b, c) == [[INDEX], ["GET " + MODELS], [INDEX]]
+
+
+async def test_a_rule_that_denies_the_list_leaves_its_models_out() -> None:
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=())
+    denied = Rule(Match(), (make_route(b, name="b"),), deny=OPERATION_KINDS["repository"])
+    routes = Router([Rule(Match(), (make_route(a, name="a"),)), denied])
+    answer = await send_request(routes, "GET", MODELS)
+    assert json.loads(answer.body) == {"models": ["x"]}
+    refused = await send_request(Router([denied]), "GET", MODELS)
+    assert refused.status == 403
+    assert received_requests(b) == [[]]
+
+
+async def test_a_list_that_one_upstream_does_not_give() -> None:
+    a, b = servers(a=scripted_response(b"[]"), b=scripted_response(b"no", 500))
+    answer = await send_request(
+        by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
+    )
+    assert answer.status == 502
+    error = json.loads(answer.body)["error"]
+    assert "upstream b answered 500: no" in error
+
+
+OF_OPENAI = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501])
+async def test_a_server_without_an_index_gets_the_request_as_it_is(status: int) -> None:
+    (a,) = servers(
+        a=(scripted_response(b"no", status), scripted_response(OF_OPENAI, headers={"X": "1"}))
+    )
+    answer = await send_request(
+        single_route(make_route(a)), "GET", MODELS + "?x=1", headers={"Y": "2"}
+    )
+    assert (answer.status, answer.body, answer.headers["X"]) == (200, OF_OPENAI, "1")
+    assert received_requests(a) == [[INDEX, "GET " + MODELS + "?x=1"]]
+    assert a.requests[-1].headers["Y"] == "2"
+    assert a.bodies[-1] == b""
+
+
+async def test_a_server_without_any_list_says_so_itself() -> None:
+    (a,) = servers(a=(scripted_response(b"", 404), scripted_response(b"<p>not here", 404)))
+    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (404, b"<p>not here")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_an_index_that_fails_is_still_one(status: int) -> None:
+    (a,) = servers(a=scripted_response(b"not now", status))
+    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (answer.status, answer.body) == (status, b'{"error":"not now"}')
+    assert received_requests(a) == [[INDEX]]
+
+
+async def test_one_of_the_endpoints_is_asked_for_the_list_of_another_kind() -> None:
+    a, b = servers(a=scripted_response(b"", 404), b=scripted_response(OF_OPENAI))
+    answer = await send_request(single_route(make_route(a, b)), "GET", MODELS)
+    assert answer.body == OF_OPENAI
+    assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # in turn
+
+
+async def test_where_there_are_several_upstreams_a_list_is_that_of_all() -> None:
+    a, b = servers(a=scripted_response(b"none", 404), b=scripted_response(b"none", 404))
+    routes = by_model(make_route(a, name="a"), make_route(b, name="b"))
+    answer = await send_request(routes, "GET", MODELS)
+    assert (answer.status, answer.body) == (404, b'{"error":"none"}')
+    assert FAILED_ENDPOINTS not in answer.headers
+    assert received_requests(a, b) == [[INDEX], [INDEX]]
+
+
+@pytest.mark.parametrize("body", [b"no", b"5", b'{"models":5}', b"[1]"])
+async def test_what_is_no_list(body: bytes) -> None:
+    (a,) = servers(a=scripted_response(body))
+    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert answer.status == 502
+    assert "did not answer with a list of models" in json.loads(answer.body)["error"]
+
+
+LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
+    "no index": (JSON, scripted_response(b"none", 404), INDEX),
+    "no path of the kind": (OPENVINO, scripted_response(b"none", 400), INDEX),
+    "no list of V1": (KSERVE, scripted_response(b"none", 404), "GET " + MODELS),
+}
+
+
+@pytest.mark.parametrize(("dialect", "turn", "question"), LACKING.values(), ids=LACKING)
+async def test_who_has_no_list_is_left_out_and_named(
+    dialect: Dialect, turn: ServerStep, question: str
+) -> None:
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=turn)
+    routes = by_model(make_route(a, name="a"), make_route(b, name="b", dialect=dialect))
+    answer = await send_request(routes, "GET", MODELS)
+    assert (answer.status, answer.body) == (200, b'{"models":["x"]}')
+    assert answer.headers[FAILED_ENDPOINTS] == "upstream b"
+    assert received_requests(a, b) == [[INDEX], [question]]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 422, 503])
+async def test_who_may_have_a_list_is_not_left_out(status: int) -> None:
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=scripted_response(b"no", status))
+    answer = await send_request(
+        by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
+    )
+    assert answer.status == 502
+    assert f"upstream b answered {status}: no" in json.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("target", [MODEL, MODELS])
+async def test_who_asks_for_models_waits_until_it_is_known_how_servers_speak(target: str) -> None:
+    (a,) = servers(a=scripted_response(b'{"models":["m"]}'))
+    route = make_route(a)
+    upstream = replace(route.upstream, dialect_state=UndetectedDialectState(KSERVE, None))
+    answer = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
+    assert answer.status == 200
+    assert received_requests(a) == [["GET " + target]]
+
+
+@pytest.mark.parametrize(("target", "question"), [(MODEL, []), (MODELS, [INDEX])])
+async def test_a_server_that_is_down_does_not_tell_how_it_speaks(
+    target: str, question: list[str]
+) -> None:
+    (a,) = servers(a=connect_error(A))
+    route = make_route(a)
+    upstream = replace(
+        route.upstream, dialect_state=UndetectedDialectState(KSERVE, connect_error(A))
+    )
+    answer = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
+    assert answer.status == 503
+    assert f"cannot connect to {A}" in json.loads(answer.body)["error"]
+    assert received_requests(a) == [question]
+
+
+async def test_one_of_several_that_is_down_is_named() -> None:
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=connect_error(B))
+    down = make_route(b, name="b")
+    upstream = replace(
+        down.upstream, dialect_state=UndetectedDialectState(KSERVE, connect_error(B))
+    )
+    routes = by_model(make_route(a, name="a"), replace(down, upstream=upstream))
+    answer = await send_request(routes, "GET", MODELS)
+    assert (answer.status, json.loads(answer.body)["error"]) == (
+        502,
+        f"GET {MODELS} went well at upstream a, but failed: "
+        f"upstream b: cannot connect to {B}: Connection refused",
+    )

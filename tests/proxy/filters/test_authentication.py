@@ -1,0 +1,404 @@
+"""Keys: which let in, and what is said to who has none."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters import authentication as keys_module
+from gateway.proxy.filters.authentication import (
+    MAX_KEYS,
+    Authenticator,
+    KeyGroup,
+    UnauthenticatedError,
+    parse_keys,
+)
+from gateway.proxy.interfaces import Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match, Pattern
+from tests.support.doubles.fast_path import ReadyEndpoint
+from tests.support.doubles.streaming import make_route
+
+
+def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(pairs))
+
+
+def _bearer(key: str) -> tuple[str, str]:
+    return "Authorization", f"Bearer {key}"
+
+
+# ---------------------------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize("key", ["a", "b64-._~+/token==", "x" * 512, "!#$%&'()*:;<=>?@[]^`{|}\"\\"])
+def test_a_key_lets_in(key: str) -> None:
+    for keys in ([key], ["other", key], [key, "other"]):
+        assert KeyGroup("g", None, keys).authenticates(_headers(_bearer(key)))
+        assert KeyGroup("g", "X-Key", keys).authenticates(_headers(("x-key", key)))
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
+def test_the_spelling_of_the_scheme_does_not_count(scheme: str) -> None:
+    assert KeyGroup("g", None, ["key"]).authenticates(_headers(("AUTHORIZATION", f"{scheme}key")))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (),
+        (_bearer("Key"),),
+        (_bearer("ke"),),
+        (_bearer("keyy"),),
+        (_bearer("key key"),),
+        (_bearer("key,other"),),
+        (_bearer('"key"'),),
+        (_bearer(""),),
+        (_bearer("\xff"),),
+        (("Authorization", "key"),),
+        (("Authorization", "Bearerkey"),),
+        (("Authorization", "Bearer\tkey"),),
+        (("Authorization", "Basic key"),),
+        (("Authorization", "Token Bearer key"),),
+        (("Authorization", ""),),
+        (("X-Key", "key"),),
+        (("Proxy-Authorization", "Bearer key"),),
+        # Which one a server would take cannot be known.
+        (_bearer("key"), _bearer("key")),
+        (_bearer("key"), _bearer("no")),
+        (_bearer("no"), _bearer("key")),
+    ],
+)
+def test_what_does_not_let_in(pairs: tuple[tuple[str, str], ...]) -> None:
+    assert not KeyGroup("g", None, ["key", "other"]).authenticates(_headers(*pairs))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (),
+        (("X-Key", ""),),
+        (("X-Key", "Bearer key"),),
+        (("X-Key", "key "),),
+        (("X-Key", "KEY"),),
+        (("X-Key", "key, other"),),
+        (("X-Key", "\xff"),),
+        (("X-Keys", "key"),),
+        (_bearer("key"),),
+        (("X-Key", "key"), ("x-key", "key")),
+    ],
+)
+def test_what_does_not_let_in_by_a_header(pairs: tuple[tuple[str, str], ...]) -> None:
+    assert not KeyGroup("g", "X-Key", ["key", "other"]).authenticates(_headers(*pairs))
+
+
+def test_a_group_without_keys_lets_nobody_in() -> None:
+    group = KeyGroup("g", "X-Key", [])
+    assert not group.authenticates(_headers())
+    assert not group.authenticates(_headers(("X-Key", "")))
+
+
+def test_keys_can_be_replaced() -> None:
+    group = KeyGroup("g", None, ["old", "kept"])
+    group.replace_keys(["kept", "new"])
+    let_in = [group.authenticates(_headers(_bearer(key))) for key in ("old", "kept", "new")]
+    assert let_in == [False, True, True]
+
+
+def test_a_key_is_compared_with_all_and_never_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def noting(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr(keys_module, "compare_digest", noting)
+    group = KeyGroup("g", None, ["first", "second", "third"])
+    for key in ("first", "third", "none"):
+        compared.clear()
+        group.authenticates(_headers(_bearer(key)))
+        assert len(compared) == 3
+        assert {len(each) for pair in compared for each in pair} == {32}
+    assert "second" not in str(vars(group))
+
+
+# ---------------------------------------------------------------------------------- lists of keys
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a", ("a",)),
+        ("a\nb\n", ("a", "b")),
+        ("a\r\nb\r\n", ("a", "b")),
+        ("# people\n\n  a  \n\t\n#b\nc#d\n", ("a", "c#d")),
+        ("a\nb\na\n", ("a", "b")),
+        ("x" * 512, ("x" * 512,)),
+        ("\n".join(map(str, range(MAX_KEYS))), tuple(map(str, range(MAX_KEYS)))),
+    ],
+)
+def test_keys_are_read(text: str, keys: tuple[str, ...]) -> None:
+    assert parse_keys(text.splitlines()) == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no key"),
+        ("\n# none\n  \n", "there is no key"),
+        ("a\n\nsecret key\n", "line 3 is no key, which is"),
+        ("secret,key", "line 1 is no key, which is"),
+        ("secr\xe9t", "line 1 is no key, which is"),
+        ("secret\x00", "line 1 is no key, which is"),
+        ("x" * 513, "line 1 is no key, which is"),
+        ("\n".join(map(str, range(MAX_KEYS + 1))), f"there are more than {MAX_KEYS} keys"),
+    ],
+)
+def test_lists_that_cannot_be_used(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_keys(text.splitlines())
+    assert "secr" not in str(caught.value)
+    assert "xx" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------- who has none
+
+PEOPLE = KeyGroup("people", None, ["p-key"])
+OTHERS = KeyGroup("others", None, ["o-key"])
+ROBOTS = KeyGroup("robots", "X-Api-Key", ["r-key"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "message", "challenge"),
+    [
+        (
+            (PEOPLE, OTHERS),
+            "a valid key is needed: as 'Authorization: Bearer KEY'",
+            'Bearer realm="tensorgate"',
+        ),
+        (
+            (ROBOTS,),
+            "a valid key is needed: in the header X-Api-Key",
+            'ApiKey realm="tensorgate", header="X-Api-Key"',
+        ),
+        (
+            (PEOPLE, ROBOTS, PEOPLE),
+            "a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key",
+            'Bearer realm="tensorgate", ApiKey realm="tensorgate", header="X-Api-Key"',
+        ),
+    ],
+)
+def test_what_who_has_no_key_is_told(
+    groups: tuple[KeyGroup, ...], message: str, challenge: str
+) -> None:
+    error = Authenticator(groups).unauthenticated_error(_headers())
+    assert error.kind is ErrorKind.UNAUTHENTICATED
+    assert (error.message, error.challenge) == (message, challenge)
+
+
+@pytest.mark.parametrize(
+    ("value", "with_error"), [("Bearer wrong", True), ("Basic eDp5", False), ("Bearer", False)]
+)
+def test_a_wrong_key_is_said_to_be_wrong(value: str, with_error: bool) -> None:
+    # RFC 6750, section 3.1: a request without any gets no error code
+    error = Authenticator([PEOPLE]).unauthenticated_error(_headers(("Authorization", value)))
+    challenge = 'Bearer realm="tensorgate"' + ', error="invalid_token"' * with_error
+    assert error.challenge == challenge
+    assert "wrong" not in error.message
+
+
+def test_the_groups_that_a_request_is_of() -> None:
+    doorkeeper = Authenticator([PEOPLE, OTHERS, ROBOTS])
+    assert doorkeeper.known(_headers()) == set()
+    assert doorkeeper.known(_headers(_bearer("o-key"))) == {OTHERS}
+    both = _headers(("X-Api-Key", "r-key"), _bearer("p-key"))
+    assert doorkeeper.known(both) == {PEOPLE, ROBOTS}
+    assert doorkeeper
+    assert not Authenticator([])
+
+
+# ---------------------------------------------------------------------------------- routes
+
+
+def _rule(
+    model: str | None, *keys: KeyGroup, kinds: str = "", route: Route | None = None, **more: Any
+) -> Rule:
+    match = Match(
+        model=Pattern.of(model) if model else None, kinds=OPERATION_KINDS[kinds] if kinds else None
+    )
+    withheld = frozenset(group.header_name.lower() for group in keys)
+    routes = (route or make_route(ReadyEndpoint()),)
+    return Rule(match, routes, dropped_headers=withheld, keys=keys, **more)
+
+
+def _find(routes: Router, model: str, *pairs: tuple[str, str]) -> str:
+    """Give what becomes of a request: what is withheld, or the error's status and message."""
+    try:
+        found = routes.find("POST", f"/v2/models/{model}/infer", _headers(*pairs))
+    except GatewayError as error:
+        return f"{error.kind.value.status} {error.message}"
+    return " ".join(sorted(found.dropped_headers))
+
+
+NEEDED = "401 a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
+ROUTES = [
+    _rule("p", PEOPLE),
+    _rule("pr", PEOPLE, ROBOTS),
+    _rule("o", OTHERS),
+    _rule("open"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "pair", "outcome"),
+    [
+        ("p", _bearer("p-key"), "authorization"),
+        ("pr", _bearer("p-key"), "authorization x-api-key"),
+        ("pr", ("X-Api-Key", "r-key"), "authorization x-api-key"),
+        ("open", ("X", "y"), ""),
+    ],
+)
+def test_who_is_let_in(model: str, pair: tuple[str, str], outcome: str) -> None:
+    assert _find(Router(ROUTES), model, pair) == outcome
+
+
+@pytest.mark.parametrize(
+    ("pairs", "withheld"),
+    [
+        ((_bearer("p-key"),), "authorization"),
+        ((_bearer("o-key"),), "authorization"),
+        ((("authorization", "bearer  p-key"),), "authorization"),
+        ((_bearer("r-key"),), "authorization"),  # which is to be shown in another header
+        ((_bearer("wrong"), _bearer("p-key")), "authorization"),
+        ((_bearer("wrong"),), ""),
+        ((("Authorization", "Basic p-key"),), ""),
+        ((("X-Authorization", "Bearer p-key"),), ""),
+        ((), ""),
+    ],
+)
+def test_a_key_is_withheld_where_none_is_asked_for(
+    pairs: tuple[tuple[str, str], ...], withheld: str
+) -> None:
+    assert _find(Router(ROUTES), "open", *pairs) == withheld
+
+
+@pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
+def test_where_there_are_no_keys_none_is_withheld(pairs: tuple[tuple[str, str], ...]) -> None:
+    assert _find(Router([_rule("open")]), "open", *pairs) == ""
+
+
+def test_a_key_is_withheld_beside_the_one_that_is_asked_for() -> None:
+    routes = Router([_rule("r", ROBOTS), _rule("p", PEOPLE)])
+    shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
+    assert _find(routes, "r", *shown) == "authorization x-api-key"
+
+
+@pytest.mark.parametrize("model", ["p", "pr", "o", "unknown"])
+@pytest.mark.parametrize(
+    "pair", [("X", "y"), _bearer("wrong"), ("X-Api-Key", "p-key"), ("Authorization", "p-key")]
+)
+def test_who_shows_no_key_is_told_the_same_of_all(model: str, pair: tuple[str, str]) -> None:
+    assert _find(Router(ROUTES), model, pair) == NEEDED
+
+
+@pytest.mark.parametrize(
+    ("pair", "closed", "listed"),
+    [
+        (_bearer("p-key"), "o", "p, pr, open"),
+        (_bearer("o-key"), "p", "o, open"),
+        (("X-Api-Key", "r-key"), "p", "pr, open"),
+    ],
+)
+def test_a_route_for_other_keys_is_as_if_it_were_not_there(
+    pair: tuple[str, str], closed: str, listed: str
+) -> None:
+    for model in (closed, "unknown"):
+        assert _find(Router(ROUTES), model, pair) == (
+            f"404 no route for POST /v2/models/{model}/infer with this key;"
+            f" models that are served: {listed}"
+        )
+
+
+def test_the_first_match_decides_whatever_the_key() -> None:
+    routes = Router([_rule("p", PEOPLE), _rule(None, OTHERS)])
+    assert _find(routes, "p", _bearer("o-key")).startswith("404 ")
+    assert _find(routes, "x", _bearer("o-key")) == "authorization"
+
+
+def test_without_keys_nothing_changes() -> None:
+    message = "404 no route for POST /v2/models/x/infer; models that are served: open"
+    assert _find(Router([_rule("open")]), "x", _bearer("p-key")) == message
+
+
+def test_the_key_comes_before_what_is_denied() -> None:
+    routes = Router(
+        [
+            _rule("p", PEOPLE, deny=OPERATION_KINDS["infer"]),
+            _rule(None, deny=OPERATION_KINDS["infer"]),
+        ]
+    )
+    assert _find(routes, "p").startswith("401 ")
+    assert _find(routes, "p", _bearer("p-key")).startswith("403 ")
+    assert _find(routes, "x").startswith("403 ")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "listed"),
+    [
+        ((), "open all"),
+        ((_bearer("wrong"),), "open all"),
+        ((_bearer("p-key"),), "people both open all"),
+        ((_bearer("o-key"),), "others open all"),
+        ((("X-Api-Key", "r-key"),), "both open all"),
+        ((("X-Api-Key", "r-key"), _bearer("o-key")), "both others open all"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("POST", "/v2/repository/index"), ("GET", "/v2/models/stats"), ("GET", "/v1/models")],
+)
+def test_lists_hold_what_is_open_to_who_asks(
+    method: str, target: str, pairs: tuple[tuple[str, str], ...], listed: str
+) -> None:
+    names = ("people", "both", "others", "open", "all")
+    people, both, others, some, rest = (make_route(ReadyEndpoint(), name=name) for name in names)
+    routes = Router(
+        [
+            _rule("p", PEOPLE, route=people),
+            _rule("pr", PEOPLE, ROBOTS, route=both),
+            _rule("o", OTHERS, route=others),
+            _rule(None, kinds="health", route=people),  # for probes
+            _rule("open", route=some),
+            _rule(None, route=rest),
+        ]
+    )
+    found = routes.find(method, target, _headers(*pairs))
+    assert " ".join(upstream.name for upstream in found.upstreams) == listed
+
+
+def test_the_error_is_one_of_the_gateways() -> None:
+    with pytest.raises(UnauthenticatedError) as caught:
+        Router([_rule(None, PEOPLE)]).find("GET", "/v2", _headers())
+    assert caught.value.kind.value.grpc_code == 16
+
+
+async def test_keys_are_looked_at_for_each_plan() -> None:
+    group = KeyGroup("people", None, ["p-key"])
+    straight = FastPath(Router([_rule(None, group)]))
+    headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))
+    try:
+        plan = straight.plan("GET", "/v2/x", headers, 0)
+        assert plan is not None
+        assert plan.start.headers == (("Host", "h"), ("X", "1"))
+        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
+        group.replace_keys(["new"])
+        assert straight.plan("GET", "/v2/x", headers, 0) is None
+        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
+    finally:
+        straight.close()

@@ -1,0 +1,334 @@
+"""Answers that are compressed for clients which accept it, and those that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway.errors import bad_response
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.filters.compression import LEAST, CompressedAnswer, varying
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
+from tests.support.checks.time_slices import others
+from tests.support.doubles.streaming import (
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    json_request,
+)
+
+BOTH = ("gzip", "deflate")
+TEXT = json.dumps({"models": [{"name": f"m{number}"} for number in range(200)]}).encode()
+NOISE = random.Random(7).randbytes(300_000)
+ACCEPT = {"Accept-Encoding": "gzip, deflate"}
+
+
+def unpacked(coding: str | None, body: bytes) -> bytes:
+    """Decode what a client got, which has to be whole."""
+    if coding is None:
+        return body
+    return gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
+
+
+class Scene:
+    """A client of a route that compresses, and its server."""
+
+    def __init__(
+        self, turn: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
+    ) -> None:
+        self.log = EventLog()
+        self.server = ScriptedEndpoint(self.log, turn)
+        self.routes = Router([Rule(Match(), (make_route(self.server),), compress=compress)])
+
+    async def ask(
+        self,
+        method: str = "GET",
+        target: str = "/v2/models/m",
+        *body: BodyStep,
+        headers: dict[str, str] | None = None,
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
+        request = ScriptedRequest(self.log, method, target, ACCEPT | (headers or {}), body)
+        await handle_request(request, answer, self.routes)
+        return answer
+
+
+def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> Scene:
+    made = {"Content-Length": str(len(body)), **(headers or {})}
+    return Scene(ScriptedUpstreamResponse(status, made, [body]))
+
+
+# ------------------------------------------------------------------------------- what is compressed
+
+
+@pytest.mark.parametrize("status", [200, 201, 400, 404, 500, 503])
+@pytest.mark.parametrize("length", [{"Content-Length": str(len(TEXT))}, {}])
+async def test_answers_with_a_body(status: int, length: dict[str, str]) -> None:
+    scene = Scene(
+        ScriptedUpstreamResponse(status, {"X-A": "1", **length}, [TEXT[:100], TEXT[100:]])
+    )
+    answer = await scene.ask()
+    assert answer.status == status
+    assert dict(answer.headers) == {
+        "X-A": "1",
+        "Vary": "Accept-Encoding",
+        "Content-Encoding": "gzip",
+    }
+    assert gzip.decompress(answer.body) == TEXT
+    assert len(answer.body) < len(TEXT) / 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "offered", "coding"),
+    [
+        ("gzip, deflate", BOTH, "gzip"),
+        ("gzip, deflate", ("deflate", "gzip"), "deflate"),
+        ("deflate", BOTH, "deflate"),
+        ("gzip", ("deflate",), None),
+        ("gzip;q=0.1, deflate", BOTH, "deflate"),
+        ("*", BOTH, "gzip"),
+        ("br", BOTH, None),
+        ("gzip;q=0", BOTH, None),
+        ("", BOTH, None),
+    ],
+)
+async def test_the_coding_is_one_that_the_client_accepts(
+    accepted: str, offered: tuple[str, ...], coding: str | None
+) -> None:
+    scene = Scene(
+        ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT]), offered
+    )
+    answer = await scene.ask(headers={"Accept-Encoding": accepted})
+    assert answer.headers.get("Content-Encoding") == coding
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert unpacked(coding, answer.body) == TEXT
+    if coding is None:
+        assert answer.headers["Content-Length"] == str(len(TEXT))
+
+
+async def test_the_server_is_not_asked_to_compress() -> None:
+    scene = sized(TEXT)
+    await scene.ask(headers={"Accept-Encoding": "br", "X-A": "1"})
+    assert dict(scene.server.requests[0].headers) == {"X-A": "1"}
+
+
+async def test_a_route_that_does_not_compress() -> None:
+    turn = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
+    scene = Scene(turn, compress=())
+    answer = await scene.ask()
+    assert answer.body == TEXT
+    assert dict(answer.headers) == {"Content-Length": str(len(TEXT))}
+    assert scene.server.requests[0].headers["Accept-Encoding"] == "gzip, deflate"
+
+
+AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "small": (200, {}, TEXT[: LEAST - 1]),
+    "empty": (200, {}, b""),
+    "without a body": (204, {}, b""),
+    "not modified": (304, {"ETag": '"x"'}, b""),
+    "a part": (206, {"Content-Range": "bytes 0-9/99"}, TEXT),
+    "a part that says another status": (200, {"Content-Range": "bytes 0-9/99"}, TEXT),
+    "encoded": (200, {"Content-Encoding": "br"}, TEXT),
+    "encoded twice": (200, {"content-encoding": "identity, gzip"}, TEXT),
+    "not to be transformed": (200, {"Cache-Control": "public, No-Transform"}, TEXT),
+    "events": (200, {"Content-Type": "text/event-stream"}, TEXT),
+    "events in UTF-8": (200, {"Content-Type": "Text/Event-Stream ; charset=utf-8"}, TEXT),
+}
+
+
+@pytest.mark.parametrize(("status", "headers", "body"), AS_THEY_ARE.values(), ids=AS_THEY_ARE)
+async def test_answers_that_stay_as_they_are(
+    status: int, headers: dict[str, str], body: bytes
+) -> None:
+    answer = await sized(body, headers, status).ask()
+    assert answer.body == body
+    assert dict(answer.headers) == {
+        "Content-Length": str(len(body)),
+        **headers,
+        "Vary": "Accept-Encoding",
+    }
+
+
+@pytest.mark.parametrize("body", [TEXT[:LEAST], TEXT])
+async def test_what_is_as_large_as_the_least_is_compressed(body: bytes) -> None:
+    answer = await sized(body, {"Content-Encoding": "identity"}).ask()
+    assert answer.headers.getall("Content-Encoding") == ["gzip"]
+    assert gzip.decompress(answer.body) == body
+
+
+async def test_a_head_is_answered_as_the_server_does() -> None:
+    answer = await sized(TEXT).ask("HEAD")
+    assert dict(answer.headers) == {"Content-Length": str(len(TEXT)), "Vary": "Accept-Encoding"}
+
+
+@pytest.mark.parametrize(
+    ("said", "vary"),
+    [
+        ([], "Accept-Encoding"),
+        ([""], "Accept-Encoding"),
+        (["Origin"], "Origin, Accept-Encoding"),
+        (["Origin", "Accept"], "Origin, Accept, Accept-Encoding"),
+        (["Origin, accept-encoding"], "Origin, accept-encoding"),
+        (["*"], "*"),
+    ],
+)
+async def test_what_the_answer_depends_on(said: list[str], vary: str) -> None:
+    lines = tuple(("Vary", value) for value in said)
+    assert varying((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
+    log = EventLog()
+    inner = ScriptedClientResponse(log)
+    await CompressedAnswer(inner, "gzip", ConversionScheduler()).send(
+        200, "", CIMultiDict(lines), TEXT
+    )
+    assert inner.headers.getall("Vary") == [vary]
+
+
+@pytest.mark.parametrize(("etag", "weak"), [('"x"', 'W/"x"'), ('W/"x"', 'W/"x"')])
+async def test_the_bytes_are_no_longer_those_of_the_server(etag: str, weak: str) -> None:
+    assert (await sized(TEXT, {"ETag": etag}).ask()).headers["ETag"] == weak
+
+
+@pytest.mark.parametrize("coding", BOTH)
+async def test_a_header_length_counts_what_is_inside(coding: str) -> None:
+    tensors = np.arange(30_000, dtype="<f4").tobytes()
+    header = binary_response_header(len(tensors))
+    made = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
+    request = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
+    scene = sized(header + tensors, made)
+    answer = await scene.ask("POST", INFER, request, headers={"Accept-Encoding": coding})
+    assert answer.headers[HEADER_LENGTH] == str(len(header))
+    assert unpacked(coding, answer.body) == header + tensors
+
+
+@pytest.mark.parametrize("size", [2000, 100_000])
+async def test_a_converted_answer(size: int) -> None:
+    tensors = np.arange(size, dtype="<f4").tobytes()
+    header = binary_response_header(len(tensors))
+    scene = sized(header + tensors, {HEADER_LENGTH: str(len(header))})
+    answer = await scene.ask("POST", INFER, json_request())
+    assert HEADER_LENGTH not in answer.headers
+    fields = json.loads(gzip.decompress(answer.body))
+    assert fields["outputs"][0]["data"] == list(range(size))
+
+
+async def test_what_the_gateway_says_itself() -> None:
+    scene = Scene(bad_response("it fell over" * 200))
+    answer = await scene.ask()
+    assert answer.status == 502
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+    assert "it fell over" in json.loads(gzip.decompress(answer.body))["error"]
+    answer = await Scene(bad_response("it fell over")).ask()
+    assert answer.body == b'{"error":"it fell over"}'
+    assert answer.headers["Vary"] == "Accept-Encoding"
+
+
+async def test_an_error_within_an_answer_cuts_it() -> None:
+    scene = Scene(ScriptedUpstreamResponse(200, {}, [TEXT, bad_response(f"{URL} fell over")]))
+    answer = await scene.ask()
+    assert scene.log[-1] == "client is cut off"
+    with pytest.raises(EOFError):
+        gzip.decompress(answer.body)
+
+
+# ------------------------------------------------------------------------------- how it is done
+
+
+@given(st.data())
+def test_however_it_is_written(data: st.DataObject) -> None:
+    runs = st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 2000))
+    writes = [run * times for run, times in data.draw(st.lists(runs, max_size=6))]
+    coding = data.draw(st.sampled_from(BOTH))
+    headers: CIMultiDict[str] = CIMultiDict()
+    if data.draw(st.booleans()):
+        headers["Content-Length"] = str(LEAST + sum(map(len, writes)))
+    if data.draw(st.booleans()):
+        headers[HEADER_LENGTH] = "1"
+
+    async def run() -> bytes:
+        inner = ScriptedClientResponse(EventLog())
+        answer = CompressedAnswer(inner, coding, ConversionScheduler())
+        await answer.start(200, "", headers)
+        for each in writes:
+            await answer.write(memoryview(each) if data.draw(st.booleans()) else each)
+        await answer.finish()
+        return inner.body
+
+    assert unpacked(coding, asyncio.run(run())) == b"".join(writes)
+
+
+@pytest.mark.parametrize("coding", BOTH)
+async def test_what_comes_without_a_length_goes_out_at_once(coding: str) -> None:
+    inner = ScriptedClientResponse(EventLog())
+    answer = CompressedAnswer(inner, coding, ConversionScheduler())
+    await answer.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
+    for number in range(5):
+        await answer.write(b'{"token": %d}\n' % number)
+        unpack = zlib.decompressobj(47)  # of whichever coding
+        assert unpack.decompress(inner.body).endswith(b" %d}\n" % number)
+    await answer.finish()
+    assert unpacked(coding, inner.body).count(b"\n") == 5
+
+
+async def test_events_are_not_held_up() -> None:
+    events = [b"data: %d\n\n" % number for number in range(5)]
+    turn = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
+    scene = Scene(turn)
+    answer = await scene.ask("POST", "/v2/models/m/generate_stream", b"{}")
+    assert answer.body == b"".join(events)
+    for at, entry in enumerate(scene.log):
+        if entry.startswith("server sends"):
+            assert scene.log[at + 1] == entry.replace("server sends", "client gets")
+    assert scene.log.count_of("server sends") == 5
+
+
+async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
+    with others() as waiting:
+        inner = ScriptedClientResponse(log := EventLog())
+        answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
+        await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
+        await answer.write(NOISE)
+        await answer.finish()
+    assert gzip.decompress(inner.body) == NOISE
+    written = [int(entry.rpartition(" ")[2]) for entry in log if entry.startswith("client gets ")]
+    assert max(written[1:]) <= 64 * 1024
+    assert waiting.turns >= len(NOISE) // (16 * 1024)
+
+
+async def test_a_whole_answer_has_a_length() -> None:
+    inner = ScriptedClientResponse(EventLog())
+    answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
+    await answer.send(200, "", CIMultiDict(), NOISE)
+    assert inner.headers["Content-Length"] == str(len(inner.body))
+    assert gzip.decompress(inner.body) == NOISE
+    assert answer.started
+
+
+async def test_what_is_written_first_starts_the_answer() -> None:
+    inner = ScriptedClientResponse(EventLog())
+    inner.request_id = "x"
+    answer = CompressedAnswer(inner, None, ConversionScheduler())
+    assert (answer.started, answer.request_id) == (False, "x")
+    await answer.start(200, "", CIMultiDict())
+    assert answer.started
+    assert inner.started

@@ -1,0 +1,145 @@
+"""What Content-Encoding and Accept-Encoding say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.proxy.filters.content_codings import CODINGS, accepted_coding, content_coding, encoded
+
+
+def _headers(name: str, *values: str) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict([(name, value) for value in values]))
+
+
+@pytest.mark.parametrize(
+    ("values", "coding"),
+    [
+        ((), None),
+        (("",), None),
+        (("identity",), None),
+        ((" Identity ",), None),
+        ((" , identity,",), None),
+        (("gzip",), "gzip"),
+        (("GZip\t",), "gzip"),
+        (("x-gzip",), "gzip"),
+        (("X-GZIP",), "gzip"),
+        (("deflate",), "deflate"),
+        (("", "deflate"), "deflate"),
+    ],
+)
+def test_the_coding_of_a_body(values: tuple[str, ...], coding: str | None) -> None:
+    headers = _headers("content-encoding", *values)
+    assert content_coding(headers) == coding
+    assert encoded(headers) is (coding is not None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("br",),
+        ("zstd",),
+        ("compress",),
+        ("x-deflate",),
+        ("gzip;q=1",),
+        ("gzip, gzip",),
+        ("gzip", "gzip"),
+        ("identity", "gzip"),
+        ("deflate, identity",),
+        ("*",),
+    ],
+)
+def test_codings_that_are_not_known(values: tuple[str, ...]) -> None:
+    headers = _headers("Content-Encoding", *values)
+    assert encoded(headers)
+    with pytest.raises(GatewayError) as caught:
+        content_coding(headers)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_ENCODING
+    said = ", ".join(values)
+    wanted = "one of gzip, deflate is taken, or none"
+    assert caught.value.message == f"the request's Content-Encoding is {said!r}; {wanted}"
+
+
+def test_an_error_does_not_repeat_all_of_a_header() -> None:
+    with pytest.raises(GatewayError) as caught:
+        content_coding(_headers("Content-Encoding", "x" * 10_000))
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        ("", None),
+        (",", None),
+        ("gzip", "gzip"),
+        ("GZIP", "gzip"),
+        ("x-gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip", "gzip"),
+        ("gzip, deflate, br, zstd", "gzip"),
+        ("gzip;q=0.5, deflate;q=0.5", "gzip"),
+        ("gzip;q=0.5, deflate", "deflate"),
+        ("gzip ; q=0.5 ,\tdeflate; Q=0.501", "deflate"),
+        ("gzip;q=0", None),
+        ("gzip;q=0.000, deflate", "deflate"),
+        ("gzip;q=0, *", "deflate"),
+        ("*", "gzip"),
+        ("*;q=0", None),
+        ("*;q=0, deflate;q=0.1", "deflate"),
+        ("*;q=0.9, gzip;q=0.1", "deflate"),
+        ("identity", None),
+        ("identity, gzip", "gzip"),
+        ("identity;q=0.5, gzip;q=0.4", None),
+        ("identity;q=0.4, gzip;q=0.5", "gzip"),
+        ("identity;q=0", None),
+        ("identity;q=0, gzip;q=0.001", "gzip"),
+        ("br", None),
+        ("br;q=1.0, gzip;q=0.8, *;q=0.1", "gzip"),
+        ("gzip;q=1.000", "gzip"),
+        ("gzip;q=", None),
+        ("gzip;q=1.5", None),
+        ("gzip;q=-1", None),
+        ("gzip;q=nan", None),
+        ("gzip;q=1e0", None),
+        ("gzip;level=1", None),
+        ("gzipped", None),
+    ],
+)
+def test_the_coding_that_a_client_likes_best(value: str, coding: str | None) -> None:
+    assert accepted_coding(_headers("Accept-Encoding", value), CODINGS) == coding
+
+
+def test_a_client_that_says_nothing() -> None:
+    assert accepted_coding(_headers("Accept", "gzip"), CODINGS) is None
+
+
+def test_a_list_over_several_lines() -> None:
+    headers = _headers("Accept-Encoding", "br", "gzip;q=0.1", "deflate;q=0.2")
+    assert accepted_coding(headers, CODINGS) == "deflate"
+
+
+def test_what_is_offered_first_is_the_first_of_equals() -> None:
+    headers = _headers("Accept-Encoding", "gzip, deflate")
+    assert accepted_coding(headers, ("deflate", "gzip")) == "deflate"
+    assert accepted_coding(headers, ("deflate",)) == "deflate"
+    assert accepted_coding(headers, ()) is None
+
+
+def test_a_list_without_end() -> None:
+    assert accepted_coding(_headers("Accept-Encoding", "," * 30_000 + "gzip"), CODINGS) is None
+
+
+_LIKELY = st.sampled_from(
+    ["gzip", "deflate", "identity", "*", ";", "q=", "0.5", "0", "1", ",", " "]
+)
+
+
+@given(st.lists(_LIKELY | st.text(max_size=5), max_size=60).map("".join))
+def test_any_header(value: str) -> None:
+    headers = _headers("Accept-Encoding", value)
+    coding = accepted_coding(headers, CODINGS)
+    assert coding is None or coding in value.lower() or "*" in value

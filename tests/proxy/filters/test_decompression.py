@@ -1,0 +1,396 @@
+"""Compressed requests, which become what they would have been without."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import zlib
+from collections.abc import AsyncIterable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MAX_MEMBERS_PER_STEP
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.filters.decompression import DecodedRequest, decoded
+from gateway.proxy.interfaces import Limits
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.streaming import (
+    LIMITS,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    json_request,
+    metadata,
+)
+
+GENERATE = "/v2/models/m/generate"
+OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+CHUNKED = {"Transfer-Encoding": "chunked"}
+NOISE = random.Random(7).randbytes(200_000)
+HEAD = binary_header(FLOATS.nbytes)
+LARGE_HEAD = binary_header(len(NOISE))
+LARGE = replace(LIMITS, spool_bytes=10**6)
+
+
+def bare(data: bytes) -> bytes:
+    pack = zlib.compressobj(wbits=-15)
+    return pack.compress(data) + pack.flush()
+
+
+CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "x-gzip": ("X-GZip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "bare deflate": ("Deflate", bare),
+}
+
+
+class Scene:
+    """A client and its servers."""
+
+    def __init__(
+        self, *turns: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
+    ) -> None:
+        self.log = EventLog()
+        self.servers = [
+            ScriptedEndpoint(self.log, *(turns or (OK,)), url=f"http://{number}")
+            for number in range(servers)
+        ]
+        self.server = self.servers[0]
+        self.route = make_route(*self.servers, limits=limits)
+
+    async def ask(
+        self,
+        target: str,
+        *body: BodyStep,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
+        request = ScriptedRequest(self.log, method, target, headers, body)
+        await handle_request(request, answer, single_route(self.route))
+        return answer
+
+
+# ------------------------------------------------------------------------------- what is decoded
+
+FORMS: dict[str, tuple[dict[str, str], bytes]] = {
+    "JSON": ({}, json_request()),
+    "large JSON": ({}, json_request(*range(50_000))),
+    "JSON, wrong": ({}, json_request()[:-1]),
+    "binary": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()),
+    "large binary": ({HEADER_LENGTH: str(len(LARGE_HEAD))}, LARGE_HEAD + NOISE),
+    "binary, too short": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()[1:]),
+    "raw": ({HEADER_LENGTH: "0"}, FLOATS.tobytes()),
+    "large raw": ({HEADER_LENGTH: "0"}, NOISE),
+    "nothing": ({}, b""),
+}
+
+
+async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
+    """Give what a client and its server see of an infer request."""
+    turns = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
+    scene = Scene(*turns)
+    answer = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
+    asked = [dict(request.headers) for request in scene.server.requests]
+    return answer.status, answer.body, asked, scene.server.bodies
+
+
+@pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("coding", "pack"), CODINGS.values(), ids=CODINGS)
+async def test_infer_requests_of_every_form(
+    headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    # What is small has a length, as others have, when it is decoded.
+    like = await _seen(headers if len(plain) <= CHUNK_SIZE else {**headers, **CHUNKED}, plain)
+    body = pack(plain)
+    headers = {**headers, "Content-Encoding": coding}
+    assert await _seen(headers, body) == like
+    assert await _seen({**headers, **CHUNKED}, body[:5], body[5:]) == like
+
+
+@pytest.mark.parametrize("cut", range(1, len(gzip.compress(json_request()))))
+async def test_split_in_any_way(cut: int) -> None:
+    body = gzip.compress(json_request())
+    status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body[:cut], body[cut:])
+    assert status == 200
+    assert bodies == (await _seen({}, json_request()))[3]
+
+
+async def test_several_members() -> None:
+    text = json_request(*range(50_000))
+    body = b"".join(gzip.compress(text[at : at + 7000]) for at in range(0, len(text), 7000))
+    status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body)
+    assert status == 200
+    assert bodies == (await _seen({}, text))[3]
+
+
+TARGETS = [
+    GENERATE,
+    GENERATE + "_stream",
+    "/v2/repository/index",
+    "/v2/repository/models/m/load",
+    "/v2/models/m/trace",
+    "/v2/logging",
+    "/v2/systemsharedmemory/region/r/register",
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("servers", [1, 3])
+async def test_requests_of_other_kinds(target: str, servers: int) -> None:
+    """Triton takes no coding in these, and knows none for infer that is not known here."""
+    scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
+    headers = {"Content-Encoding": "gzip", "X-A": "1"}
+    assert (await scene.ask(target, gzip.compress(b'{"a": 1}'), headers=headers)).status == 200
+    for server in scene.servers:
+        for request in server.requests:
+            assert "Content-Encoding" not in request.headers
+            assert request.headers["Content-Length"] == "8"
+            assert request.headers["X-A"] == "1"
+        assert set(server.bodies) <= {b'{"a": 1}'}
+    assert scene.log.count_of("server is asked")
+
+
+async def test_what_is_large_streams_through() -> None:
+    scene = Scene()
+    body = gzip.compress(NOISE)
+    steps = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
+    assert (await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})).status == 200
+    (request,) = scene.server.requests
+    assert isinstance(request.body, AsyncIterable)
+    assert "Content-Length" not in request.headers
+    assert scene.server.bodies == [NOISE]
+    sent = scene.log.index("server is asked POST " + GENERATE)
+    assert sent < scene.log.index("client has sent all")
+
+
+async def test_what_is_small_can_be_sent_again() -> None:
+    scene = Scene()
+    headers = {"Content-Encoding": "gzip", **CHUNKED}
+    await scene.ask(GENERATE, gzip.compress(bytes(CHUNK_SIZE)), headers=headers)
+    (request,) = scene.server.requests
+    assert not isinstance(request.body, AsyncIterable)
+    assert scene.server.bodies == [bytes(CHUNK_SIZE)]
+
+
+# ------------------------------------------------------------------------------- what is not
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip", "identity", ""])
+async def test_what_is_asked_in_unknown_ways_passes_as_it_is(coding: str) -> None:
+    scene = Scene()
+    await scene.ask("/v2/x", b"packed", headers={"Content-Encoding": coding})
+    assert scene.server.bodies == [b"packed"]
+    assert scene.server.requests[0].headers["Content-Encoding"] == coding
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br"])
+async def test_without_a_body_nothing_is_decoded(coding: str) -> None:
+    scene = Scene()
+    await scene.ask("/v2/models/m", headers={"Content-Encoding": coding}, method="GET")
+    assert scene.server.requests[0].headers["Content-Encoding"] == coding
+
+
+@pytest.mark.parametrize("coding", ["", " , ", " Identity "])
+@pytest.mark.parametrize("target", [INFER, *TARGETS])
+async def test_no_coding_is_not_spoken_of(target: str, coding: str) -> None:
+    """Triton answers 501 where such a header is empty."""
+    turns = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
+    body = json_request()
+    seen = []
+    for headers in ({}, {"Content-Encoding": coding}):
+        scene = Scene(*turns)
+        answer = await scene.ask(target, body, headers={"X-A": "1", **headers})
+        asked = [dict(request.headers) for request in scene.server.requests]
+        seen.append((answer.status, answer.body, asked, scene.server.bodies))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 200
+
+
+async def test_no_coding_of_no_body_is_not_spoken_of() -> None:
+    scene = Scene()
+    await scene.ask("/v2/models/m", headers={"Content-Encoding": "identity"}, method="GET")
+    assert "Content-Encoding" not in scene.server.requests[0].headers
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "identity, gzip"])
+@pytest.mark.parametrize("target", [INFER, *TARGETS])
+async def test_other_codings_are_refused(target: str, coding: str) -> None:
+    scene = Scene()
+    answer = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
+    assert answer.status == 415
+    assert answer.headers["Accept-Encoding"] == "gzip, deflate"
+    assert repr(coding).encode() in answer.body
+    assert not scene.server.requests
+    assert not scene.log.count_of("client sends")
+
+
+BAD: dict[str, tuple[bytes, int, str]] = {
+    "no gzip": (b"{}", 400, "not valid gzip"),
+    "nothing": (b"", 400, "ends before its gzip data does"),
+    "cut short": (gzip.compress(NOISE)[:-1], 400, "ends before its gzip data does"),
+    "followed by something": (gzip.compress(NOISE) + b"x", 400, "goes on after its gzip data"),
+    "too large": (gzip.compress(NOISE * 6), 413, "larger than 1000000 bytes"),
+    "too large when decoded": (
+        gzip.compress(NOISE * 4 + bytes(300_000)),
+        413,
+        "larger than 1000000 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "status", "why"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/logging"])
+async def test_bad_bodies_reach_no_server_as_a_whole(
+    target: str, body: bytes, status: int, why: str
+) -> None:
+    scene = Scene(limits=replace(LIMITS, spool_bytes=10**6))
+    headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
+    scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
+    steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
+    answer = await scene.ask(target, *(steps or [b""]), headers=headers)
+    assert answer.status == status
+    assert why in answer.body.decode()
+    assert not any(scene.server.bodies)
+
+
+async def test_a_length_beyond_the_cap_is_refused_at_once() -> None:
+    scene = Scene()
+    headers = {"Content-Encoding": "gzip", "Content-Length": "1000001"}
+    assert (await scene.ask(INFER, b"", headers=headers)).status == 413
+    assert not scene.log.count_of("client sends")
+
+
+@pytest.mark.parametrize("target", [INFER, GENERATE])
+async def test_a_bomb_is_refused_early(target: str) -> None:
+    bomb = gzip.compress(bytes(16 * FREE_OUTPUT_BYTES))
+    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
+    steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
+    scene = Scene(limits=limits)
+    answer = await scene.ask(
+        target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
+    )
+    assert answer.status == (413 if target == GENERATE else 400)  # zeros are no JSON
+    scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
+    await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
+    assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
+
+
+async def test_the_limit_of_the_route_counts() -> None:
+    body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
+    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
+    scene = Scene(limits=limits)
+    answer = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
+    assert answer.status == 413
+    assert b"9 times its size (limits.max_decompression_ratio)" in answer.body
+
+
+# ------------------------------------------------------------------------------- what it takes
+
+
+class _Noting(Deadline):
+    """Notes what came of the client's body, and how often it was the client's turn."""
+
+    def __init__(self, idle_timeout: float = 60) -> None:
+        super().__init__(idle_timeout, 60)
+        self.sizes: list[int] = []
+
+    def received(self, size: int) -> None:
+        self.sizes.append(size)
+        super().received(size)
+
+
+async def _decoded(
+    deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
+) -> DecodedRequest:
+    request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
+    route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
+    holding = route.held.reserve()
+    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
+    assert isinstance(made, DecodedRequest)
+    return made
+
+
+async def test_the_speed_of_a_client_is_that_of_what_it_sends() -> None:
+    body = gzip.compress(bytes(500_000))
+    with _Noting() as deadline:
+        request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
+        plain = ClientBody(request, 10**6, deadline)
+        assert sum([len(piece) async for piece in plain.rest()]) == 500_000
+    assert sum(deadline.sizes) == len(body)
+
+
+async def test_a_client_that_sends_is_not_idle_though_nothing_comes_of_it() -> None:
+    """A window has to be there before anything of it is decoded."""
+
+    class Slow(ScriptedRequest):
+        async def read(self) -> bytes:
+            await asyncio.sleep(0.03)
+            return await super().read()
+
+    body = gzip.compress(NOISE[:1500])
+    steps = [body[at : at + 150] for at in range(0, len(body), 150)]
+    request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
+    route = make_route(ScriptedEndpoint(EventLog()))
+    with Deadline(0.15, 60) as deadline:
+        holding = route.held.reserve()
+    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
+    assert made.content_length == 1500
+
+
+async def test_no_more_than_two_chunks_are_at_hand_of_a_bomb() -> None:
+    bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
+    with _Noting() as deadline:
+        request = await _decoded(
+            deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
+        )
+        assert len(request._first) <= 2 * CHUNK_SIZE
+        assert request._inflater.held <= len(bomb) + _STATE
+        sizes = []
+        while piece := await request.read():
+            sizes.append(len(piece))
+            assert request._inflater.produced == sum(sizes)
+    assert sum(sizes) == FREE_OUTPUT_BYTES
+    assert max(sizes[1:]) <= CHUNK_SIZE
+
+
+async def test_others_have_their_turn() -> None:
+    with others() as waiting, _Noting() as deadline:
+        members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
+        request = await _decoded(deadline, [members])
+        while await request.read():
+            pass
+    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CHUNK_SIZE
+
+
+async def test_a_client_that_leaves_at_any_moment() -> None:
+    body = gzip.compress(NOISE)
+    for moment in range(200):
+        scene = Scene()
+        headers = {"Content-Encoding": "gzip"}
+        asking = scene.ask(GENERATE, body[:99], body[99:], headers=headers)
+        if not await cancelled_after(moment, asking):
+            break
+        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
+        assert scene.route.upstream.pool.outstanding == [0]
+    assert moment >= 8

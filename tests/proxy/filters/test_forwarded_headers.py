@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from ipaddress import ip_network
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.proxy.filters.forwarded_headers import (
+    NO_FORWARDED_HEADERS,
+    ForwardedHeaders,
+    ForwardedPolicy,
+    Peer,
+    forwarded_element,
+    new_identity,
+)
+
+CLIENT = Peer("192.0.2.7")
+ON_UNIX = Peer(is_unix=True)
+GONE = Peer()
+"""A client that was gone before its address could be asked for."""
+
+WAY = ForwardedPolicy(headers=True, trusted=(), via=False, request_id=False)
+BELIEVING = ForwardedPolicy(
+    headers=True,
+    trusted=(ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")),
+    via=False,
+    request_id=False,
+)
+VIA = ForwardedPolicy(headers=False, trusted=(), via=True, request_id=False)
+IDS = ForwardedPolicy(headers=False, trusted=(), via=False, request_id=True)
+ALL = ForwardedPolicy(headers=True, trusted=(), via=True, request_id=True)
+
+
+def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(pairs))
+
+
+def _lines(
+    forwarding: ForwardedPolicy, peer: Peer, *pairs: tuple[str, str], version: str = "1.1"
+) -> list[tuple[str, str]]:
+    lines, _ = ForwardedHeaders(forwarding, peer).of(_headers(*pairs), version)
+    return list(lines)
+
+
+# ---------------------------------------------------------------------------------- who asks
+
+
+@pytest.mark.parametrize(
+    ("peer", "lines"),
+    [
+        (CLIENT, {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "http"}),
+        (Peer("::1", is_tls=True), {"X-Forwarded-For": "::1", "X-Forwarded-Proto": "https"}),
+        (ON_UNIX, {"X-Forwarded-Proto": "http"}),
+        (GONE, {"X-Forwarded-Proto": "http"}),
+    ],
+)
+@pytest.mark.parametrize("forwarding", [WAY, BELIEVING])
+def test_who_asks(forwarding: ForwardedPolicy, peer: Peer, lines: dict[str, str]) -> None:
+    made = _lines(forwarding, peer, ("Host", "h:80"))
+    assert made == [*lines.items(), ("X-Forwarded-Host", "h:80")]
+
+
+def test_a_client_without_a_host_asks_for_none() -> None:
+    for pairs in ((), (("Host", ""),)):
+        names = [name for name, _ in _lines(WAY, CLIENT, *pairs)]
+        assert names == ["X-Forwarded-For", "X-Forwarded-Proto"]
+
+
+CLAIMS = (
+    ("X-Forwarded-For", "203.0.113.1"),
+    ("x-forwarded-for", "203.0.113.2, 203.0.113.3"),
+    ("X-Forwarded-Proto", "https"),
+    ("X-Forwarded-Host", "public.example"),
+    ("Host", "h"),
+)
+
+
+@pytest.mark.parametrize("peer", [CLIENT, GONE, Peer("198.51.100.1"), Peer("2001:db8::1")])
+def test_what_nobody_vouches_for_is_replaced(peer: Peer) -> None:
+    assert _lines(WAY, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
+
+
+@pytest.mark.parametrize(
+    "peer", [Peer("192.0.3.7"), Peer("2001:db9::1"), Peer("::ffff:c000:207"), GONE]
+)
+def test_who_is_not_trusted(peer: Peer) -> None:
+    assert not BELIEVING.trusts(peer)
+    assert _lines(BELIEVING, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
+
+
+@pytest.mark.parametrize("peer", [CLIENT, Peer("2001:db8::7", is_tls=True)])
+def test_to_what_a_trusted_peer_says_its_address_is_added(peer: Peer) -> None:
+    assert _lines(BELIEVING, peer, *CLAIMS) == [
+        ("X-Forwarded-For", f"203.0.113.1, 203.0.113.2, 203.0.113.3, {peer.address}"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Host", "public.example"),
+    ]
+
+
+def test_what_a_trusted_peer_does_not_say_is_its_own() -> None:
+    peer = Peer("192.0.2.7", is_tls=True)
+    claims = (("X-Forwarded-For", ""), ("X-Forwarded-Proto", ""), ("Host", "h"))
+    assert dict(_lines(BELIEVING, peer, *claims)) == {
+        "X-Forwarded-For": "192.0.2.7",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "h",
+    }
+
+
+def test_a_peer_on_a_unix_socket_is_trusted_and_has_no_address_to_add() -> None:
+    assert _lines(WAY, ON_UNIX, *CLAIMS) == [
+        ("X-Forwarded-For", "203.0.113.1, 203.0.113.2, 203.0.113.3"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Host", "public.example"),
+    ]
+
+
+# ---------------------------------------------------------------------------------- Forwarded
+
+
+@pytest.mark.parametrize(
+    ("peer", "host", "element"),
+    [
+        (CLIENT, "h", "for=192.0.2.7;host=h;proto=http"),
+        (CLIENT, "h:80", 'for=192.0.2.7;host="h:80";proto=http'),
+        (CLIENT, "", "for=192.0.2.7;proto=http"),
+        (CLIENT, 'a"b\\c', r'for=192.0.2.7;host="a\"b\\c";proto=http'),
+        (Peer("2001:db8::1", is_tls=True), "h", 'for="[2001:db8::1]";host=h;proto=https'),
+        (ON_UNIX, "h", "for=unknown;host=h;proto=http"),
+        (GONE, "h", "for=unknown;host=h;proto=http"),
+    ],
+)
+def test_an_element_of_forwarded(peer: Peer, host: str, element: str) -> None:
+    # RFC 7239, sections 4 and 6
+    assert forwarded_element(peer, host) == element
+
+
+def test_forwarded_is_added_to_where_it_is_used() -> None:
+    claims = (("Forwarded", "for=a"), ("Host", "h"), ("forwarded", 'for="[::1]";by=b, for=c'))
+    own = "for=192.0.2.7;host=h;proto=http"
+    assert dict(_lines(WAY, CLIENT, *claims))["Forwarded"] == own
+    assert dict(_lines(BELIEVING, CLIENT, *claims))["Forwarded"] == (
+        f'for=a, for="[::1]";by=b, for=c, {own}'
+    )
+    assert "Forwarded" not in dict(_lines(BELIEVING, CLIENT, ("Host", "h")))
+
+
+# ---------------------------------------------------------------------------------- Via
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_via(version: str) -> None:
+    own = f"{version} tensorgate"
+    assert _lines(VIA, CLIENT, version=version) == [("Via", own)]
+    # Whoever says it: it is no claim that anybody acts on.
+    passed = (("Via", "1.1 a, 2 b"), ("X", "1"), ("VIA", "1.1 c"))
+    assert _lines(VIA, CLIENT, *passed, version=version) == [("Via", f"1.1 a, 2 b, 1.1 c, {own}")]
+
+
+# ---------------------------------------------------------------------------------- ids
+
+
+def _id(*given: str) -> str:
+    headers = _headers(*(("X-Request-Id", each) for each in given))
+    lines, request_id = ForwardedHeaders(IDS, CLIENT).of(headers, "1.1")
+    assert lines == (("X-Request-Id", request_id),)
+    return request_id
+
+
+@pytest.mark.parametrize(
+    "given", ["a", "0", "x" * 128, "!\"#'()*:;=?[]{}~", "Root=1-67891233-abcd"]
+)
+def test_an_id_of_the_clients_own(given: str) -> None:
+    assert _id(given) == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("",),
+        ("x" * 129,),
+        ("a b",),
+        ("a\tb",),
+        ("caf\xe9",),
+        ("a\x7f",),
+        ("a\n",),
+        ("a", "a"),
+        ("a", "b"),
+    ],
+)
+def test_an_id_that_is_made(given: tuple[str, ...]) -> None:
+    assert re.fullmatch("[0-9a-f]{32}", _id(*given))
+
+
+def test_every_request_has_an_id_of_its_own() -> None:
+    headers = _headers(("Host", "h"))
+    introduction = ForwardedHeaders(IDS, CLIENT)
+    assert len({introduction.of(headers, "1.1")[1] for _ in range(1000)}) == 1000
+
+
+def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
+    headers = _headers(("Host", "h"))
+    introduction = ForwardedHeaders(IDS, CLIENT)
+    introduction.of(headers, "1.1")
+    ids = set()
+    for _ in range(4):
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            os.write(writer, introduction.of(headers, "1.1")[1].encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        ids.add(os.read(reader, 64))
+        os.close(reader)
+        os.close(writer)
+    ids.add(introduction.of(headers, "1.1")[1].encode())
+    assert len(ids) == 5
+
+
+# ---------------------------------------------------------------------------------- loops
+
+
+@pytest.mark.parametrize(
+    ("via", "lines"),
+    [
+        (True, [("Via", "1.1 a, 1.1 tensorgate-abc")]),
+        (False, [("CDN-Loop", "b; c=d, tensorgate-abc")]),
+    ],
+)
+def test_a_gateway_knows_what_it_has_sent_itself(via: bool, lines: list[tuple[str, str]]) -> None:
+    own = ForwardedPolicy(headers=False, trusted=(), via=via, request_id=False, identity="abc")
+    other = replace(own, identity="def")
+    told = _lines(own, CLIENT, ("Via", "1.1 a"), ("CDN-Loop", "b; c=d"))
+    assert told == lines
+    for sent in (told, _lines(other, CLIENT, *told), own.own_request_headers):
+        assert own.is_loop(_headers(*sent))
+    for sent in ((), (("Via", "1.1 tensorgate"),), other.own_request_headers):
+        assert not own.is_loop(_headers(*sent))
+    assert own.replaced_headers == {lines[0][0].lower()}
+
+
+def test_identities_differ() -> None:
+    assert len({new_identity() for _ in range(100)}) == 100
+
+
+# ---------------------------------------------------------------------------------- as a whole
+
+
+def test_heads_take_turns() -> None:
+    introduction = ForwardedHeaders(ALL, CLIENT)
+    one = _headers(("Host", "one"), ("X-Request-Id", "1"))
+    two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
+    for _ in range(3):
+        assert introduction.of(one, "1.1") == (
+            (
+                ("X-Forwarded-For", "192.0.2.7"),
+                ("X-Forwarded-Proto", "http"),
+                ("X-Forwarded-Host", "one"),
+                ("Via", "1.1 tensorgate"),
+                ("X-Request-Id", "1"),
+            ),
+            "1",
+        )
+        lines = dict(introduction.of(two, "1.1")[0])
+        assert lines["X-Forwarded-Host"] == "two"
+        assert lines["Via"] == "1.1 proxy, 1.1 tensorgate"
+        assert lines["X-Request-Id"] != "1"
+
+
+@pytest.mark.parametrize("forwarding", [WAY, BELIEVING, VIA, IDS, ALL])
+def test_whatever_is_made_takes_the_place_of_the_clients(forwarding: ForwardedPolicy) -> None:
+    claims = (*CLAIMS, ("Forwarded", "for=a"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
+    made = {name.lower() for name, _ in _lines(forwarding, CLIENT, *claims)}
+    assert made == forwarding.replaced_headers
+
+
+def test_nothing_is_said_if_nothing_shall_be() -> None:
+    claims = (*CLAIMS, ("Via", "1.1 a"), ("X-Request-Id", "a"))
+    for peer in (CLIENT, ON_UNIX):
+        assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).of(_headers(*claims), "1.1") == ((), "")
+    assert NO_FORWARDED_HEADERS.replaced_headers == frozenset()

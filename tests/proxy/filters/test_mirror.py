@@ -1,0 +1,655 @@
+"""Copies for a mirror: what it gets, and that the client's own exchange is none the wiser."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.dispatch import handle_request, proxy_call
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
+from gateway.proxy.interfaces import Limits
+from gateway.proxy.router import Rewrite, Router, Rule
+from gateway.routing.matcher import Match
+from gateway.upstream.transport import UpstreamEndpoint
+from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
+from tests.support.doubles.streaming import (
+    LIMITS,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.gateway import until
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    json_request,
+    metadata,
+)
+
+GENERATE = "/v2/models/m/generate"
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+HEAD = binary_header(FLOATS.nbytes)
+BINARY = HEAD + FLOATS.tobytes()
+CHUNKED = {"Transfer-Encoding": "chunked"}
+URL = "http://shadow:8000"
+
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
+
+
+class Scene:
+    """A client, a server, and another one that gets copies; each server writes a log of its own."""
+
+    def __init__(
+        self,
+        server: Sequence[ServerStep] = (OK,),
+        shadow: Sequence[ServerStep] = (OK,),
+        share: float = 1.0,
+        limits: Limits = LIMITS,
+        held: MemoryBudget | None = None,
+        drawn: Callable[[], float] = lambda: 0.5,
+        rewrite: Rewrite | None = None,
+        mirrored: bool = True,
+        most: int = 64,
+    ) -> None:
+        self.log = EventLog()
+        self.server = ScriptedEndpoint(self.log, *server)
+        self.shadow = ScriptedEndpoint(EventLog(), *shadow, url=URL)
+        self.held = held or MemoryBudget(10**9)
+        shadowed = self._shadowed(self.shadow, limits)
+        self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
+        rule = Rule(
+            Match(),
+            (make_route(self.server, limits=limits),),
+            rewrite=rewrite,
+            mirror=self.mirror if mirrored else None,
+        )
+        self.routes = Router([rule], drawn)
+
+    def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
+        route = make_route(endpoint, limits=limits)
+        return replace(route, upstream=replace(route.upstream, name="shadow"), held=self.held)
+
+    async def ask(
+        self,
+        target: str,
+        *body: BodyStep,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+    ) -> ScriptedClientResponse:
+        answer = ScriptedClientResponse(self.log)
+        request = ScriptedRequest(self.log, method, target, headers, body)
+        await handle_request(request, answer, self.routes)
+        return answer
+
+    async def over(self) -> None:
+        """Wait until nothing is under way to the mirror."""
+        await until(lambda: not self.mirror.in_flight)
+        assert self.held.total == 0
+        assert self.mirror.route.upstream.pool.outstanding == [0]
+
+
+def _drawn(*numbers: float) -> Callable[[], float]:
+    return iter(numbers).__next__
+
+
+# ------------------------------------------------------------------------------- what it gets
+
+REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
+    "JSON": (INFER, {"X-A": "1"}, [json_request()]),
+    "JSON in pieces": (INFER, {}, [json_request()[:20], json_request()[20:]]),
+    "JSON, chunked": (INFER, CHUNKED, [json_request()[:20], json_request()[20:]]),
+    "large JSON": (INFER, {}, [json_request(*range(50_000))]),
+    "binary": (INFER, {HEADER_LENGTH: str(len(HEAD))}, [BINARY]),
+    "binary in pieces": (
+        INFER,
+        {HEADER_LENGTH: str(len(HEAD))},
+        [BINARY[:9], BINARY[9:-1], BINARY[-1:]],
+    ),
+    "binary, chunked": (
+        INFER,
+        {HEADER_LENGTH: str(len(HEAD)), **CHUNKED},
+        [HEAD, FLOATS.tobytes()],
+    ),
+    "compressed": (INFER, {"Content-Encoding": "gzip"}, [gzip.compress(json_request())]),
+    "compressed, large": (
+        INFER,
+        {"Content-Encoding": "deflate"},
+        [zlib.compress(json_request(*range(50_000)))],
+    ),
+    "generate, compressed": (GENERATE, {"Content-Encoding": "gzip"}, [gzip.compress(b"{}")]),
+    "generate": (GENERATE, {"X-Two": "a, b"}, [b'{"text_input": "x"}']),
+    "generate, streamed": (GENERATE + "_stream?x=1", {}, [b"a" * 70_000, b"b" * 70_000]),
+    "generate, chunked": (GENERATE, CHUNKED, [b"a", b"b"]),
+    "generate without a body": (GENERATE, {}, []),
+    "generate with an empty body": (GENERATE, {"Content-Length": "0"}, []),
+}
+LARGE = replace(LIMITS, spool_bytes=10**6)
+
+
+@pytest.mark.parametrize(("target", "headers", "body"), REQUESTS.values(), ids=REQUESTS)
+async def test_the_mirror_is_asked_for_the_same(
+    target: str, headers: dict[str, str], body: list[BodyStep]
+) -> None:
+    scene = Scene(limits=LARGE)
+    answer = await scene.ask(target, *body, headers={"Host": "h", **headers})
+    await scene.over()
+    assert answer.status == 200
+    (asked,), (copied,) = scene.server.requests, scene.shadow.requests
+    assert (copied.method, copied.target) == (asked.method, asked.target) == ("POST", target)
+    assert list(copied.headers.items()) == list(asked.headers.items())
+    assert scene.shadow.bodies == scene.server.bodies
+
+
+async def test_raw_binary_takes_its_header_from_the_metadata_of_each() -> None:
+    turns = METADATA, NO_CONFIG, OK
+    scene = Scene(turns, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
+    await scene.ask(INFER, FLOATS.tobytes(), headers={HEADER_LENGTH: "0"})
+    await scene.over()
+    assert b'"shape":[3]' in scene.server.bodies[-1].replace(b" ", b"")
+    assert b'"shape":[1,3]' in scene.shadow.bodies[-1].replace(b" ", b"")
+    assert scene.shadow.bodies[-1].endswith(FLOATS.tobytes())
+
+
+async def test_it_is_asked_for_the_model_that_the_server_is_asked_for() -> None:
+    scene = Scene(rewrite=Rewrite("resnet50", "3"))
+    await scene.ask(INFER, json_request())
+    await scene.over()
+    assert scene.shadow.requests[0].target == "/v2/models/resnet50/versions/3/infer"
+
+
+async def test_the_copy_is_one() -> None:
+    """What the memory of a body holds later is not what it held."""
+    memory = bytearray(b"before")
+
+    class Reused(ScriptedRequest):
+        async def read(self) -> Any:
+            return memoryview(memory) if await super().read() else b""
+
+    free = asyncio.Event()
+    scene = Scene()
+    request = Reused(scene.log, "POST", GENERATE, CHUNKED, [b"x", free])
+    asking = asyncio.create_task(
+        handle_request(request, ScriptedClientResponse(scene.log), scene.routes)
+    )
+    await until(lambda: scene.held.total == len(memory))
+    memory[:] = b"after!"
+    free.set()
+    await asking
+    await scene.over()
+    assert scene.shadow.bodies == [b"before"]
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("GET", "/v2"),
+        ("GET", "/v2/health/ready"),
+        ("GET", "/v2/models/m"),
+        ("GET", "/v2/models/m/config"),
+        ("GET", INFER),
+        ("GET", "/v2/models/m/stats"),
+        ("POST", "/v2/models/m/trace"),
+        ("POST", "/v2/logging"),
+        ("POST", "/v2/repository/models/m/load"),
+        ("POST", "/v2/repository/models/m/unload"),
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/systemsharedmemory/region/r/register"),
+        ("POST", "/v2/models/m/other"),
+        ("POST", "/"),
+    ],
+)
+async def test_nothing_else_is_mirrored(method: str, target: str) -> None:
+    scene = Scene()
+    await scene.ask(target, b"{}", method=method)
+    assert scene.server.requests
+    assert not scene.mirror.in_flight
+    straight = FastPath(scene.routes)
+    headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
+    plan = straight.plan(method, target, headers, 2)
+    assert plan is None or plan.mirror is None
+
+
+def test_what_is_mirrored() -> None:
+    assert (
+        frozenset((OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE))
+        == MIRRORED_KINDS
+    )
+
+
+# -------------------------------------------------------------------- what the client sees of it
+
+
+def _hang() -> asyncio.Event:
+    """Give what never happens."""
+    return asyncio.Event()
+
+
+SHADOWS: dict[str, Callable[[], ServerStep]] = {
+    "answers": lambda: OK,
+    "hangs": _hang,
+    "hangs within its answer": lambda: ScriptedUpstreamResponse(200, {}, [b"x", _hang()]),
+    "cannot be reached": lambda: GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {URL}"),
+    "answers with an error": lambda: ScriptedUpstreamResponse(500, {}, [b"oh no"]),
+    "breaks off": lambda: ScriptedUpstreamResponse(
+        200, {}, [b"begun", bad_response(f"{URL} closed")]
+    ),
+    "makes the gateway fail": lambda: RuntimeError("a fault of our own"),
+    "answers at length": lambda: ScriptedUpstreamResponse(200, {}, [bytes(100_000)] * 20),
+}
+
+
+async def _seen(
+    shadow: ServerStep, mirrored: bool, target: str, headers: dict[str, str], body: list[BodyStep]
+) -> tuple[Any, ...]:
+    """Give all that a client and its server see of an exchange, in order."""
+    scene = Scene(
+        [ScriptedUpstreamResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
+        [shadow],
+        limits=LARGE,
+        mirrored=mirrored,
+    )
+    answer = await scene.ask(target, *body, headers=headers)
+    seen = (answer.status, dict(answer.headers), answer.body, scene.log, scene.server.bodies)
+    await scene.mirror.close()
+    assert scene.held.total == 0
+    assert sum(scene.mirror.route.upstream.pool.outstanding) == 0
+    assert bool(scene.shadow.requests) is mirrored
+    return seen
+
+
+@pytest.mark.parametrize("shadow", SHADOWS.values(), ids=SHADOWS)
+@pytest.mark.parametrize("form", ["JSON in pieces", "large JSON", "binary in pieces", "generate"])
+async def test_the_clients_exchange_is_the_same(
+    shadow: Callable[[], ServerStep], form: str
+) -> None:
+    target, headers, body = REQUESTS[form]
+    alone = await _seen(OK, False, target, headers, body)
+    assert await _seen(shadow(), True, target, headers, body) == alone
+
+
+async def test_the_server_may_be_slower_than_the_mirror() -> None:
+    free = asyncio.Event()
+    scene = Scene([free, OK])
+    asking = asyncio.create_task(scene.ask(INFER, json_request()))
+    await until(lambda: scene.shadow.requests)
+    await scene.over()
+    assert not asking.done()
+    free.set()
+    assert (await asking).status == 200
+
+
+async def test_a_client_that_is_slow_to_read_keeps_no_mirror_waiting() -> None:
+    scene = Scene()
+    ready = asyncio.Event()
+    answer = ScriptedClientResponse(scene.log, ready=ready)
+    request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
+    asking = asyncio.create_task(handle_request(request, answer, scene.routes))
+    await until(lambda: scene.shadow.requests)
+    await scene.over()
+    ready.set()
+    await asking
+
+
+# ------------------------------------------------------------------------------------ the share
+
+
+@pytest.mark.parametrize(("share", "copied"), [(0.0, 0), (1.0, 50)])
+async def test_none_and_all(share: float, copied: int) -> None:
+    draw = random.Random(7).random
+    scene = Scene([OK] * 50, [OK] * 50, share=share, drawn=draw)
+    for _ in range(50):
+        await scene.ask(INFER, json_request())
+    await scene.over()
+    assert len(scene.shadow.requests) == copied
+
+
+async def test_some() -> None:
+    seeded = random.Random(7).random
+    expected = [seeded() < 0.3 for _ in range(50)]
+    scene = Scene([OK] * 50, [OK] * 50, share=0.3, drawn=random.Random(7).random)
+    copied = []
+    for _ in range(50):
+        before = len(scene.shadow.requests)
+        await scene.ask(INFER, json_request())
+        await scene.over()
+        copied.append(len(scene.shadow.requests) > before)
+    assert copied == expected
+
+
+async def test_each_request_is_drawn_on_the_straight_way() -> None:
+    shadow = ScriptedEndpoint(EventLog(), *[OK] * 3)
+    route = make_route(shadow)
+    mirror = Mirror(route, 0.3, proxy_call)
+    ready = ReadyEndpoint()
+    rule = Rule(Match(), (make_route(ready),), mirror=mirror)
+    straight = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    body = json_request()
+    headers = CIMultiDictProxy(CIMultiDict({"Content-Length": str(len(body)), "X-A": "1"}))
+    plan = straight.plan("POST", INFER, headers, len(body))
+    assert plan is not None
+    copied = []
+    for _ in range(4):
+        before = len(shadow.requests)
+        assert straight.begin(plan, body, ScriptedClient()) is not None
+        await until(lambda: not mirror.in_flight)
+        copied.append(len(shadow.requests) - before)
+    assert copied == [1, 0, 0, 1]
+    # What leaves the straight way is drawn where it goes on.
+    ready.ready = False
+    assert straight.begin(plan, body, ScriptedClient()) is None
+    assert not mirror.in_flight
+
+
+# ------------------------------------------------------------------------------ the straight way
+
+
+def _straight(
+    shadow: ScriptedEndpoint | None,
+) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
+    ready = ReadyEndpoint()
+    mirror = None if shadow is None else Mirror(make_route(shadow), 1.0, proxy_call)
+    rule = Rule(Match(), (make_route(ready),), mirror=mirror, rewrite=Rewrite("n"))
+    return ScriptedClient(ready.log), ready, FastPath(Router([rule])), mirror
+
+
+async def test_a_copy_that_is_cancelled_before_it_has_begun() -> None:
+    shadow = ScriptedEndpoint(EventLog(), OK)
+    _, _, straight, mirror = _straight(shadow)
+    assert mirror is not None
+    headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
+    plan = straight.plan("POST", GENERATE, headers, 2)
+    assert plan is not None
+    assert straight.begin(plan, b"{}", ScriptedClient()) is not None
+    assert mirror.route.held.total == 2
+    await mirror.close()
+    assert (mirror.in_flight, mirror.route.held.total) == (0, 0)
+    assert shadow.requests == []
+    straight.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "body"), [(INFER, json_request()), (GENERATE, b"{}"), (GENERATE, b"")]
+)
+async def test_the_straight_way_sends_a_copy_and_waits_for_nothing(
+    target: str, body: bytes
+) -> None:
+    hang = asyncio.Event()
+    shadow = ScriptedEndpoint(EventLog(), hang, OK)
+    seen = []
+    for to in (None, shadow):
+        client, ready, straight, mirror = _straight(to)
+        headers = CIMultiDictProxy(CIMultiDict({"X-A": "1", "Content-Length": str(len(body))}))
+        plan = straight.plan("POST", target, headers, len(body))
+        assert plan is not None
+        assert straight.begin(plan, body, client) is not None
+        ready.asked[0].receiver.on_complete(response_head(), b"{}")
+        seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
+        straight.close()
+    assert seen[0] == seen[1]
+    assert shadow.requests == []  # its task has not had a turn yet
+    await until(lambda: shadow.requests)
+    hang.set()
+    assert mirror is not None
+    await until(lambda: not mirror.in_flight)
+    (copied,) = shadow.requests
+    assert copied.target == target.replace("/m/", "/n/")
+    assert list(copied.headers.items()) == ready.asked[0].lines
+    assert shadow.bodies == [ready.asked[0].body]
+
+
+async def test_a_rule_without_a_mirror_costs_one_look() -> None:
+    _, _, straight, _ = _straight(None)
+    plan = straight.plan(
+        "POST", GENERATE, CIMultiDictProxy(CIMultiDict({"Content-Length": "2"})), 2
+    )
+    assert plan is not None
+    assert plan.mirror is None
+
+
+# -------------------------------------------------------------------------------------- the caps
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """Gives the warnings so far; nothing may be an error."""
+    caplog.set_level(logging.WARNING)
+    yield lambda: [each.message for each in caplog.records if each.name == "tensorgate.mirror"]
+    assert [each for each in caplog.records if each.levelno > logging.WARNING] == []
+
+
+START = "mirror to 'shadow': "
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_cap_is_not_copied(
+    chunked: bool, told: Callable[[], list[str]]
+) -> None:
+    scene = Scene([OK, OK], limits=replace(LIMITS, spool_bytes=1000))
+    headers = CHUNKED if chunked else {}
+    for pieces in ([b"x" * 500] * 2, [b"x" * 500, b"x" * 501]):
+        answer = await scene.ask(GENERATE, *pieces, headers=headers)
+        assert answer.status == 200
+    await scene.over()
+    assert scene.shadow.bodies == [b"x" * 1000]
+    assert scene.server.bodies == [b"x" * 1000, b"x" * 1001]
+    why = "its body is larger than 1000 bytes (limits.spool_bytes)"
+    assert told() == [f"{START}0 of 1 requests failed, 1 were not sent, last: {why}"]
+
+
+async def test_nothing_is_held_of_a_body_that_says_that_it_is_over_the_cap() -> None:
+    scene = Scene(limits=replace(LIMITS, spool_bytes=1000))
+    more = asyncio.Event()
+    body: list[BodyStep] = [b"x", more, b"x" * 1000]
+    asking = asyncio.create_task(scene.ask(GENERATE, *body, headers={"Content-Length": "1001"}))
+    await until(lambda: scene.log.count_of("client sends"))
+    assert scene.held.total == 0
+    more.set()
+    assert (await asking).status == 200
+    await scene.over()
+    assert scene.shadow.requests == []
+
+
+async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[str]]) -> None:
+    held = MemoryBudget(2500)
+    hang = asyncio.Event()
+    scene = Scene([OK] * 4, [hang, OK], held=held)
+    pieces: list[BodyStep] = [b"x" * 1000, asyncio.Event()]
+    waiting = asyncio.create_task(scene.ask(GENERATE, *pieces, headers={"Content-Length": "2000"}))
+    await until(lambda: held.total == 1000)
+    assert (await scene.ask(GENERATE, b"y" * 1000)).status == 200
+    await until(lambda: scene.shadow.requests)
+    assert held.total == 2000  # the mirror has not answered yet
+    assert (await scene.ask(GENERATE, b"z" * 300, b"z" * 300)).status == 200
+    assert held.total == 2000
+    (message,) = told()
+    assert message.startswith(f"{START}0 of 0 requests failed, 1 were not sent, last: the gateway")
+    assert message.endswith("at most 2500 are held (limits.max_buffered_bytes)")
+    waiting.cancel()
+    hang.set()
+    await scene.over()
+
+
+async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
+    hang = asyncio.Event()
+    scene = Scene([OK] * 6, [hang, hang, OK, OK, OK], most=2)
+    for _ in range(4):
+        assert (await scene.ask(INFER, json_request())).status == 200
+    assert scene.mirror.in_flight == 2
+    assert told() == [
+        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way "
+        f"(mirror.max_concurrent)"
+    ]
+    hang.set()
+    await scene.over()
+    await scene.ask(INFER, json_request())
+    await scene.over()
+    assert len(scene.shadow.requests) == 3
+
+
+async def test_a_place_that_is_taken_meanwhile() -> None:
+    """There was room when the body began to come, and there is none when all of it is there."""
+    hang, more = asyncio.Event(), asyncio.Event()
+    scene = Scene([OK] * 2, [hang, OK], most=1)
+    slow = asyncio.create_task(
+        scene.ask(GENERATE, b"x" * 10, more, b"x" * 10, headers={"Content-Length": "20"})
+    )
+    await until(lambda: scene.held.total == 10)
+    await scene.ask(GENERATE, b"quick")
+    more.set()
+    assert (await slow).status == 200
+    assert scene.mirror.in_flight == 1
+    hang.set()
+    await scene.over()
+    assert scene.shadow.bodies == [b"quick"]
+
+
+# -------------------------------------------------------------------------- what is never sent
+
+
+@pytest.mark.parametrize("headers", [{"Content-Length": "2000"}, CHUNKED])
+async def test_a_client_that_leaves_within_its_body(headers: dict[str, str]) -> None:
+    scene = Scene()
+    asking = asyncio.create_task(scene.ask(GENERATE, b"x" * 1000, _hang(), headers=headers))
+    await until(lambda: scene.held.total == 1000)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert scene.held.total == 0
+    assert not scene.mirror.in_flight
+    assert scene.shadow.requests == []
+
+
+async def test_a_client_that_leaves_after_its_body() -> None:
+    scene = Scene([asyncio.Event()])
+    asking = asyncio.create_task(scene.ask(INFER, json_request()))
+    await until(lambda: scene.server.requests)
+    asking.cancel()
+    await scene.over()
+    assert len(scene.shadow.requests) == 1
+
+
+async def test_a_body_that_breaks() -> None:
+    scene = Scene()
+    broken = GatewayError(ErrorKind.BAD_REQUEST, "the request's body is broken")
+    answer = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
+    assert answer.status == 400
+    await scene.over()
+    assert scene.shadow.requests == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, [b"no JSON"]),
+        ({}, []),
+        ({HEADER_LENGTH: "x"}, [b"{}"]),
+        ({HEADER_LENGTH: "99"}, [b"{}"]),
+        ({}, [json_request().replace(b"1.5", b"1e99")]),
+        ({}, [b"[" * 9_000]),
+        ({"Content-Length": "2000000"}, [b"x"]),
+    ],
+)
+async def test_what_the_client_is_refused_with_is_no_failure_of_the_mirror(
+    headers: dict[str, str], body: list[BodyStep], told: Callable[[], list[str]]
+) -> None:
+    scene = Scene(limits=replace(LIMITS, request_bytes=10_000))
+    assert (await scene.ask(INFER, *body, headers=headers)).status in (400, 413)
+    await scene.over()
+    await scene.mirror.close()
+    assert scene.server.requests == scene.shadow.requests == []
+    assert told() == []
+
+
+# -------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
+        (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
+        (bad_response("closed too early"), "closed too early"),
+        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the answer was 500: 'oh\nno'"),
+        (ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3), f"the answer was 400: '{'x' * 200}'"),
+        (ScriptedUpstreamResponse(404), "the answer was 404: ''"),
+        (
+            ScriptedUpstreamResponse(200, {}, [b"begun", bad_response("cut short")]),
+            f"{URL}: cut short",
+        ),
+    ],
+)
+async def test_why_it_failed(turn: ServerStep, why: str, told: Callable[[], list[str]]) -> None:
+    scene = Scene(shadow=[turn])
+    assert (await scene.ask(INFER, json_request())).status == 200
+    await scene.over()
+    assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
+
+
+async def test_a_model_that_the_mirror_does_not_know(told: Callable[[], list[str]]) -> None:
+    scene = Scene(
+        [METADATA, NO_CONFIG, OK], [ScriptedUpstreamResponse(404, {}, [b"unknown model"])]
+    )
+    await scene.ask(INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    await scene.over()
+    why = "the answer was 404: 'unknown model'"
+    assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
+
+
+async def test_the_limits_are_those_of_the_rule(told: Callable[[], list[str]]) -> None:
+    limits = replace(LIMITS, idle_timeout=0.02)
+    scene = Scene(shadow=[asyncio.Event()], limits=limits)
+    await scene.ask(INFER, json_request())
+    await scene.over()
+    why = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
+    assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
+
+
+async def test_a_fault_of_our_own_is_never_a_silent_one(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(shadow=[RuntimeError("what is wrong")])
+    assert (await scene.ask(INFER, json_request())).status == 200
+    await scene.over()
+    (error,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert error.message == f"mirroring POST {INFER} failed"
+    assert error.exc_info is not None
+    assert "what is wrong" in str(error.exc_info[1])
+
+
+# ----------------------------------------------------------------------------------------- close
+
+
+async def test_close_ends_what_is_under_way_and_lets_nothing_more_begin(
+    told: Callable[[], list[str]],
+) -> None:
+    down = GatewayError(ErrorKind.UNREACHABLE, "down")
+    scene = Scene([OK] * 5, [down, down, _hang(), _hang()])
+    for _ in range(4):
+        await scene.ask(GENERATE, b"x")
+    await until(lambda: len(scene.shadow.requests) == 4)
+    await scene.mirror.close()
+    assert (scene.mirror.in_flight, scene.held.total) == (0, 0)
+    await scene.ask(GENERATE, b"x")
+    await scene.over()
+    assert len(scene.shadow.requests) == 4
+    # What was not told yet is told now; what was cancelled has not failed.
+    assert told() == [f"{START}1 of 1 requests failed, last: down"] * 2

@@ -1,0 +1,105 @@
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from gateway.proxy.filters.mirror_stats import LOG_INTERVAL, MirrorStats
+
+START = "mirror to 'shadow': "
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Gives what was told since it was asked last."""
+    caplog.set_level(logging.WARNING)
+
+    def take() -> list[str]:
+        messages = list(caplog.messages)
+        caplog.clear()
+        assert all(message.startswith(START) for message in messages)
+        return [message.removeprefix(START) for message in messages]
+
+    return take
+
+
+class _Time:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_goes_well_is_not_told(told: Callable[[], list[str]]) -> None:
+    time = _Time()
+    stats = MirrorStats("shadow", time)
+    for _ in range(10):
+        stats.sent("")
+        time.now += LOG_INTERVAL
+    stats.tell()
+    assert told() == []
+
+
+def test_a_failure_is_told_once_a_minute(told: Callable[[], list[str]]) -> None:
+    time = _Time()
+    stats = MirrorStats("shadow", time)
+    stats.sent("")
+    stats.sent("it is down")
+    assert told() == ["1 of 2 requests failed, last: it is down"]
+    for number in range(99):
+        stats.sent(f"down for {number}" if number < 37 else "")
+    time.now += LOG_INTERVAL - 0.1
+    stats.sent("")
+    assert told() == []
+    # Told when its time has come, though the mirror is well by now.
+    time.now += 0.1
+    stats.sent("")
+    assert told() == ["37 of 101 requests failed, last: down for 36"]
+    time.now += 10 * LOG_INTERVAL
+    stats.sent("")
+    assert told() == []
+    # After a quiet time, the next failure is told at once; what went well since counts too.
+    stats.sent("again")
+    assert told() == ["1 of 2 requests failed, last: again"]
+
+
+def test_what_was_not_sent_is_told_too(told: Callable[[], list[str]]) -> None:
+    time = _Time()
+    stats = MirrorStats("shadow", time)
+    stats.left_out("too large")
+    assert told() == ["0 of 0 requests failed, 1 were not sent, last: too large"]
+    stats.left_out("too large")
+    stats.sent("it is down")
+    stats.left_out("too many")
+    time.now += LOG_INTERVAL
+    stats.sent("")
+    assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
+
+
+def test_what_is_left_is_told_at_the_end(told: Callable[[], list[str]]) -> None:
+    stats = MirrorStats("shadow", _Time())
+    for number in range(3):
+        stats.sent(f"down for {number}")
+    assert told() == ["1 of 1 requests failed, last: down for 0"]
+    stats.tell()
+    stats.tell()
+    assert told() == ["2 of 2 requests failed, last: down for 2"]
+
+
+def test_each_failure_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    stats = MirrorStats("shadow", _Time())
+    stats.sent("")
+    for _ in range(2):
+        stats.sent("it is down")
+    stats.left_out("too large")
+    debug = [each.message for each in caplog.records if each.levelno == logging.DEBUG]
+    assert debug == [
+        "a request to the mirror 'shadow' failed: it is down",
+        "a request to the mirror 'shadow' failed: it is down",
+        "a request to the mirror 'shadow' was not sent: too large",
+    ]
+
+
+def test_line_break_of_a_failure_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    MirrorStats("shadow", _Time()).sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
+    assert caplog.messages[-1].endswith(r"last: http://a: output 'x\n2026-01-01 ERROR' is unknown")

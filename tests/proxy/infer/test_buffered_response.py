@@ -1,0 +1,394 @@
+"""Servers that may answer in another form than was asked for; clients get what they wanted."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    BodyStep,
+    ScriptedClientResponse,
+    ScriptedUpstreamResponse,
+)
+from tests.support.gateway import until
+from tests.support.inference_messages import HEADER_LENGTH, INFER, metadata
+
+DOUBTED = pytest.mark.parametrize(
+    "dialect",
+    [KSERVE, replace(OPENVINO, binary_only_if_listed=False), BINARY],
+    ids=lambda each: each.name,
+)
+LEFT, RIGHT = np.array([1.5, -2], "<f4"), np.array([3, 4], "<i4")
+TENSORS = {"L": LEFT, "R": RIGHT}
+DATATYPES = {"L": "FP32", "R": "INT32"}
+
+
+def _entry(name: str, *, binary: bool) -> dict[str, Any]:
+    values = TENSORS[name]
+    fields = {"name": name, "shape": [2], "datatype": DATATYPES[name]}
+    if binary:
+        return {**fields, "parameters": {"binary_data_size": values.nbytes}}
+    return {**fields, "data": values.tolist()}
+
+
+def _told(
+    binary: str, *, cut: int = 20, status: int = 200, **more: str
+) -> ScriptedUpstreamResponse:
+    """Make an answer with the outputs named in binary form, the other ones as JSON."""
+    outputs = [_entry(name, binary=name in binary) for name in "LR"]
+    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
+    tensors = b"".join(TENSORS[name].tobytes() for name in "LR" if name in binary)
+    return _response(header, tensors, cut=cut, status=status, **more)
+
+
+def _response(
+    header: bytes, tensors: bytes = b"", *, cut: int = 20, status: int = 200, **more: str
+) -> ScriptedUpstreamResponse:
+    headers = {"Content-Type": "application/json", "X": "1", **more}
+    if tensors:
+        headers[HEADER_LENGTH] = str(len(header))
+    body = header + tensors
+    return ScriptedUpstreamResponse(status, headers, [body[:cut], body[cut:]])
+
+
+def _request(*, default: bool = False, **own: bool) -> bytes:
+    entry = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}
+    fields: dict[str, Any] = {"inputs": [entry]}
+    fields["parameters"] = {"binary_data_output": default}
+    if own:
+        fields["outputs"] = [
+            {"name": name, "parameters": {"binary_data": wanted}} for name, wanted in own.items()
+        ]
+    return json.dumps(fields).encode()
+
+
+class _Scene(ScriptedCall):
+    """One exchange with a server that may answer in another form."""
+
+    def __init__(
+        self,
+        *turns: ServerStep,
+        body: Sequence[BodyStep],
+        dialect: Dialect = KSERVE,
+        target: str = INFER,
+        headers: dict[str, str] | None = None,
+        policies: JsonPolicies | None = None,
+        **limits: int,
+    ) -> None:
+        others: dict[str, Any] = {"limits": replace(LIMITS, **limits), "policies": policies}
+        super().__init__(
+            *turns, body=body, headers=headers, target=target, dialect=dialect, **others
+        )
+
+    async def fault(self) -> str:
+        with pytest.raises(GatewayError) as caught:
+            await self.run()
+        assert caught.value.kind is ErrorKind.BAD_RESPONSE
+        assert not self.answer.started
+        return caught.value.message
+
+
+def _forms(answer: ScriptedClientResponse) -> dict[str, Any]:
+    """Give what stands for each output: its bytes, or its JSON data; checks the framing."""
+    length = answer.headers.get(HEADER_LENGTH)
+    fields = json.loads(answer.body if length is None else answer.body[: int(length)])
+    rest = b"" if length is None else answer.body[int(length) :]
+    assert answer.headers.getall("X") == ["1"]
+    assert len(answer.headers.getall("Content-Type")) == 1
+    found: dict[str, Any] = {}
+    for entry in fields["outputs"]:
+        size = (entry.get("parameters") or {}).get("binary_data_size")
+        found[entry["name"]] = entry.get("data") if size is None else rest[:size]
+        rest = rest[size or 0 :]
+    assert rest == b""
+    return found
+
+
+WANTED: dict[str, tuple[bytes, str]] = {
+    "all binary": (_request(default=True), "LR"),
+    "both listed": (_request(L=True, R=True), "LR"),
+    "all JSON": (_request(), ""),
+    "L binary": (_request(L=True, R=False), "L"),
+    "R binary": (_request(default=True, L=False, R=True), "R"),
+}
+
+
+@DOUBTED
+@pytest.mark.parametrize("came", ["", "L", "R", "LR"])
+@pytest.mark.parametrize(("body", "binary"), WANTED.values(), ids=WANTED)
+async def test_each_output_has_the_form_that_was_asked_for(
+    dialect: Dialect, came: str, body: bytes, binary: str
+) -> None:
+    for cut in (1, 20, 200, 10_000):
+        answer = await _Scene(_told(came, cut=cut), body=[body], dialect=dialect).run()
+        assert answer.status == 200
+        expected = {
+            name: values.tobytes() if name in binary else values.tolist()
+            for name, values in TENSORS.items()
+        }
+        assert _forms(answer) == expected
+
+
+@DOUBTED
+async def test_what_is_as_asked_passes_untouched(dialect: Dialect) -> None:
+    """Also where the gateway would not know what to make of it."""
+    header = json.dumps(
+        {
+            "outputs": [
+                {
+                    **_entry("L", binary=True),
+                    "datatype": "FP8",
+                    "parameters": {"binary_data_size": 5},
+                }
+            ]
+        }
+    ).encode()
+    told = _response(header, b"12345", cut=9)
+    scene = _Scene(told, body=[_request(default=True)], dialect=dialect)
+    answer = await scene.run()
+    assert answer.body == header + b"12345"
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers[HEADER_LENGTH] == str(len(header))
+
+
+async def test_what_is_as_asked_streams() -> None:
+    header = json.dumps(
+        {
+            "outputs": [
+                {
+                    **_entry("L", binary=True),
+                    "shape": [20_000],
+                    "parameters": {"binary_data_size": 80_000},
+                }
+            ]
+        }
+    ).encode()
+    more = asyncio.Event()
+    chunks: list[BodyStep] = [header[:9], header[9:] + bytes(40_000), more, bytes(40_000)]
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
+    scene = _Scene(told, body=[_request(default=True)], spool_bytes=100)
+    running = asyncio.create_task(scene.run())
+    await until(lambda: len(scene.answer.body) == len(header) + 40_000)
+    assert not running.done()
+    more.set()
+    answer = await running
+    assert answer.body == header + bytes(80_000)
+
+
+async def test_mixed_forms_that_are_as_asked_pass_untouched() -> None:
+    told = _told("R")
+    answer = await _Scene(told, body=[_request(L=False, R=True)]).run()
+    outputs = [_entry("L", binary=False), _entry("R", binary=True)]
+    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
+    assert answer.body == header + RIGHT.tobytes()
+
+
+async def test_what_is_made_anew_tells_its_length() -> None:
+    answer = await _Scene(_told("R"), body=[_request(default=True)]).run()
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+
+
+async def test_a_server_that_answers_as_asked_is_not_looked_at() -> None:
+    told = _told("R", cut=3)
+    scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
+    answer = await scene.run()
+    assert _forms(answer) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
+    assert scene.log.index("client gets 200") < scene.log.index("server sends 3")
+
+
+@DOUBTED
+async def test_its_own_errors_pass(dialect: Dialect) -> None:
+    told = _response(b'{"error":"no"}', status=418)
+    answer = await _Scene(told, body=[_request(default=True)], dialect=dialect).run()
+    assert (answer.status, answer.body) == (418, b'{"error":"no"}')
+
+
+@pytest.mark.parametrize(("dialect", "asked"), [(KSERVE, False), (OPENVINO, False), (TRITON, True)])
+async def test_answers_that_are_read_are_not_asked_for_compressed(
+    dialect: Dialect, asked: bool
+) -> None:
+    headers = {"Accept-Encoding": "gzip"}
+    scene = _Scene(_told("LR"), body=[_request(L=True, R=True)], dialect=dialect, headers=headers)
+    await scene.run()
+    assert ("Accept-Encoding" in scene.endpoint.requests[0].headers) is asked
+
+
+# ---------------------------------------------------------------------------------- empty outputs
+
+EMPTY = {"name": "L", "shape": [0, 2], "datatype": "FP32"}
+
+
+@DOUBTED
+@pytest.mark.parametrize(("body", "binary"), WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("came", ["", "R"])
+async def test_outputs_without_elements_of_which_nothing_is_said(
+    dialect: Dialect, body: bytes, binary: str, came: str
+) -> None:
+    outputs = [EMPTY, _entry("R", binary=came == "R")]
+    header = json.dumps({"outputs": outputs}).encode()
+    told = _response(header, RIGHT.tobytes() if came else b"")
+    answer = await _Scene(told, body=[body], dialect=dialect).run()
+    assert _forms(answer) == {
+        "L": b"" if "L" in binary else [],
+        "R": RIGHT.tobytes() if "R" in binary else RIGHT.tolist(),
+    }
+
+
+@pytest.mark.parametrize("dialect", [KSERVE, TRITON], ids=lambda each: each.name)
+async def test_json_that_has_all_its_data_passes_as_it_is(dialect: Dialect) -> None:
+    header = json.dumps({"outputs": [{**EMPTY, "data": []}]}, indent=1).encode()
+    answer = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
+    assert answer.body == header
+
+
+# ---------------------------------------------------------------------------------- base64
+
+TEXT = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
+
+
+def _wanted(*, as_base64: bool, **own: bool) -> bytes:
+    fields = json.loads(_request(**own))
+    for entry in fields.get("outputs", []):
+        if entry["name"] == "T" and as_base64:
+            entry["parameters"]["content_type"] = "base64"
+    return json.dumps(fields).encode()
+
+
+@DOUBTED
+@pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("came", ["", "R"])
+@pytest.mark.parametrize("wanted", ["", "R"])
+async def test_text_that_was_to_be_base64(
+    dialect: Dialect, wanted: str, came: str, large: bool, by_route: bool
+) -> None:
+    """A client that decodes plain text as base64 may get other bytes, and does not see it."""
+    text = {**TEXT, "data": ["abcd" * 5000]} if large else TEXT
+    header = json.dumps({"outputs": [text, _entry("R", binary=bool(came))]}).encode()
+    policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
+    scene = _Scene(
+        _response(header, RIGHT.tobytes() if came else b""),
+        body=[_wanted(as_base64=not by_route, T=False, R=bool(wanted))],
+        dialect=dialect,
+        policies=policies,
+        spool_bytes=100_000,
+    )
+    answer = await scene.run()
+    expected = base64.b64encode(str(text["data"][0]).encode()).decode()
+    assert _forms(answer) == {"T": [expected], "R": RIGHT.tobytes() if wanted else RIGHT.tolist()}
+    size = answer.headers.get(HEADER_LENGTH)
+    fields = json.loads(answer.body[: int(size)] if size else answer.body)
+    assert fields["outputs"][0]["parameters"] == {"content_type": "base64"}
+
+
+# ---------------------------------------------------------------------------------- faults
+
+
+def _broken(data: str) -> bytes:
+    head = '{"name":"L","shape":[2],"datatype":"FP32","data":'
+    return f'{{"outputs":[{head}{data}}},{json.dumps(_entry("R", binary=True))}]}}'.encode()
+
+
+@pytest.mark.parametrize("body", [WANTED["all binary"][0], WANTED["L binary"][0]])
+@pytest.mark.parametrize("behind", [RIGHT.tobytes(), b""])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("[, 1.0]", f"{URL}: output 'L': data is not a valid JSON array, near element 0"),
+        ("[1.0]", f"{URL}: output 'L': shape [2] takes 2 elements, data has 1"),
+        ('["a", 1]', f"{URL}: output 'L': element 0 (\"a\") is not a number"),
+    ],
+)
+async def test_data_that_make_no_tensor(
+    data: str, message: str, behind: bytes, body: bytes
+) -> None:
+    scene = _Scene(_response(_broken(data), behind), body=[body])
+    assert message in await scene.fault()
+
+
+@pytest.mark.parametrize("body", [WANTED["all JSON"][0], WANTED["R binary"][0]])
+async def test_json_that_is_none(body: bytes) -> None:
+    scene = _Scene(_response(_broken("[, 1.0]"), RIGHT.tobytes()), body=[body])
+    assert (await scene.fault()).startswith(f"{URL}: ")
+
+
+@pytest.mark.parametrize("size", ["x", "-1", "9" * 30])
+async def test_a_header_length_that_is_none(size: str) -> None:
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: size}, [b"{}"])
+    scene = _Scene(told, body=[_request(default=True)])
+    assert f"{URL}: the server's answer has {HEADER_LENGTH}" in await scene.fault()
+
+
+async def test_an_answer_that_ends_in_its_header() -> None:
+    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: "100"}, [b'{"outputs"'])
+    scene = _Scene(told, body=[_request(default=True)])
+    assert await scene.fault() == (
+        f"{URL}: the server's answer ends before all that its header says has come"
+    )
+
+
+# ---------------------------------------------------------------------------------- large answers
+
+
+def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
+    """Make an answer whose JSON is larger than what may stand around data."""
+    values = np.arange(count, dtype="<i4")
+    data = {"name": "A", "shape": [count], "datatype": "INT32", "data": values.tolist()}
+    header = json.dumps({"outputs": [data, _entry("R", binary=True)]}).encode()
+    assert len(header) > LIMITS.header_bytes
+    return _response(header, RIGHT.tobytes()), values.tobytes()
+
+
+async def test_data_do_not_count_as_header() -> None:
+    told, data = _large(20_000)
+    body = _request(default=True)
+    answer = await _Scene(told, body=[body], spool_bytes=200_000).run()
+    assert _forms(answer) == {"A": data, "R": RIGHT.tobytes()}
+    told, data = _large(20_000)
+    answer = await _Scene(told, body=[_request()], spool_bytes=200_000).run()
+    assert _forms(answer) == {"A": list(range(20_000)), "R": RIGHT.tolist()}
+
+
+@pytest.mark.parametrize("body", [_request(default=True), _request()])
+async def test_what_is_held_has_a_cap(body: bytes) -> None:
+    told, _ = _large(20_000)
+    assert "(limits.spool_bytes)" in await _Scene(told, body=[body], spool_bytes=50_000).fault()
+
+
+async def test_what_stands_around_data_has_a_cap() -> None:
+    outputs = [_entry("L", binary=False), _entry("R", binary=True)]
+    header = json.dumps({"x": "y" * 20_000, "outputs": outputs}).encode()
+    scene = _Scene(_response(header, RIGHT.tobytes()), body=[_request(default=True)])
+    assert "(limits.header_bytes)" in await scene.fault()
+
+
+# ---------------------------------------------------------------------------------- V1
+
+
+@DOUBTED
+@pytest.mark.parametrize("came", ["", "L", "R", "LR"])
+async def test_v1_clients_are_told_the_same(dialect: Dialect, came: str) -> None:
+    known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+    target = "/v1/models/m:predict"
+    scene = _Scene(known, _told(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target)
+    answer = await scene.run()
+    assert json.loads(answer.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
+
+
+async def test_v1_clients_are_told_of_outputs_without_elements() -> None:
+    known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+    told = _response(json.dumps({"outputs": [{**EMPTY, "shape": [0]}]}).encode())
+    scene = _Scene(known, told, body=[b'{"inputs":[1]}'], target="/v1/models/m:predict")
+    assert (await scene.run()).body == b'{"outputs":[]}'

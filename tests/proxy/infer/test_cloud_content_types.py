@@ -1,0 +1,208 @@
+"""What clouds' clients send and get, while the server knows the ordinary form alone."""
+
+import json
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.handler import infer
+from tests.support.doubles.streaming import (
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response_header,
+    json_request,
+    metadata,
+)
+
+SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
+VERTEX_AI = "application/vnd.vertex-ai-triton.binary+json"
+
+TENSOR = FLOATS.tobytes()
+REQUEST = binary_header(12)
+ALL_BINARY = binary_header(12, binary_output=True)
+ANSWER_HEADER = binary_response_header(12)
+TWO_OUTPUTS = binary_response_header(12, 4)
+
+
+def binary(header: bytes, *tensors: bytes) -> ScriptedUpstreamResponse:
+    """Make a server's answer, as Triton types it."""
+    body = b"".join((header, *tensors))
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    return ScriptedUpstreamResponse(200, {**headers, "Content-Length": str(len(body))}, [body])
+
+
+ANSWER = binary(ANSWER_HEADER, TENSOR)
+
+
+class Scene:
+    """An exchange with a server, and what came of it."""
+
+    def __init__(self, *turns: ScriptedUpstreamResponse) -> None:
+        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+
+    async def run(self, body: bytes, headers: dict[str, str]) -> ScriptedClientResponse:
+        log = EventLog()
+        request = ScriptedRequest(log, "POST", INFER, headers, [body])
+        answer = ScriptedClientResponse(log)
+        with Deadline(9, 9) as turns:
+            asked = parse_operation("POST", INFER)
+            await infer(request, answer, asked, make_route(self.endpoint), turns)
+        return answer
+
+    @property
+    def got_the_ordinary_form(self) -> bool:
+        headers = self.endpoint.requests[-1].headers
+        types = headers.getall("Content-Type")
+        return types == ["application/octet-stream"] and len(headers.getall(HEADER_LENGTH)) == 1
+
+    @property
+    def tensors(self) -> bytes:
+        return self.endpoint.bodies[-1][int(self.endpoint.requests[-1].headers[HEADER_LENGTH]) :]
+
+
+def of_type(content_type: str, size: object) -> dict[str, str]:
+    return {"Content-Type": f"{content_type};json-header-size={size}"}
+
+
+@pytest.mark.parametrize("content_type", [SAGEMAKER, VERTEX_AI])
+async def test_binary_in_and_json_out(content_type: str) -> None:
+    scene = Scene(ANSWER)
+    answer = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
+    assert scene.got_the_ordinary_form
+    assert scene.tensors == TENSOR
+    assert answer.headers["Content-Type"] == "application/json"
+    assert HEADER_LENGTH not in answer.headers
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+async def test_binary_in_and_out_at_sagemaker() -> None:
+    scene = Scene(ANSWER)
+    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert scene.got_the_ordinary_form
+    expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
+    assert answer.headers.getall("Content-Type") == [expected]
+    assert HEADER_LENGTH not in answer.headers
+    assert answer.body == ANSWER_HEADER + TENSOR
+
+
+async def test_binary_in_and_out_at_vertex_ai() -> None:
+    # Triton's endpoint answers in the ordinary form.
+    scene = Scene(ANSWER)
+    answer = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
+    assert scene.got_the_ordinary_form
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
+    assert answer.body == ANSWER_HEADER + TENSOR
+
+
+async def test_an_answer_of_both_forms() -> None:
+    fields = json.loads(json_request())
+    fields["outputs"] = [{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]
+    body = json.dumps(fields).encode()
+    # All of the request is JSON: a size that is that of the body, or none.
+    for headers in (of_type(SAGEMAKER, len(body)), {"Content-Type": SAGEMAKER}):
+        scene = Scene(binary(TWO_OUTPUTS, TENSOR, bytes(4)))
+        answer = await scene.run(body, headers)
+        assert scene.got_the_ordinary_form
+        start, _, size = answer.headers["Content-Type"].partition(";json-header-size=")
+        assert start == SAGEMAKER
+        header, tensors = answer.body[: int(size)], answer.body[int(size) :]
+        assert tensors == TENSOR
+        assert json.loads(header)["outputs"][1]["data"] == [0]
+        assert HEADER_LENGTH not in answer.headers
+
+
+async def test_a_size_of_0_means_bare_bytes() -> None:
+    scene = Scene(
+        ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
+    )
+    answer = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
+    assert scene.got_the_ordinary_form
+    assert scene.tensors == TENSOR
+    expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
+    assert answer.headers["Content-Type"] == expected
+
+
+async def test_both_lengths_may_be_said_if_they_are_one() -> None:
+    headers = {**of_type(SAGEMAKER, len(ALL_BINARY)), HEADER_LENGTH: str(len(ALL_BINARY))}
+    scene = Scene(ANSWER)
+    answer = await scene.run(ALL_BINARY + TENSOR, headers)
+    assert scene.got_the_ordinary_form
+    assert answer.body == ANSWER_HEADER + TENSOR
+    # A type without a size says nothing of it.
+    scene = Scene(ANSWER)
+    headers = {"Content-Type": VERTEX_AI, HEADER_LENGTH: str(len(ALL_BINARY))}
+    assert (await scene.run(ALL_BINARY + TENSOR, headers)).body == ANSWER_HEADER + TENSOR
+
+
+SIZE = len(ALL_BINARY) + len(TENSOR)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (
+            {**of_type(SAGEMAKER, 5), HEADER_LENGTH: "6"},
+            f"{HEADER_LENGTH} is 6, but json-header-size of the Content-Type 5",
+        ),
+        (
+            {**of_type(VERTEX_AI, 5), HEADER_LENGTH: "x"},
+            f"{HEADER_LENGTH} must be one number of bytes, got 'x'",
+        ),
+        (
+            of_type(SAGEMAKER, SIZE + 1),
+            f"json-header-size of the Content-Type is {SIZE + 1}, the body has {SIZE} bytes",
+        ),
+        (
+            of_type(VERTEX_AI, "-1"),
+            "json-header-size of the Content-Type must be a number of bytes, got '-1'",
+        ),
+        (
+            {"Content-Type": f"application/json, {SAGEMAKER};json-header-size=5"},
+            f"the Content-Type must begin with {SAGEMAKER}, got "
+            f"'application/json, {SAGEMAKER};json-header-size=5'",
+        ),
+    ],
+)
+async def test_a_length_that_cannot_be_is_refused(headers: dict[str, str], message: str) -> None:
+    scene = Scene()
+    with pytest.raises(GatewayError) as caught:
+        await scene.run(ALL_BINARY + TENSOR, headers)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.message == message
+    assert scene.endpoint.requests == []
+
+
+async def test_a_size_beyond_a_body_without_a_length_is_refused() -> None:
+    headers = {**of_type(SAGEMAKER, SIZE + 1), "Transfer-Encoding": "chunked"}
+    with pytest.raises(GatewayError, match="the body ends 1 bytes before"):
+        await Scene().run(ALL_BINARY + TENSOR, headers)
+
+
+async def test_what_a_server_says_of_a_failure_stays_as_it_is() -> None:
+    refused = ScriptedUpstreamResponse(
+        400, {"Content-Type": "application/json"}, [b'{"error":"no"}']
+    )
+    scene = Scene(refused)
+    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (answer.status, answer.body) == (400, b'{"error":"no"}')
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+async def test_an_answer_without_binary_outputs_is_json() -> None:
+    text = b'{"model_name":"m","outputs":[]}'
+    scene = Scene(ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [text]))
+    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (answer.headers["Content-Type"], answer.body) == ("application/json", text)

@@ -1,0 +1,206 @@
+"""A server as OpenVINO's, which answers in binary form with the outputs that are listed alone."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.handler import infer
+from tests.support.doubles.streaming import (
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response_header,
+    json_request,
+)
+
+DATA = FLOATS.tobytes()
+IN = {"name": "IN", "datatype": "FP32", "shape": [-1]}
+OUTPUTS = [{**IN, "name": "OUT0"}, {**IN, "name": "B"}]
+LISTED = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUT0", "B")]
+HEADER = binary_response_header(len(DATA))
+BINARY = ScriptedUpstreamResponse(
+    200,
+    # As it says it.
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Type": "application/json"},
+    [HEADER + DATA],
+)
+JSON_TEXT = b'{"model_name": "m", "outputs": [{"name": "OUT0", "data": [1.0]}]}'
+IN_JSON = ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [JSON_TEXT])
+
+
+def _metadata(*outputs: object, **fields: object) -> ScriptedUpstreamResponse:
+    document = {"name": "m", "inputs": [IN], "outputs": list(outputs), **fields}
+    return ScriptedUpstreamResponse(200, {}, [json.dumps(document).encode()])
+
+
+class _Scene:
+    """Exchanges with one server, one after the other."""
+
+    def __init__(
+        self, *turns: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
+    ) -> None:
+        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+        self.route = make_route(self.endpoint, dialect=dialect)
+
+    async def ask(
+        self, *body: BodyStep, headers: dict[str, str] | None = None, target: str = INFER
+    ) -> ScriptedClientResponse:
+        log = EventLog()
+        request = ScriptedRequest(log, "POST", target, headers, body)
+        answer = ScriptedClientResponse(log)
+        with Deadline(9, 9) as turns:
+            await infer(request, answer, parse_operation("POST", target), self.route, turns)
+        return answer
+
+    @property
+    def targets(self) -> list[str]:
+        return [request.target for request in self.endpoint.requests]
+
+    @property
+    def sent(self) -> tuple[dict[str, object], bytes]:
+        """Give the header and the tensors of the last request that the server got."""
+        size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
+        body = self.endpoint.bodies[-1]
+        assert int(self.endpoint.requests[-1].headers["Content-Length"]) == len(body)
+        return json.loads(body[:size]), body[size:]
+
+
+def _split(text: bytes) -> list[BodyStep]:
+    return [text[:9], text[9:]]
+
+
+MIXED = binary_header(len(DATA))
+FORMS: dict[str, tuple[list[BodyStep], dict[str, str]]] = {
+    "small JSON": ([json_request()], {}),
+    "chunked JSON": (_split(json_request()), {"Transfer-Encoding": "chunked"}),
+    "binary": ([MIXED + DATA], {HEADER_LENGTH: str(len(MIXED))}),
+    "raw": ([DATA], {HEADER_LENGTH: "0"}),
+}
+
+
+@pytest.mark.parametrize(("body", "headers"), FORMS.values(), ids=FORMS)
+async def test_all_outputs_are_listed(body: list[BodyStep], headers: dict[str, str]) -> None:
+    scene = _Scene(_metadata(*OUTPUTS), BINARY, BINARY)
+    for _ in range(2):
+        answer = await scene.ask(*body, headers=headers)
+        fields, tensors = scene.sent
+        assert fields["outputs"] == LISTED
+        assert tensors == DATA
+        if headers.get(HEADER_LENGTH) == "0":
+            assert answer.body == HEADER + DATA
+        else:
+            (output,) = json.loads(answer.body)["outputs"]
+            assert np.array(output["data"], "<f4").tobytes() == DATA
+            assert answer.headers["Content-Type"] == "application/json"
+    # Its metadata is asked for once, and its config, which it has none of, never.
+    assert scene.targets == ["/v2/models/m", INFER, INFER]
+
+
+@pytest.mark.parametrize("dialect", [OPENVINO, TRITON, KSERVE], ids=lambda each: each.name)
+async def test_outputs_that_the_client_lists_are_those(dialect: Dialect) -> None:
+    text = {**json.loads(json_request()), "outputs": [{"name": "OUT0"}]}
+    scene = _Scene(BINARY, dialect=dialect)
+    await scene.ask(json.dumps(text).encode())
+    assert scene.sent[0]["outputs"] == LISTED[:1]
+    assert scene.targets == [INFER]
+
+
+@pytest.mark.parametrize("dialect", [TRITON, KSERVE], ids=lambda each: each.name)
+async def test_other_servers_need_no_list(dialect: Dialect) -> None:
+    scene = _Scene(BINARY, dialect=dialect)
+    await scene.ask(json_request())
+    assert "outputs" not in scene.sent[0]
+    assert scene.targets == [INFER]
+
+
+async def test_a_version_has_outputs_of_its_own() -> None:
+    scene = _Scene(_metadata(*OUTPUTS), BINARY)
+    await scene.ask(json_request(), target="/v2/models/m/versions/3/infer")
+    assert scene.targets == ["/v2/models/m/versions/3", "/v2/models/m/versions/3/infer"]
+    assert scene.sent[0]["outputs"] == LISTED
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        _metadata(),
+        _metadata(outputs=None),
+        _metadata(outputs=7),
+        _metadata({"name": 7}, *OUTPUTS),
+        _metadata("OUT0"),
+        _metadata(*OUTPUTS, inputs=[{**IN, "datatype": "INVALID"}]),
+        ScriptedUpstreamResponse(200, {}, [b"no JSON"]),
+        ScriptedUpstreamResponse(404, {}, [b'{"error":"no such model"}']),
+    ],
+)
+@pytest.mark.parametrize("form", ["small JSON", "chunked JSON", "binary"])
+async def test_where_outputs_are_not_told_they_come_as_json(
+    form: str, told: ScriptedUpstreamResponse
+) -> None:
+    body, headers = FORMS[form]
+    scene = _Scene(told, IN_JSON)
+    answer = await scene.ask(*body, headers=headers)
+    assert "outputs" not in scene.sent[0]
+    assert (answer.status, answer.body) == (200, JSON_TEXT)
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+async def test_a_raw_request_whose_outputs_are_not_told() -> None:
+    """They come as JSON, and become what raw requests are answered."""
+    output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
+    told = ScriptedUpstreamResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
+    scene = _Scene(_metadata(), told)
+    answer = await scene.ask(DATA, headers={HEADER_LENGTH: "0"})
+    assert "outputs" not in scene.sent[0]
+    size = int(answer.headers[HEADER_LENGTH])
+    (entry,) = json.loads(answer.body[:size])["outputs"]
+    assert entry["parameters"] == {"binary_data_size": len(DATA)}
+    assert answer.body[size:] == DATA
+
+
+async def test_a_server_that_cannot_be_asked_fails_the_request() -> None:
+    scene = _Scene(GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused"))
+    with pytest.raises(GatewayError, match=f"{URL}: Connection refused"):
+        await scene.ask(json_request())
+    assert scene.targets == ["/v2/models/m"]
+    assert scene.route.upstream.pool.outstanding == [0]
+
+
+async def test_what_a_server_refuses_may_be_another_model_by_now() -> None:
+    refusal = ScriptedUpstreamResponse(400, {}, [b'{"error":"no such output"}'])
+    scene = _Scene(_metadata(*OUTPUTS), refusal, _metadata(OUTPUTS[0]), BINARY)
+    assert (await scene.ask(json_request())).status == 400
+    assert (await scene.ask(json_request())).status == 200
+    assert scene.sent[0]["outputs"] == LISTED[:1]
+
+
+async def test_who_wants_some_outputs_in_binary_form_gets_them_so() -> None:
+    text = {**json.loads(json_request()), "parameters": {"binary_data_output": True}}
+    scene = _Scene(_metadata(*OUTPUTS), BINARY)
+    answer = await scene.ask(json.dumps(text).encode())
+    assert answer.body == HEADER + DATA
+    assert scene.sent[0]["outputs"] == LISTED
+
+
+async def test_many_at_once_ask_for_metadata_once() -> None:
+    turns = [_metadata(*OUTPUTS), *[BINARY] * 5]
+    scene = _Scene(*turns)
+    await asyncio.gather(*(scene.ask(json_request()) for _ in range(5)))
+    assert scene.targets == ["/v2/models/m", *[INFER] * 5]

@@ -1,0 +1,177 @@
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.request_header import OutputEncoding
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.convert_response import relay_answer
+from gateway.upstream.transport import UpstreamResponse
+from tests.support.checks.time_slices import others
+from tests.support.doubles.streaming import (
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response_header
+
+ALL_JSON = OutputEncoding(False, {})
+ALL_BINARY = OutputEncoding(True, {})
+MIXED = OutputEncoding(False, {"OUT0": False, "OUT1": True})
+
+
+def _response(
+    header: bytes, *parts: BodyStep, sized: bool = True, status: int = 200
+) -> ScriptedUpstreamResponse:
+    body: Sequence[BodyStep] = [header, *parts]
+    headers = {
+        HEADER_LENGTH: str(len(header)),
+        "Content-Type": "application/octet-stream",
+        "X": "1",
+    }
+    if sized:
+        headers["Content-Length"] = str(sum(len(s) for s in body if isinstance(s, bytes)))
+    return ScriptedUpstreamResponse(status, headers, body)
+
+
+class _Relay:
+    """One answer on its way, and its log."""
+
+    def __init__(self, policies: JsonPolicies | None = None) -> None:
+        self.log = EventLog()
+        self.answer = ScriptedClientResponse(self.log)
+        self.route = make_route(ScriptedEndpoint(self.log), policies=policies)
+
+    async def run(
+        self, response: ScriptedUpstreamResponse, form: OutputEncoding
+    ) -> ScriptedClientResponse:
+        there: UpstreamResponse = response.with_log(self.log)
+        with Deadline(9, 9) as turns:
+            await relay_answer(there, self.answer, form, self.route, URL, turns)
+        return self.answer
+
+
+async def test_a_small_binary_answer_becomes_whole_json() -> None:
+    relay = _Relay()
+    answer = await relay.run(_response(binary_response_header(12), FLOATS.tobytes()), ALL_JSON)
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert dict(answer.headers) == {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(answer.body)),
+        "X": "1",
+    }
+    assert relay.log.count_of("client gets") == 2  # its head, and its body in one
+
+
+@pytest.mark.parametrize("sized", [True, False])
+async def test_a_big_binary_answer_becomes_json_as_it_comes(sized: bool) -> None:
+    values = np.arange(50_000, dtype="<f4")
+    data = values.tobytes()
+    relay = _Relay()
+    response = _response(
+        binary_response_header(len(data)), data[:9], data[9:100_000], data[100_000:]
+    )
+    if not sized:
+        response = _response(binary_response_header(len(data)), data, sized=False)
+    answer = await relay.run(response, ALL_JSON)
+    assert json.loads(answer.body)["outputs"][0]["data"] == values.tolist()
+    assert "Content-Length" not in answer.headers
+    if sized:
+        began = relay.log.index("client gets 200")
+        assert began < relay.log.index("server sends 9")
+
+
+async def test_a_mixed_answer() -> None:
+    relay = _Relay()
+    answer = await relay.run(_response(binary_response_header(4, 4), bytes(8)), MIXED)
+    size = int(answer.headers[HEADER_LENGTH])
+    first, second = json.loads(answer.body[:size])["outputs"]
+    assert first["data"] == [0]
+    assert second["parameters"] == {"binary_data_size": 4}
+    assert answer.body[size:] == bytes(4)
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Length"] == str(len(answer.body))
+
+
+@pytest.mark.parametrize("form", [ALL_JSON, MIXED, ALL_BINARY])
+@pytest.mark.parametrize("status", [201, 400, 500])
+async def test_any_other_status_passes_untouched(form: OutputEncoding, status: int) -> None:
+    relay = _Relay()
+    answer = await relay.run(_response(b"what", b"ever", status=status), form)
+    assert (answer.status, answer.body) == (status, b"whatever")
+    assert answer.headers[HEADER_LENGTH] == "4"
+
+
+async def test_what_the_client_wants_binary_passes_untouched() -> None:
+    relay = _Relay()
+    answer = await relay.run(_response(b"not", b"looked", b"at"), ALL_BINARY)
+    assert answer.body == b"notlookedat"
+    assert relay.log == [
+        "client gets 200",
+        "server sends 3",
+        "client gets 3",
+        "server sends 6",
+        "client gets 6",
+        "server sends 2",
+        "client gets 2",
+        "client has got all",
+    ]
+
+
+@pytest.mark.parametrize("form", [ALL_JSON, MIXED])
+@pytest.mark.parametrize(
+    ("response", "fault"),
+    [
+        (_response(binary_response_header(8), bytes(7)), "ends before"),
+        (_response(binary_response_header(8), bytes(9)), "more bytes"),
+        (_response(binary_response_header(8)), "ends before"),
+        (_response(b"{"), "not valid JSON"),
+        (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]), HEADER_LENGTH),
+        (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "10001"}, [b"{}"]), "limits.header_bytes"),
+        (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "3"}, [b"{}"]), "ends before"),
+    ],
+)
+async def test_lies_name_the_server(
+    form: OutputEncoding, response: ScriptedUpstreamResponse, fault: str
+) -> None:
+    relay = _Relay()
+    with pytest.raises(GatewayError, match=fault) as caught:
+        await relay.run(response, form)
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message.startswith(URL)
+    assert not relay.answer.started
+
+
+@pytest.mark.parametrize("form", [ALL_JSON, MIXED])
+async def test_an_answer_cut_short_is_never_finished(form: OutputEncoding) -> None:
+    values = np.arange(50_000 if form is ALL_JSON else 100, dtype="<f4").tobytes()
+    header = binary_response_header(len(values), 4)
+    fault = bad_response(f"{URL} closed")
+    relay = _Relay()
+    with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
+        await relay.run(_response(header, values, fault, sized=False), form)
+    assert "client has got all" not in relay.log
+    assert relay.answer.started == (form is ALL_JSON)
+
+
+async def test_a_value_that_a_policy_refuses() -> None:
+    relay = _Relay(JsonPolicies(nonfinite=Nonfinite.ERROR))
+    nan = np.array([np.nan], "<f4").tobytes()
+    with pytest.raises(GatewayError, match="OUT0") as caught:
+        await relay.run(_response(binary_response_header(4), nan), ALL_JSON)
+    assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
+    assert URL not in caught.value.message
+
+
+async def test_other_exchanges_have_their_turn() -> None:
+    values = np.zeros(2_000_000, "<f4").tobytes()
+    with others() as waiting:
+        await _Relay().run(_response(binary_response_header(len(values)), values), ALL_JSON)
+    assert waiting.turns > len(values) / 65536

@@ -1,0 +1,337 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.handler import infer
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response_header,
+    json_request,
+    metadata,
+)
+
+HEADER = binary_response_header(12)
+ANSWER = ScriptedUpstreamResponse(
+    200,
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12)},
+    [HEADER + FLOATS.tobytes()],
+)
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+async def test_json_is_sent_when_it_is_complete() -> None:
+    text = json_request()
+    scene = ScriptedCall(ANSWER, body=[text[:9], text[9:]])
+    answer = await scene.run()
+    assert scene.log == [
+        "client sends 9",
+        f"client sends {len(text) - 9}",
+        "client has sent all",
+        f"server is asked POST {INFER}",
+        "server answers 200",
+        f"server sends {len(HEADER) + 12}",
+        "client gets 200",
+        f"client gets {len(answer.body)}",
+        "client has got all",
+        "server is let go",
+    ]
+    fields, tensors = scene.sent
+    assert tensors == FLOATS.tobytes()
+    assert fields["parameters"] == {"binary_data_output": True}
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+async def test_binary_is_sent_as_it_comes() -> None:
+    header = binary_header(80_000, binary_output=True)
+    tensor = [b"a" * 40_000, b"b" * 40_000]
+    scene = ScriptedCall(ANSWER, body=[header, *tensor], headers={HEADER_LENGTH: str(len(header))})
+    await scene.run()
+    assert scene.log[:8] == [
+        f"client sends {len(header)}",
+        f"server is asked POST {INFER}",
+        f"server gets {len(header)}",
+        "client sends 40000",
+        "server gets 40000",
+        "client sends 40000",
+        "client has sent all",  # the last piece is not sent before it is known to be the last
+        "server gets 40000",
+    ]
+    assert scene.endpoint.bodies == [header + b"".join(tensor)]
+
+
+async def test_little_binary_is_sent_as_a_whole() -> None:
+    header = binary_header(8, binary_output=True)
+    scene = ScriptedCall(
+        ANSWER, body=[header, b"1234", b"5678"], headers={HEADER_LENGTH: str(len(header))}
+    )
+    await scene.run()
+    assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
+    assert scene.endpoint.requests[0].body == [header + b"12345678"]
+
+
+async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
+    header = binary_header(8)
+    scene = ScriptedCall(
+        ANSWER, body=[header + bytes(8)], headers={HEADER_LENGTH: str(len(header))}
+    )
+    answer = await scene.run()
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    fields, tensors = scene.sent
+    assert (fields["parameters"], tensors) == ({"binary_data_output": True}, bytes(8))
+
+
+async def test_raw_gets_its_header() -> None:
+    scene = ScriptedCall(
+        METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0", "X": "1"}
+    )
+    answer = await scene.run()
+    assert scene.log[:5] == [
+        "server is asked GET /v2/models/m",
+        "server answers 200",
+        f"server sends {len(metadata(-1))}",
+        "server is let go",
+        "server is asked GET /v2/models/m/config",
+    ]
+    fields, tensors = scene.sent
+    assert fields["inputs"] == [
+        {"name": "IN", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    ]
+    assert tensors == b"12345678"
+    assert answer.body == HEADER + FLOATS.tobytes()  # all outputs binary
+    assert answer.headers[HEADER_LENGTH] == str(len(HEADER))
+
+
+@pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
+async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
+    scene = ScriptedCall(
+        METADATA, ANSWER, body=[b"12345678"], headers={HEADER_LENGTH: "0"}, dialect=dialect
+    )
+    await scene.run()
+    assert [request.target for request in scene.endpoint.requests] == ["/v2/models/m", INFER]
+    header, tensors = scene.sent
+    # The leading -1 is the tensor's own.
+    assert header["inputs"] == [
+        {
+            "name": "IN",
+            "shape": [2],
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": 8},
+        }
+    ]
+    assert tensors == b"12345678"
+    assert scene.endpoint.requests[-1].headers["Content-Type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize("size", [4, 40_000])
+async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
+    body = [b"1" * size, b"2" * size]
+    scene = ScriptedCall(METADATA, NO_CONFIG, ANSWER, body=body, headers={HEADER_LENGTH: "0"})
+    await scene.run()
+    sent = scene.log.index(f"server is asked POST {INFER}")
+    assert (sent < scene.log.index(f"client sends {size}")) is (size > 4)
+    assert scene.sent[1] == b"".join(body)
+
+
+async def test_raw_without_length_is_held() -> None:
+    scene = ScriptedCall(
+        METADATA,
+        NO_CONFIG,
+        ANSWER,
+        body=[b"1234", b"5678"],
+        headers={HEADER_LENGTH: "0", **CHUNKED},
+    )
+    await scene.run()
+    sent = scene.log.index(f"server is asked POST {INFER}")
+    assert scene.log.index("client has sent all") < sent
+    assert scene.sent[1] == b"12345678"
+
+
+async def test_raw_text_gets_its_length() -> None:
+    text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
+    scene = ScriptedCall(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={HEADER_LENGTH: "0"})
+    await scene.run()
+    assert scene.sent[1] == b"\x05\0\0\0hello"
+
+
+async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
+    refusal = ScriptedUpstreamResponse(400, {}, [b"{}"])
+    endpoint = ScriptedEndpoint(
+        EventLog(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
+    )
+    route = make_route(endpoint)
+    for status in (400, 200, 200):
+        log = EventLog()
+        answer = ScriptedClientResponse(log)
+        request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
+        with Deadline(9, 9) as turns:
+            await infer(request, answer, parse_operation("POST", INFER), route, turns)
+        assert answer.status == status
+    assert len(endpoint.requests) == 7
+
+
+async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
+    refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
+    scene = ScriptedCall(refusal, body=[bytes(8)], headers={HEADER_LENGTH: "0"})
+    with pytest.raises(UpstreamResponseError) as caught:
+        await scene.run()
+    assert (caught.value.status, caught.value.body) == (404, b"no such model")
+    assert not scene.log.count_of("client sends")
+
+
+async def test_identity_is_no_encoding() -> None:
+    scene = ScriptedCall(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
+    await scene.run()
+    assert scene.sent[1] == FLOATS.tobytes()
+
+
+BAD: dict[str, Callable[[], ScriptedCall]] = {
+    "no body": lambda: ScriptedCall(body=[]),
+    "no JSON": lambda: ScriptedCall(body=[b"no"]),
+    "broken off": lambda: ScriptedCall(body=[b'{"inp', bad_request("broken")], headers=CHUNKED),
+    "length": lambda: ScriptedCall(body=[b"{}"], headers={HEADER_LENGTH: "x"}),
+    "length beyond the body": lambda: ScriptedCall(body=[b"{}"], headers={HEADER_LENGTH: "3"}),
+    "chunked, length beyond": lambda: ScriptedCall(
+        body=[b"{}"], headers={HEADER_LENGTH: "3", **CHUNKED}
+    ),
+    "surplus": lambda: ScriptedCall(
+        body=[json_request(), b"x"], headers={HEADER_LENGTH: str(len(json_request()))}
+    ),
+    "chunked, surplus": lambda: ScriptedCall(
+        body=[json_request(), b"x"], headers={HEADER_LENGTH: str(len(json_request())), **CHUNKED}
+    ),
+    "missing": lambda: ScriptedCall(
+        body=[binary_header(8), bytes(7)], headers={HEADER_LENGTH: str(len(binary_header(8)))}
+    ),
+    "no header length": lambda: ScriptedCall(body=[binary_header(8), bytes(8)]),
+}
+
+
+@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
+async def test_bad_requests_reach_no_server(make: Callable[[], ScriptedCall]) -> None:
+    scene = make()
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert not scene.log.count_of("server")
+    assert not scene.answer.started
+
+
+@pytest.mark.parametrize("surplus", [0, 1])
+async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
+    surplus: int,
+) -> None:
+    header = binary_header(8)
+    size = 8 + surplus if surplus else 7
+    headers = {HEADER_LENGTH: str(len(header)), **CHUNKED}
+    scene = ScriptedCall(body=[header, bytes(size)], headers=headers)
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert scene.endpoint.bodies == []
+
+
+async def test_large_bodies_let_others_have_their_turn() -> None:
+    text = json_request(*np.zeros(100_000).tolist())
+    # As it comes where the datatype is known; afterwards where it stands behind the data.
+    behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
+    for body in (text, behind):
+        scene = ScriptedCall(ANSWER, body=[body])
+        with others() as waiting:
+            await scene.run()
+        assert waiting.turns > len(body) / 65536
+        assert scene.sent[1] == bytes(400_000)
+
+
+FORMS: dict[str, Callable[..., ScriptedCall]] = {
+    "json": lambda *turns: ScriptedCall(*turns, body=[json_request()[:9], json_request()[9:]]),
+    "binary": lambda *turns: ScriptedCall(
+        *turns,
+        body=[binary_header(8), b"1234", b"5678"],
+        headers={HEADER_LENGTH: str(len(binary_header(8)))},
+    ),
+    "raw": lambda *turns: ScriptedCall(
+        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_server_that_fails(make: Callable[..., ScriptedCall]) -> None:
+    scene = make(bad_response("it fell over"))
+    with pytest.raises(GatewayError, match="it fell over"):
+        await scene.run()
+    assert not scene.answer.started
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_client_that_leaves_at_any_moment(make: Callable[..., ScriptedCall]) -> None:
+    for moment in range(100):
+        scene = make(ANSWER)
+        if not await cancelled_after(moment, scene.run()):
+            break
+        await scene.route.upstream.metadata.close()
+        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
+    assert moment >= 8
+
+
+@pytest.mark.parametrize(
+    ("data", "least", "most"),
+    [
+        ("[" + ",".join(['""'] * 4_000) + "]", 0, 0),
+        ("[" + ",".join(['""'] * 100_000) + "]", 9, 30),
+    ],
+)
+async def test_others_have_their_turn_between_windows_of_strings(
+    data: str, least: int, most: int
+) -> None:
+    count = data.count('""')
+    entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
+    scene = ScriptedCall(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
+    with mock.patch.object(
+        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+    ) as turn:
+        await scene.run()
+    assert least <= turn.call_count <= most
+    assert scene.sent[1] == bytes(4 * count)
+
+
+@pytest.mark.parametrize(("count", "turns"), [(1_000, 0), (20_000, 1), (60_000, 1)])
+async def test_others_have_their_turn_before_much_is_converted_at_once(
+    count: int, turns: int
+) -> None:
+    entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
+    body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
+    limits = replace(LIMITS, header_bytes=1_000_000)
+    scene = ScriptedCall(ANSWER, body=[body], limits=limits)
+    with mock.patch.object(
+        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+    ) as turn:
+        await scene.run()
+    assert turn.call_count == turns
+    assert scene.sent[1] == b"\x07" * count

@@ -1,0 +1,446 @@
+"""Exchanges with a server that takes JSON only."""
+
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.dialects import JSON
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.handler import infer
+from gateway.routing.retry import SAFE_RETRIES_ONLY
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    json_request,
+    metadata,
+)
+
+OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": FLOATS.tolist()}
+BODY = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+def _answer(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedUpstreamResponse:
+    steps: list[BodyStep] = [body[:9], body[9:], *more]
+    return ScriptedUpstreamResponse(status, {"Content-Type": "application/json", "X": "1"}, steps)
+
+
+class _Scene(ScriptedCall):
+    """One infer exchange with a server that takes JSON only."""
+
+    def __init__(self, *turns: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
+        limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
+        super().__init__(*turns, dialect=JSON, limits=limits, **others)
+
+    @property
+    def document(self) -> Any:
+        """Give the JSON that the server got last."""
+        headers = self.endpoint.requests[-1].headers
+        assert headers.getall("Content-Type") == ["application/json"]
+        assert HEADER_LENGTH not in headers
+        return json.loads(self.endpoint.bodies[-1])
+
+
+def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]:
+    return {"body": [header, *tensors], "headers": {HEADER_LENGTH: str(len(header)), **headers}}
+
+
+# ---------------------------------------------------------------------------------- requests
+
+
+async def test_a_json_request_is_checked_and_written_anew() -> None:
+    text = json_request(1.5, -2, 0.1)
+    scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
+    answer = await scene.run()
+    assert scene.document == json.loads(text)
+    assert isinstance(scene.endpoint.requests[0].body, list)  # it has its length
+    # What it wants comes as the server wrote it, piece by piece.
+    assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
+    assert answer.body == BODY
+    assert dict(answer.headers) == {"Content-Type": "application/json", "X": "1"}
+    assert scene.log[-6:] == [
+        "server sends 9",
+        "client gets 9",
+        f"server sends {len(BODY) - 9}",
+        f"client gets {len(BODY) - 9}",
+        "client has got all",
+        "server is let go",
+    ]
+
+
+@pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
+async def test_text_that_was_to_be_base64(by_route: bool) -> None:
+    """MLServer passes over the content type that is asked for, unless the model's code looks."""
+    is_base64 = {"content_type": "base64"}
+    text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
+    told = {**text, "name": "U", "parameters": is_base64, "data": ["YWJjZA=="]}
+    fields = json.loads(json_request(1))
+    if not by_route:
+        fields["outputs"] = [{"name": name, "parameters": is_base64} for name in "TU"]
+    policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
+    scene = _Scene(
+        _answer(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
+        body=[json.dumps(fields).encode()],
+        headers={"Accept-Encoding": "gzip"},
+        policies=policies,
+    )
+    answer = await scene.run()
+    t, u, numbers = json.loads(answer.body)["outputs"]
+    assert t["data"] == u["data"] == ["YWJjZA=="]
+    assert t["parameters"] == u["parameters"] == is_base64
+    assert numbers == OUTPUT
+    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # it is read here
+
+
+async def test_numbers_keep_their_values() -> None:
+    data = {
+        "FP32": [0.1, 1e-45, 3.4028235e38, -0.0],
+        "FP64": [0.1, 1 / 3, 5e-324, 1.7976931348623157e308],
+        "INT64": [-(2**63), 2**63 - 1, 0, 9007199254740993],
+        "UINT64": [2**64 - 1, 0, 1, 2],
+        "BOOL": [True, False, True, True],
+        "BYTES": ["", 'é"\\', "\x00", "😀"],
+    }
+    entries = [
+        {"name": name, "shape": [2, 2], "datatype": name, "data": values}
+        for name, values in data.items()
+    ]
+    scene = _Scene(_answer(), body=[json.dumps({"inputs": entries}).encode()])
+    await scene.run()
+    assert {each["name"]: each["data"] for each in scene.document["inputs"]} == data
+    assert b"1e-45" in scene.endpoint.bodies[0]
+    assert b"-0.0" in scene.endpoint.bodies[0]
+
+
+async def test_binary_is_written_as_it_comes() -> None:
+    values = np.arange(60_000, dtype="<f4")
+    data = values.tobytes()
+    header = binary_header(len(data), binary_output=True)
+    scene = _Scene(_answer(), **_binary(header, data[:100_001], data[100_001:]))
+    await scene.run()
+    assert isinstance(scene.endpoint.requests[0].body, AsyncIterator)
+    asked = scene.log.index(f"server is asked POST {INFER}")
+    assert asked < scene.log.index("client sends 100001")
+    assert "Content-Length" not in scene.endpoint.requests[0].headers
+    (entry,) = scene.document["inputs"]
+    assert entry == {
+        "name": "IN0",
+        "shape": [60_000],
+        "datatype": "FP32",
+        "data": values.tolist(),
+    }
+    assert "parameters" not in scene.document
+
+
+async def test_little_binary_is_written_as_a_whole() -> None:
+    scene = _Scene(_answer(), **_binary(binary_header(12), FLOATS.tobytes()))
+    await scene.run()
+    assert isinstance(scene.endpoint.requests[0].body, list)
+    assert scene.document["inputs"][0]["data"] == [1.5, -2, 3e30]
+
+
+@pytest.mark.parametrize("count", [3, 50_000])
+async def test_mixed(count: int) -> None:
+    values = np.arange(count, dtype="<f4")
+    data = values.tobytes()
+    fields = json.loads(binary_header(len(data)))
+    fields["inputs"].insert(0, {"name": "A", "shape": [1], "datatype": "INT8", "data": [7]})
+    fields["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "B"}]
+    scene = _Scene(_answer(), **_binary(json.dumps(fields).encode(), data))
+    await scene.run()
+    assert [each["data"] for each in scene.document["inputs"]] == [[7], values.tolist()]
+    assert scene.document["outputs"] == [{"name": "OUT"}, {"name": "B"}]
+
+
+@pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["sized", "chunked"])
+@pytest.mark.parametrize("count", [3, 50_000])
+async def test_raw(headers: dict[str, str], count: int) -> None:
+    data = np.arange(count, dtype="<f4").tobytes()
+    scene = _Scene(
+        METADATA, _answer(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
+    )
+    answer = await scene.run()
+    assert scene.document["inputs"] == [
+        {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
+    ]
+    size = int(answer.headers[HEADER_LENGTH])  # all outputs binary
+    assert answer.body[size:] == FLOATS.tobytes()
+
+
+async def test_raw_text() -> None:
+    text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
+    headers = {HEADER_LENGTH: "0"}
+    scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
+    await scene.run()
+    assert scene.document["inputs"][0]["data"] == ["hello"]
+
+
+async def test_a_large_request_at_hand_can_be_sent_again() -> None:
+    text = json_request(*range(50_000))
+    log = EventLog()
+    gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
+    endpoints = [gone, ScriptedEndpoint(log, _answer())]
+    limits = replace(LIMITS, spool_bytes=1_000_000)
+    route = replace(make_route(*endpoints, dialect=JSON, limits=limits), retry=SAFE_RETRIES_ONLY)
+    request = ScriptedRequest(log, "POST", INFER, None, [text])
+    with Deadline(9, 9) as turns:
+        await infer(
+            request, ScriptedClientResponse(log), parse_operation("POST", INFER), route, turns
+        )
+    first, again = (each.bodies for each in endpoints)
+    assert first == again
+    assert json.loads(again[0]) == json.loads(text)
+    body = endpoints[1].requests[0].body
+    assert isinstance(body, AsyncIterable)
+    assert not isinstance(body, AsyncIterator)
+
+
+BYTES_INPUT = {
+    "inputs": [
+        {
+            "name": "IN",
+            "shape": [1],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": 5},
+        }
+    ]
+}
+
+
+async def test_bytes_that_are_not_text() -> None:
+    header = json.dumps(BYTES_INPUT).encode()
+    scene = _Scene(_answer(), **_binary(header, b"\1\0\0\0\xff"))
+    with pytest.raises(GatewayError, match="input 'IN': element 0 is not UTF-8") as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert not scene.log.count_of("server")
+    scene = _Scene(
+        _answer(),
+        **_binary(header, b"\1\0\0\0\xff"),
+        policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
+    )
+    await scene.run()
+    (entry,) = scene.document["inputs"]
+    assert (entry["data"], entry["parameters"]) == (["/w=="], {"content_type": "base64"})
+
+
+async def test_text_of_a_json_client_is_text_by_any_policy() -> None:
+    entry = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    scene = _Scene(
+        _answer(),
+        body=[json.dumps({"inputs": [entry]}).encode()],
+        policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
+    )
+    await scene.run()
+    assert scene.document["inputs"] == [entry]
+
+
+@pytest.mark.parametrize("count", [2, 100_000])
+async def test_a_value_that_a_policy_refuses(count: int) -> None:
+    data = np.full(count, np.nan, "<f4").tobytes()
+    scene = _Scene(
+        _answer(),
+        **_binary(binary_header(len(data)), data),
+        policies=JsonPolicies(Nonfinite.ERROR),
+    )
+    with pytest.raises(GatewayError, match="input 'IN0': element 0 is nan") as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert scene.endpoint.bodies == []
+
+
+BAD: dict[str, Callable[[], _Scene]] = {
+    "no JSON": lambda: _Scene(body=[b"no"]),
+    "does not fit": lambda: _Scene(body=[json_request(1e39)]),
+    "too deep": lambda: _Scene(body=[json_request(1).replace(b"[1]}", b"[" * 99 + b"1]" * 99)]),
+    "missing": lambda: _Scene(**_binary(binary_header(8), bytes(7))),
+    "broken text": lambda: _Scene(**_binary(json.dumps(BYTES_INPUT).encode(), b"\7\0\0\0a")),
+    "no header length": lambda: _Scene(body=[binary_header(8), bytes(8)]),
+}
+
+
+@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
+async def test_bad_requests_reach_no_server(make: Callable[[], _Scene]) -> None:
+    scene = make()
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert not scene.log.count_of("server")
+
+
+@pytest.mark.parametrize("surplus", [-1, 1])
+async def test_a_large_body_that_does_not_fit_never_reaches_the_server_whole(
+    surplus: int,
+) -> None:
+    data = bytes(200_000 + surplus)
+    scene = _Scene(**_binary(binary_header(200_000), data, **CHUNKED))
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert scene.endpoint.bodies == []
+
+
+# ---------------------------------------------------------------------------------- answers
+
+ASKING_BINARY = _binary(binary_header(12, binary_output=True), FLOATS.tobytes())
+
+
+def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
+    fields = json.loads(json_request())
+    fields["outputs"] = [
+        {"name": name, "parameters": {"binary_data": binary}} for name, binary in outputs
+    ]
+    return {"body": [json.dumps(fields).encode()]}
+
+
+async def test_an_answer_becomes_binary() -> None:
+    scene = _Scene(_answer(), **ASKING_BINARY)
+    answer = await scene.run()
+    size = int(answer.headers[HEADER_LENGTH])
+    assert json.loads(answer.body[:size])["outputs"] == [
+        {"name": "OUT", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
+    ]
+    assert answer.body[size:] == FLOATS.tobytes()
+    assert dict(answer.headers) == {
+        "Content-Type": "application/octet-stream",
+        "Content-Length": str(len(answer.body)),
+        HEADER_LENGTH: str(size),
+        "X": "1",
+    }
+    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers
+
+
+async def test_an_answer_of_which_one_output_becomes_binary() -> None:
+    kept = {"name": "B", "shape": [2], "datatype": "FP32", "data": [1.50, None]}
+    body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
+    scene = _Scene(_answer(body), **_asking(("OUT", True), ("B", False)))
+    answer = await scene.run()
+    size = int(answer.headers[HEADER_LENGTH])
+    first, second = json.loads(answer.body[:size])["outputs"]
+    assert first == kept
+    assert second["parameters"] == {"binary_data_size": 12}
+    assert answer.body[size:] == FLOATS.tobytes()
+
+
+async def test_an_answer_of_empty_tensors() -> None:
+    body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
+    answer = await _Scene(_answer(body), **ASKING_BINARY).run()
+    assert HEADER_LENGTH not in answer.headers
+    assert json.loads(answer.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+
+@pytest.mark.parametrize("status", [201, 400, 422, 500])
+async def test_any_other_status_passes_untouched(status: int) -> None:
+    answer = await _Scene(_answer(b'{"detail":"whatever"}', status=status), **ASKING_BINARY).run()
+    assert (answer.status, answer.body) == (status, b'{"detail":"whatever"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b'{"outputs":[{', "not valid JSON"),
+        (BODY.replace(b"1.5", b"true"), "output 'OUT': element 0 .true. is not a number"),
+        (BODY.replace(b"[3]", b"[4]"), "output 'OUT': shape .4. takes 4 elements, data has 3"),
+        (BODY[:-9], "inside the data of output 'OUT'"),
+        (BODY + b" " * 20_000, "limits.header_bytes"),
+    ],
+)
+async def test_lies_name_the_server(body: bytes, fault: str) -> None:
+    scene = _Scene(_answer(body), **ASKING_BINARY)
+    with pytest.raises(GatewayError, match=fault) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message.startswith(f"{URL}: ")
+    assert not scene.answer.started
+
+
+async def test_an_answer_cut_short_is_never_begun() -> None:
+    scene = _Scene(_answer(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
+    with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
+        await scene.run()
+    assert not scene.answer.started
+
+
+async def test_an_answer_larger_than_the_cap() -> None:
+    entry = {**OUTPUT, "shape": [5000], "data": [0] * 5000}
+    body = json.dumps({"outputs": [entry]}).encode()
+    scene = _Scene(_answer(body), **ASKING_BINARY, spool_bytes=19_999)
+    with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert caught.value.message.startswith(URL)
+
+
+# ---------------------------------------------------------------------------------- both ways
+
+
+async def test_others_have_their_turn() -> None:
+    values = np.arange(200_000, dtype="<f4")
+    data = values.tobytes()
+    entry = {**OUTPUT, "shape": [200_000], "data": values.tolist()}
+    body = json.dumps({"outputs": [entry]}).encode()
+    held = json_request(*values.tolist())
+    for request in (
+        _binary(binary_header(len(data), binary_output=True), data),
+        {"body": [held]},
+    ):
+        with others() as waiting:
+            scene = _Scene(_answer(body), **request)
+            await scene.run()
+        assert waiting.turns > (len(data) + len(body)) / 65536
+        assert scene.document["inputs"][0]["data"] == values.tolist()
+
+
+FORMS: dict[str, Callable[..., _Scene]] = {
+    "json": lambda *turns: _Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
+    "large json": lambda *turns: _Scene(*turns, body=[json_request(*range(9_000))]),
+    "binary": lambda *turns: _Scene(*turns, **ASKING_BINARY),
+    "large binary": lambda *turns: _Scene(
+        *turns, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
+    ),
+    "raw": lambda *turns: _Scene(
+        METADATA, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
+    scene = make(bad_response("it fell over"))
+    with pytest.raises(GatewayError, match="it fell over"):
+        await scene.run()
+    assert not scene.answer.started
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
+    for moment in range(200):
+        scene = make(_answer())
+        if not await cancelled_after(moment, scene.run()):
+            break
+        await scene.route.upstream.metadata.close()
+        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
+    assert 8 <= moment < 199

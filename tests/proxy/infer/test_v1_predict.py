@@ -1,0 +1,323 @@
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.protocol.dialects import KSERVE
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.infer.v1_predict import predict
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import (
+    LIMITS,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    metadata,
+)
+
+PREDICT = "/v1/models/m:predict"
+HEADER = binary_response_header(12)
+ANSWER = ScriptedUpstreamResponse(
+    200,
+    {HEADER_LENGTH: str(len(HEADER)), "Content-Length": str(len(HEADER) + 12), "X": "1"},
+    [HEADER + FLOATS.tobytes()],
+)
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_INPUTS = ScriptedUpstreamResponse(200, {}, [b'{"name":"m","inputs":[],"outputs":[]}'])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+CHUNKED = {"Transfer-Encoding": "chunked"}
+BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
+
+
+def _scene(*turns: ServerStep, body: Sequence[BodyStep] = (BODY,), **others: Any) -> ScriptedCall:
+    return ScriptedCall(*turns, body=body, **{"target": PREDICT, **others})
+
+
+async def test_what_a_server_gets_and_a_client_is_told() -> None:
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"Y": "2", "Accept-Encoding": "gzip"})
+    answer = await scene.run()
+    fields, tensors = scene.sent
+    assert tensors == FLOATS.tobytes()
+    assert fields.pop("id") == ""
+    assert fields == {
+        "inputs": [
+            {
+                "name": "IN",
+                "shape": [3],
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": 12},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    request = scene.endpoint.requests[-1]
+    assert (request.method, request.target) == ("POST", INFER)
+    assert request.headers["Content-Type"] == "application/octet-stream"
+    assert request.headers["Content-Length"] == str(len(scene.endpoint.bodies[-1]))
+    assert request.headers["Y"] == "2"
+    assert "Accept-Encoding" not in request.headers  # the answer is read here
+    assert isinstance(request.body, list)  # at hand, so that it can be sent again
+    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,-2.0,3e+30]}')
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X"] == "1"
+    assert HEADER_LENGTH not in answer.headers
+
+
+@pytest.mark.parametrize(("given", "told"), [("a-7", "a-7"), ("", ""), ("\udce9", "")])
+async def test_the_infer_request_has_the_id_of_the_request(given: str, told: str) -> None:
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"X-Request-Id": given})
+    await scene.run()
+    assert scene.sent[0]["id"] == told
+
+
+async def test_a_version_and_a_query_go_along() -> None:
+    target = "/v1/models/m/versions/3:predict?x=:y"
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, target=target)
+    await scene.run()
+    assert [request.target for request in scene.endpoint.requests] == [
+        "/v2/models/m/versions/3",
+        "/v2/models/m/versions/3/config",
+        "/v2/models/m/versions/3/infer?x=:y",
+    ]
+
+
+async def test_the_form_of_the_request_is_that_of_the_answer() -> None:
+    body = json.dumps({"inputs": {"IN": FLOATS.tolist()}}).encode()
+    answer = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
+    assert answer.body == b'{"outputs":[1.5,-2.0,3e+30]}'
+
+
+async def test_a_chunked_body() -> None:
+    scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]], headers=CHUNKED)
+    await scene.run()
+    assert scene.sent[1] == FLOATS.tobytes()
+
+
+async def test_metadata_is_asked_for_once() -> None:
+    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, ANSWER, ANSWER)
+    route = make_route(endpoint)
+    for _ in range(2):
+        log = EventLog()
+        answer = ScriptedClientResponse(log)
+        request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
+        with Deadline(9, 9) as turns:
+            await predict(request, answer, parse_operation("POST", PREDICT), route, turns)
+        assert answer.status == 200
+    assert len(endpoint.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"), [(b'{"instances":["x"]}', None), (BODY, ScriptedUpstreamResponse(400))]
+)
+async def test_metadata_is_forgotten_where_a_request_fails(
+    body: bytes, refusal: ScriptedUpstreamResponse | None
+) -> None:
+    scene = _scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
+    if refusal is None:
+        with pytest.raises(GatewayError):
+            await scene.run()
+    else:
+        assert (await scene.run()).status == 400
+    fetch = scene.route.upstream.metadata.get("m", None, scene.endpoint)
+    with pytest.raises(IndexError):  # it is asked again
+        await fetch
+
+
+async def test_a_large_answer_streams() -> None:
+    header = binary_response_header(400_000)
+    chunks = [header, *[bytes(40_000)] * 10]
+    response = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
+    scene = _scene(METADATA, NO_CONFIG, response)
+    answer = await scene.run()
+    assert json.loads(answer.body) == {"predictions": [0.0] * 100_000}
+    assert "Content-Length" not in answer.headers
+    first_write = next(i for i, entry in enumerate(scene.log) if entry.startswith("client gets 2"))
+    assert first_write < len(scene.log) - 10
+    assert scene.log.index("server sends 40000") < first_write
+    assert "server sends 40000" in scene.log[first_write:]
+
+
+async def test_empty_tensors_come_without_a_header_length() -> None:
+    # As Triton sends them.
+    fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
+    fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
+    body = json.dumps(fields).encode()
+    response = ScriptedUpstreamResponse(200, {"Content-Length": str(len(body))}, [body])
+    answer = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
+    assert answer.body == b'{"outputs":[]}'
+
+
+async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
+    body = json.dumps({"outputs": [output]}).encode()
+    answer = await _scene(METADATA, ScriptedUpstreamResponse(200, {}, [body]), dialect=KSERVE).run()
+    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
+
+
+async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
+    body = json.dumps({"id": None, "outputs": [output]}).encode()
+    response = ScriptedUpstreamResponse(200, {}, [body])
+    answer = await _scene(METADATA, response, dialect=KSERVE).run()
+    assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error":"no"}', b'{"error":"no"}'),
+        (b'{"detail":"no"}', b'{"error":"no"}'),
+        (b"<html>", b'{"error":"<html>"}'),
+        (b"", b'{"error":"Scripted"}'),
+        (b"x" * 99_999, b'{"error":"' + b"x" * 1000 + b'"}'),
+    ],
+)
+async def test_errors_of_servers(body: bytes, told: bytes) -> None:
+    response = ScriptedUpstreamResponse(
+        429, {"Content-Type": "text/html", "Retry-After": "1"}, [body]
+    )
+    answer = await _scene(METADATA, NO_CONFIG, response).run()
+    assert (answer.status, answer.body) == (429, told)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Retry-After"] == "1"
+
+
+async def test_a_model_that_is_not_there() -> None:
+    scene = _scene(
+        ScriptedUpstreamResponse(404, {"Content-Type": "text/plain"}, [b"no such model"])
+    )
+    with pytest.raises(UpstreamResponseError) as caught:
+        await scene.run()
+    refusal = caught.value
+    assert (refusal.status, refusal.content_type) == (404, "application/json")
+    assert refusal.body == b'{"error":"no such model"}'
+
+
+async def test_a_model_that_does_not_say_what_it_takes() -> None:
+    scene = _scene(NO_INPUTS, NO_CONFIG)
+    with pytest.raises(GatewayError, match="model 'm' does not say what inputs it takes") as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+
+
+async def test_such_a_model_of_a_server_that_speaks_v1() -> None:
+    told = ScriptedUpstreamResponse(200, {}, [b'{"predictions": [7]}'])
+    scene = _scene(NO_INPUTS, told, dialect=KSERVE)
+    assert (await scene.run()).body == b'{"predictions": [7]}'
+    assert scene.endpoint.requests[-1].target == PREDICT
+    assert scene.endpoint.bodies[-1] == BODY
+
+
+async def test_any_other_model_of_it_is_converted() -> None:
+    scene = _scene(METADATA, ANSWER, dialect=KSERVE)
+    assert (await scene.run()).status == 200
+    assert scene.endpoint.requests[-1].target == INFER
+
+
+Made = Callable[[], ScriptedCall]
+HEADERLESS = ScriptedUpstreamResponse(200, {}, [b"x" * 10_001])
+SHORT = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
+FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
+    "no body": (lambda: _scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),
+    "an empty chunked body": (
+        lambda: _scene(METADATA, NO_CONFIG, body=[b""], headers=CHUNKED),
+        ErrorKind.BAD_REQUEST,
+        "the request has no body",
+    ),
+    "too large": (
+        lambda: _scene(METADATA, NO_CONFIG, body=[BODY, b" " * 1_000_000]),
+        ErrorKind.TOO_LARGE,
+        "limits.request_bytes",
+    ),
+    "bad": (
+        lambda: _scene(METADATA, NO_CONFIG, body=[b'{"instances":[[1],[2]]}']),
+        ErrorKind.BAD_REQUEST,
+        "input 'IN' of model 'm' takes shape [-1]",
+    ),
+    "no header of tensors": (
+        lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
+        ErrorKind.BAD_RESPONSE,
+        "http://server:8000: the server's answer has more than 10000 bytes of JSON",
+    ),
+    "a short answer": (
+        lambda: _scene(METADATA, NO_CONFIG, SHORT),
+        ErrorKind.BAD_RESPONSE,
+        "http://server:8000: the server's answer ends before",
+    ),
+    "a server that fails": (
+        lambda: _scene(METADATA, NO_CONFIG, bad_response("it fell over")),
+        ErrorKind.BAD_RESPONSE,
+        "it fell over",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), FAULTS.values(), ids=FAULTS)
+async def test_faults(make: Made, kind: ErrorKind, message: str) -> None:
+    scene = make()
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is kind
+    assert message in caught.value.message
+    assert not scene.answer.started
+
+
+async def test_large_bodies_let_others_have_their_turn() -> None:
+    numbers = np.arange(100_000) / 7
+    for body in ({"instances": numbers.tolist()}, {"instances": [{"IN": x} for x in numbers]}):
+        text = json.dumps(body).encode()[:999_000]
+        text = text[: text.rindex(b",")] + b"]}"
+        scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[text])
+        with others() as waiting:
+            await scene.run()
+        assert waiting.turns > len(text) / 65536
+
+
+async def test_rows_that_are_held_let_others_have_their_turn() -> None:
+    header = binary_response_header(400_000, 400_000)
+    answer = ScriptedUpstreamResponse(
+        200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
+    )
+    limits = replace(LIMITS, spool_bytes=1_000_000)
+    scene = _scene(METADATA, NO_CONFIG, answer, limits=limits)
+
+    async def log_turns() -> None:
+        while True:
+            scene.log.append("others")
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(log_turns())
+    told = await scene.run()
+    task.cancel()
+    assert told.body.count(b"OUT1") == 100_000
+    came = scene.log.index(f"server sends {len(header) + 800_000}")
+    held = scene.log[came : scene.log.index("client gets 200")]
+    assert held.count("others") >= 800_000 // 32_768
+
+
+async def test_a_client_that_leaves_at_any_moment() -> None:
+    for moment in range(100):
+        scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
+        if not await cancelled_after(moment, scene.run()):
+            break
+        await scene.route.upstream.metadata.close()
+        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
+    assert moment >= 8

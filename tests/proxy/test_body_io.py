@@ -1,0 +1,144 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept, response_chunks, write
+from tests.support.doubles.streaming import (
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+)
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> ScriptedRequest:
+    return ScriptedRequest(EventLog(), "POST", "/", headers, body)
+
+
+async def _all(body: ClientBody) -> list[bytes]:
+    return [bytes(piece) async for piece in body.rest()]
+
+
+async def test_pieces_come_as_they_arrive() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(b"one", b"two"), 100, turns)
+        assert body.size == 6
+        assert await _all(body) == [b"one", b"two"]
+        assert await body.read() == b""
+        assert await body.read() == b""
+
+
+async def test_a_body_that_comes_too_slowly() -> None:
+    late = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, late.set)
+    with (
+        pytest.raises(GatewayError, match=r"limits\.min_body_rate") as caught,
+        Deadline(9, 9, min_body_rate=1_000_000) as turns,
+    ):
+        await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, turns))
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_pieces_of_the_readers_size() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
+        assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
+
+
+async def test_by_default_a_chunk_at_most() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(bytes(CHUNK_SIZE + 1)), 2 * CHUNK_SIZE, turns)
+        assert len(await body.read()) == CHUNK_SIZE
+        assert len(await body.read()) == 1
+
+
+async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
+    yield piece
+
+
+async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
+    large = memoryview(bytes(3 * CHUNK_SIZE))[:CHUNK_SIZE]
+
+    async def pieces() -> AsyncIterator[bytes | memoryview]:
+        for _ in range(1000):
+            yield memoryview(b"one and more")[:3]
+        yield large
+
+    held = [piece async for piece in kept(pieces())]
+    assert [len(piece) for piece in held] == [3000 + CHUNK_SIZE]
+    assert [type(piece) async for piece in kept(_one(large))] == [bytes]
+
+
+async def test_exactly_so_many_bytes() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
+        assert b"".join([piece async for piece in body.read_exactly(0)]) == b""
+        assert b"".join([piece async for piece in body.read_exactly(7)]) == b"onetwot"
+        assert await _all(body) == [b"hree"]
+
+
+async def test_fewer_bytes_than_wanted() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(b"one", headers=CHUNKED), 100, turns)
+        with pytest.raises(GatewayError, match="ends 2 bytes before") as caught:
+            assert [piece async for piece in body.read_exactly(5)] == []
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+
+
+async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
+    log = EventLog()
+    with Deadline(9, 9) as turns:
+        request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
+        with pytest.raises(GatewayError, match=r"larger than 100 bytes") as caught:
+            ClientBody(request, 100, turns)
+    assert caught.value.kind is ErrorKind.TOO_LARGE
+    assert log == []
+
+
+async def test_bytes_over_the_cap_are_refused_as_they_come() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, turns)
+        assert body.size is None
+        assert len(await body.read()) + len(await body.read()) == 100
+        with pytest.raises(GatewayError) as caught:
+            await body.read()
+    assert caught.value.kind is ErrorKind.TOO_LARGE
+
+
+async def test_a_broken_body_says_so() -> None:
+    with Deadline(9, 9) as turns:
+        body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, turns)
+        assert await body.read() == b"one"
+        with pytest.raises(GatewayError, match="broken"):
+            await body.read()
+
+
+async def test_reading_is_the_clients_turn() -> None:
+    with Deadline(9, 9) as turns:
+        turns.expect_server(URL)
+        await ClientBody(_request(b"x"), 100, turns).read()
+        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_the_answers_chunks_are_the_servers_turn() -> None:
+    with Deadline(9, 9) as turns:
+        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, turns)
+        assert [chunk async for chunk in chunks] == [b"one", b"two"]
+        assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_writing_is_the_clients_turn() -> None:
+    with Deadline(9, 9) as turns:
+        turns.expect_server(URL)
+        answer = ScriptedClientResponse(EventLog())
+        await answer.start(200, "OK", answer.headers)
+        await write(answer, b"x", turns)
+        assert answer.body == b"x"
+        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT

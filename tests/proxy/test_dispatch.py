@@ -1,0 +1,301 @@
+import asyncio
+import gzip
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.proxy.dispatch import error_body, handle_request, send_error
+from gateway.proxy.interfaces import Route
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+    ready,
+    single_route,
+)
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    json_request,
+    metadata,
+)
+
+METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
+NO_CONFIG = ScriptedUpstreamResponse(404)
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+
+
+async def _exchange(
+    route: Route, method: str, target: str, *body: BodyStep, headers: dict[str, str] | None = None
+) -> tuple[ScriptedClientResponse, EventLog]:
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await handle_request(
+        ScriptedRequest(log, method, target, headers, body), answer, single_route(route)
+    )
+    return answer, log
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "sent"),
+    [
+        ("GET", "/v2/models/m/ready", "GET /v2/models/m/ready"),
+        ("POST", "/v2/health/live", "POST /v2/health/live"),
+        ("GET", "/v2", "GET /v2"),
+        ("GET", "/v2/trace", "GET /v2/trace/setting"),
+        ("POST", "/v2/models/m/trace", "POST /v2/models/m/trace/setting"),
+        ("POST", "/v2/models/m/generate", "POST /v2/models/m/generate"),
+        ("GET", INFER, f"GET {INFER}"),
+        ("POST", "/v2/repository/models/m/load", "POST /v2/repository/models/m/load"),
+        ("POST", "/v2/repository/index", "POST /v2/repository/index"),
+        ("GET", "/v2/models/stats?x", "GET /v2/models/stats?x"),
+        ("GET", "/v2/logging", "GET /v2/logging"),
+        ("PUT", "/v2/logging", "PUT /v2/logging"),
+        ("DELETE", "/anything?x", "DELETE /anything?x"),
+    ],
+)
+async def test_what_becomes_of_a_request(method: str, target: str, sent: str) -> None:
+    endpoint = ScriptedEndpoint(EventLog(), OK)
+    answer, _ = await _exchange(make_route(endpoint), method, target)
+    assert answer.status == 200
+    assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
+
+
+async def test_infer_requests_are_converted() -> None:
+    endpoint = ScriptedEndpoint(EventLog(), OK)
+    await _exchange(make_route(endpoint), "POST", INFER, json_request())
+    assert HEADER_LENGTH in endpoint.requests[0].headers
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+async def test_errors_become_answers(kind: ErrorKind) -> None:
+    endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
+    answer, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
+    assert answer.status == kind.value.status
+    assert answer.body.decode() == '{"error":"what “went” wrong"}'
+    accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
+    assert dict(answer.headers) == {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(answer.body)),
+        **({"Accept-Encoding": "gzip, deflate"} if accepted else {}),
+    }
+    assert log[-1] == "client has got all"
+
+
+async def test_errors_of_the_client_become_answers() -> None:
+    answer, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
+    assert answer.status == 400
+
+
+async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
+    answer, log = await _exchange(make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x")
+    assert answer.body == b"begun"
+    assert log[-1] == "client is cut off"
+    assert "client has got all" not in log
+    assert caplog.messages == [rf"request -: answer aborted: {URL} fell\nover"]
+
+
+async def test_a_refusal_of_the_server_is_passed_on() -> None:
+    refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
+    route = make_route(ScriptedEndpoint(EventLog(), refusal))
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    assert (answer.status, answer.body) == (404, b"no such model")
+    assert dict(answer.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
+
+
+async def test_the_client_that_leaves_is_nobodys_error() -> None:
+    log = EventLog()
+    answer = ScriptedClientResponse(log, fault=ConnectionResetError())
+    request = ScriptedRequest(log, "GET", "/v2/x")
+    with pytest.raises(ConnectionResetError):
+        await handle_request(request, answer, single_route(make_route(ScriptedEndpoint(log, OK))))
+    assert "client is cut off" not in log
+
+
+SHORT = replace(LIMITS, idle_timeout=0.02)
+
+
+async def test_waiting_for_the_client() -> None:
+    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
+    answer, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
+    assert answer.status == 408
+    assert b"waiting for the client" in answer.body
+
+
+async def test_waiting_for_the_server() -> None:
+    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
+    answer, _ = await _exchange(route, "POST", INFER, json_request())
+    assert answer.status == 504
+    assert URL.encode() in answer.body
+
+
+async def test_waiting_for_the_servers_metadata() -> None:
+    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    await route.upstream.metadata.close()
+    assert answer.status == 504
+    assert URL.encode() in answer.body
+
+
+async def test_waiting_for_the_client_to_send_what_the_server_reads() -> None:
+    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
+    chunked = {"Transfer-Encoding": "chunked"}
+    answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked)
+    assert answer.status == 408
+
+
+async def test_waiting_for_the_client_to_read() -> None:
+    log = EventLog()
+    answer = ScriptedClientResponse(log, ready=asyncio.Event())
+    request = ScriptedRequest(log, "GET", "/v2/x")
+    await handle_request(
+        request, answer, single_route(make_route(ScriptedEndpoint(log, OK), limits=SHORT))
+    )
+    assert log[-1] == "client is cut off"
+
+
+async def test_waiting_for_the_client_to_read_a_refusal() -> None:
+    log = EventLog()
+    answer = ScriptedClientResponse(log, ready=asyncio.Event())
+    refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
+    request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
+    await handle_request(request, answer, single_route(make_route(refusal, limits=SHORT)))
+    assert log[-2:] == ["client gets 404", "client is cut off"]
+
+
+async def _raw(route: Route) -> int:
+    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    return answer.status
+
+
+@pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
+@pytest.mark.parametrize("verb", ["load", "unload"])
+@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+async def test_load_and_unload_make_metadata_forgotten(
+    room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
+) -> None:
+    """Whether or not the server says that it worked."""
+    endpoint = ScriptedEndpoint(
+        EventLog(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK
+    )
+    route = make_route(endpoint)
+    assert [await _raw(route), await _raw(route)] == [200, 200]
+    await _exchange(route, "POST", f"{room}/models/m/{verb}")
+    assert await _raw(route) == 200
+    targets = [request.target for request in endpoint.requests]
+    assert targets.count("/v2/models/m") == 2
+
+
+async def test_load_of_another_model_forgets_nothing() -> None:
+    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
+    route = make_route(endpoint)
+    assert await _raw(route) == 200
+    await _exchange(route, "POST", "/v2/repository/models/m2/load")
+    assert await _raw(route) == 200
+    assert len(endpoint.requests) == 5
+
+
+BINARY = {HEADER_LENGTH: str(len(binary_header(8)))}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "headers"),
+    [
+        ("GET", "/v2/models/m", b"", {}),
+        ("GET", "/v2/models/m/versions/1/ready", b"", {}),
+        ("POST", "/v2/models/m/generate", b"{}", {}),
+        ("POST", INFER, json_request(), {}),
+        ("POST", INFER, binary_header(8) + bytes(8), BINARY),
+        ("POST", INFER, bytes(4), {HEADER_LENGTH: "0"}),
+        ("POST", INFER, gzip.compress(json_request()), {"Content-Encoding": "gzip"}),
+        ("POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
+    ],
+)
+async def test_what_names_a_model_goes_where_it_is(
+    method: str, target: str, body: bytes, headers: dict[str, str]
+) -> None:
+    await _goes_to_the_second(("n", "m", "o"), method, target, body, headers)
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "body", "headers"),
+    [
+        ("POST", "/infer", json_request(), {}),
+        ("POST", "/infer", bytes(4), {HEADER_LENGTH: "0"}),
+        ("GET", "/ready", b"", {}),
+        ("POST", "/generate", b"{}", {}),
+    ],
+)
+async def test_what_names_a_version_goes_where_that_is(
+    method: str, what: str, body: bytes, headers: dict[str, str]
+) -> None:
+    models = ("m/1", "m/2", "m/3")
+    await _goes_to_the_second(models, method, f"/v2/models/m/versions/2{what}", body, headers)
+
+
+async def _goes_to_the_second(
+    models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
+) -> None:
+    """Check that requests reach that one alone of three endpoints, which have a model each."""
+    answers = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
+    endpoints = [
+        ScriptedEndpoint(EventLog(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)
+    ]
+    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    for member, model in zip(route.upstream.pool.members, models, strict=True):
+        member.models = ready(model)
+    steps = (body,) if body else ()
+    for _ in range(3):
+        answer, _ = await _exchange(route, method, target, *steps, headers=headers)
+        assert answer.status == 200
+    assert not endpoints[0].requests
+    assert not endpoints[2].requests
+
+
+@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+async def test_load_and_unload_make_models_asked_for(
+    turn: ScriptedUpstreamResponse | GatewayError,
+) -> None:
+    asked: list[str] = []
+
+    class Noting(ModelDiscovery):
+        def refresh_models(self) -> None:
+            asked.append("again")
+
+    route = make_route(
+        ScriptedEndpoint(EventLog(), turn, OK), keeper=PoolSupervisor(discovery=Noting(60))
+    )
+    await _exchange(route, "POST", "/v2/repository/models/m/load")
+    assert asked == ["again"]
+    await _exchange(route, "GET", "/v2/models/m")
+    assert asked == ["again"]
+
+
+async def test_answer_error() -> None:
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await send_error(answer, bad_request('say "what"'))
+    assert answer.body == b'{"error":"say \\"what\\""}'
+    assert isinstance(answer.headers, CIMultiDict)
+    assert log == ["client gets 400", f"client gets {len(answer.body)}", "client has got all"]
+
+
+def test_error_body() -> None:
+    assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
+    # As aiohttp gives a header that is not UTF-8.
+    assert error_body("caf\udce9") == b'{"error":"caf?"}'

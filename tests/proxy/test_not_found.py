@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.not_found import unmatched
+from gateway.routing.matcher import Match, Pattern
+
+
+def _match(
+    model: str | None = None, version: str | None = None, *kinds: str, **headers: str
+) -> Match:
+    return Match(
+        Pattern.of(model) if model else None,
+        Pattern.of(version) if version else None,
+        tuple((name, Pattern.of(value)) for name, value in headers.items()),
+        frozenset(kind for word in kinds for kind in OPERATION_KINDS[word]) or None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("matches", "served"),
+    [
+        ([], ""),
+        ([_match()], ""),
+        ([_match("resnet*"), _match("re:bert-.+"), _match("resnet*")], "resnet*, re:bert-.+"),
+        ([_match("m", "2")], "m version 2"),
+        ([_match("m", "2"), _match("m", "re:[34]"), _match()], "m version 2, m version re:[34]"),
+        ([_match("m", None, "generate", "infer")], "m (infer, generate)"),
+        ([_match(None, None, "health", "metadata")], "any (health, metadata)"),
+        ([_match(None, "1", "infer")], "any version 1 (infer)"),
+        # Neither the names nor the values of headers are for everybody.
+        ([_match("m", tenant="secret")], "m with certain headers"),
+        ([_match(None, None, "infer", tenant="secret")], "any with certain headers (infer)"),
+        ([_match(tenant="secret")], ""),
+        ([_match(f"m{i}") for i in range(20)], ", ".join(f"m{i}" for i in range(20))),
+        (
+            [_match(f"m{i}") for i in range(23)],
+            ", ".join(f"m{i}" for i in range(20)) + " and 3 more",
+        ),
+    ],
+)
+def test_what_is_served_is_listed(matches: list[Match], served: str) -> None:
+    listed = f"; models that are served: {served}" if served else ""
+    for with_key, key in ((False, ""), (True, " with this key")):
+        message = unmatched("GET", "/v2/models/m", matches, with_key)
+        assert message == f"no route for GET /v2/models/m{key}{listed}"
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("/v2/models/m/infer?token=secret", "/v2/models/m/infer"),
+        ("/" + "x" * 199, "/" + "x" * 199),
+        ("/" + "x" * 200, "/" + "x" * 199 + "..."),
+        ("/v2/models/%6d", "/v2/models/%6d"),
+        ("/v2/models/m%2Finfer", "/v2/models/m%2Finfer; its path can be read in more than one way"),
+        ("/v2//x", "/v2//x"),
+        ("/v2//logging", "/v2//logging; its path can be read in more than one way"),
+    ],
+)
+def test_the_path_is_repeated(target: str, shown: str) -> None:
+    message = unmatched("POST", target, [_match("m")], with_key=False)
+    assert message == f"no route for POST {shown}; models that are served: m"

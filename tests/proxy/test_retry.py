@@ -1,0 +1,323 @@
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.model_name import ModelName
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.interfaces import Route, Upstream
+from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest
+from tests.support.addresses import free_address
+from tests.support.certificates import authority, server_context
+from tests.support.doubles.streaming import (
+    EventLog,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+    ready,
+)
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.tls_refusing_server import refusing_server
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import endpoint_at as endpoint_at
+
+OK = ScriptedUpstreamResponse(200, {}, [b"yes"])
+REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(), (b"body",))
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
+
+
+def _fault(kind: ErrorKind, message: str = "") -> GatewayError:
+    return GatewayError(kind, message)
+
+
+def _servers(log: EventLog, *turns: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
+    """Make an upstream whose endpoints have a turn each."""
+    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(turns)]
+    return make_route(*endpoints).upstream, endpoints
+
+
+def _to(upstream: Upstream, policy: RetryPolicy = SAFE_RETRIES_ONLY) -> Route:
+    return replace(make_route(), upstream=upstream, retry=policy)
+
+
+async def _ask(
+    upstream: Upstream,
+    but: tuple[UpstreamEndpoint, ...] = (),
+    policy: RetryPolicy = SAFE_RETRIES_ONLY,
+    body: Body = REQUEST.body,
+) -> str:
+    """Give who answered."""
+    request = replace(REQUEST, body=body)
+    with Deadline(5, 5) as deadline:
+        async with UpstreamCall(_to(upstream, policy), request, deadline, but) as attempt:
+            assert sum(upstream.pool.outstanding) == 1
+            assert await attempt.response.read() == b"yes"
+            return attempt.url
+
+
+@pytest.mark.parametrize("up", range(3))
+async def test_one_that_can_be_reached_answers(up: int) -> None:
+    turns: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
+    turns[up] = OK
+    log = EventLog()
+    upstream, endpoints = _servers(log, *turns)
+    assert await _ask(upstream) == f"http://{up}"
+    assert all(len(each.requests) <= 1 for each in endpoints)
+    assert endpoints[up].bodies == [b"body"]
+    assert upstream.pool.outstanding == [0] * 3
+    assert log[-1] == "server is let go"
+
+
+async def test_where_none_can_be_reached_the_last_error_tells() -> None:
+    log = EventLog()
+    upstream, endpoints = _servers(log, *[_fault(ErrorKind.UNREACHABLE, f"{i}") for i in range(3)])
+    with pytest.raises(GatewayError) as caught:
+        await _ask(upstream)
+    assert not endpoints[int(caught.value.message)]._turns
+    assert [len(each.requests) for each in endpoints] == [1] * 3
+    assert upstream.pool.outstanding == [0] * 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _fault(ErrorKind.BAD_RESPONSE),
+        _fault(ErrorKind.NO_RESPONSE),
+        _fault(ErrorKind.SERVER_TIMEOUT),
+        _fault(ErrorKind.BAD_REQUEST),
+        ConnectionResetError(),
+        ZeroDivisionError(),
+    ],
+)
+async def test_what_may_have_had_an_effect_is_not_sent_again(error: Exception) -> None:
+    upstream, endpoints = _servers(EventLog(), error, OK)
+    with pytest.raises(type(error)):
+        await _ask(upstream)
+    assert [len(each.requests) for each in endpoints] == [1, 0]
+    assert upstream.pool.outstanding == [0, 0]
+
+
+MORE = RetryPolicy(no_response=True, statuses=frozenset((503,)))
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [_fault(ErrorKind.NO_RESPONSE), ScriptedUpstreamResponse(503, {}, [b"no"])],
+    ids=["unanswered", "unavailable"],
+)
+async def test_a_policy_may_allow_more(turn: ServerStep) -> None:
+    upstream, endpoints = _servers(EventLog(), turn, OK)
+    assert await _ask(upstream, policy=MORE) == "http://1"
+    assert [each.bodies for each in endpoints] == [[b"body"]] * 2
+    assert [member.health.failures for member in upstream.pool.members] == [1, 0]
+    assert upstream.pool.outstanding == [0] * 2
+
+
+async def test_an_answer_is_passed_on_where_there_is_no_other_server() -> None:
+    upstream, endpoints = _servers(EventLog(), ScriptedUpstreamResponse(503, {}, [b"yes"]))
+    assert await _ask(upstream, policy=MORE) == "http://0"
+    endpoints[0]._turns.append(ScriptedUpstreamResponse(500, {}, [b"yes"]))
+    assert await _ask(upstream, policy=MORE) == "http://0"
+
+
+async def test_what_has_streamed_through_is_not_sent_again() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"body"
+
+    for kind in (ErrorKind.UNREACHABLE, ErrorKind.NO_RESPONSE):
+        upstream, endpoints = _servers(EventLog(), _fault(kind), OK)
+        with pytest.raises(GatewayError):
+            await _ask(upstream, policy=MORE, body=body())
+        assert endpoints[1].requests == []
+    upstream, endpoints = _servers(EventLog(), ScriptedUpstreamResponse(503, {}, [b"yes"]), OK)
+    assert await _ask(upstream, policy=MORE, body=body()) == "http://0"
+    assert endpoints[1].requests == []
+
+
+async def test_what_nothing_was_taken_of_goes_to_another_server(endpoint_at: EndpointAt) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"body"
+
+    async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
+        urls = f"http://{free_address()}", good.url
+        upstream = make_route(*map(endpoint_at, urls)).upstream
+        assert await _ask(upstream, body=body()) == good.url
+        assert [each.body for each in good.requests] == [b"body"]
+
+
+async def test_a_client_that_is_refused_while_its_body_streams(endpoint_at: EndpointAt) -> None:
+    """By TLS 1.3, which looks at certificates when requests have begun already."""
+    context = server_context(clients=authority())
+    with refusing_server(context) as refusing:
+        async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
+            upstream = make_route(*map(endpoint_at, (refusing, good.url))).upstream
+            with pytest.raises(GatewayError) as caught:
+                await _ask(upstream, body=_slow_body())
+            assert caught.value.kind is ErrorKind.UNREACHABLE
+            why = "it asks for a client certificate"
+            assert caught.value.message == f"cannot connect to {refusing}: {why}"
+            assert good.connections == []
+
+
+async def _slow_body() -> AsyncIterator[bytes]:
+    """Give a body of which the first piece takes long to come."""
+    await asyncio.Event().wait()
+    yield b"body"
+
+
+class Rereadable(AsyncIterable[bytes]):
+    """Pieces that come anew each time they are asked for."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"bo"
+        yield b"dy"
+
+
+async def test_what_can_be_read_again_is_sent_again() -> None:
+    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.NO_RESPONSE), OK)
+    assert await _ask(upstream, policy=MORE, body=Rereadable()) == "http://1"
+    assert [each.bodies for each in endpoints] == [[b"body"]] * 2
+    for endpoint in endpoints:
+        assert not isinstance(endpoint.requests[0].body, AsyncIterator)
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) -> None:
+    upstream, _ = _servers(EventLog(), OK)
+    body = aiter(Rereadable()) if once else Rereadable()
+    with mock.patch.object(Deadline, "expect_server", autospec=True) as turn:
+        assert await _ask(upstream, body=body) == "http://0"
+    assert [call.args[1] for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
+
+
+async def test_there_are_no_more_retries_than_the_budget_has() -> None:
+    upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
+    for _ in range(18):
+        assert upstream.retry_budget.retry(0, 0)
+    with pytest.raises(GatewayError):
+        await _ask(upstream)
+    assert sum(len(each.requests) for each in endpoints) == 3
+    assert not upstream.retry_budget.retry(upstream.pool.leases_total, 0)
+
+
+async def test_one_alone_is_asked_once() -> None:
+    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE))
+    with pytest.raises(GatewayError):
+        await _ask(upstream)
+    assert len(endpoints[0].requests) == 1
+    assert [upstream.retry_budget.retry(0, 0) for _ in range(20)] == [True] * 20
+
+
+async def test_those_that_were_tried_before_are_not_tried_again() -> None:
+    upstream, endpoints = _servers(EventLog(), OK, OK)
+    for _ in range(2):
+        endpoints[1]._turns.append(OK)
+    for _ in range(2):
+        assert await _ask(upstream, (endpoints[0],)) == "http://1"
+
+
+async def test_leaving_gives_all_back() -> None:
+    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE), asyncio.Event())
+    task = asyncio.create_task(_ask(upstream))
+    await until(lambda: endpoints[1].requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert upstream.pool.outstanding == [0, 0]
+
+
+async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
+    upstream, endpoints = _servers(EventLog(), OK, OK)
+    for _ in range(5):
+        endpoints[0]._turns.append(OK)
+        with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
+            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
+                raise _fault(ErrorKind.BAD_RESPONSE)
+    assert upstream.pool.members[0].health.ejections == 1
+
+
+@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) -> None:
+    upstream, endpoints = _servers(EventLog(), *[ScriptedUpstreamResponse(status)] * 2)
+    endpoints[0]._turns *= 5
+    for _ in range(5):
+        with Deadline(5, 5) as deadline:
+            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)) as attempt:
+                assert attempt.response.status == status
+    assert upstream.pool.members[0].health.ejections == ejections
+
+
+async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
+    """The server there would answer that there is no such model."""
+    error = _fault(ErrorKind.UNREACHABLE, "nobody there")
+    endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
+    upstream = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60))).upstream
+    for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
+        member.models = ready(*models)
+    with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
+        async with UpstreamCall(_to(upstream), REQUEST, deadline, model=ModelName("m")):
+            pass
+    assert [len(each.requests) for each in endpoints] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its answer", "within its answer"])
+async def test_one_that_does_not_answer_in_time_has_failed(begun: bool) -> None:
+    upstream, endpoints = _servers(EventLog(), OK if begun else asyncio.Event(), OK)
+
+    async def ask() -> None:
+        with Deadline(0.01, 5) as deadline:
+            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
+                await asyncio.Event().wait()
+
+    for _ in range(5):
+        assert upstream.pool.members[0].health.ejections == 0
+        endpoints[0]._turns = [OK if begun else asyncio.Event()]
+        with pytest.raises(GatewayError, match="waiting for http://0: nothing moved"):
+            await ask()
+    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.outstanding == [0, 0]
+
+
+async def test_one_whose_clients_leave_has_not_failed() -> None:
+    upstream, endpoints = _servers(EventLog(), asyncio.Event(), OK)
+    for _ in range(6):
+        endpoints[0]._turns = [asyncio.Event()]
+        task = asyncio.create_task(_ask(upstream, (endpoints[1],)))
+        await until(lambda: sum(upstream.pool.outstanding))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert upstream.pool.members[0].health.failures == 0
+
+
+async def test_anything_can_be_asked_of_an_endpoint() -> None:
+    async def use(endpoint: UpstreamEndpoint) -> str:
+        if endpoint is endpoints[0]:
+            raise _fault(ErrorKind.UNREACHABLE)
+        return endpoint.url
+
+    upstream, endpoints = _servers(EventLog(), OK, OK)
+    with Deadline(5, 5) as deadline:
+        loan, url = await use_reachable_endpoint(upstream, use, deadline)
+    assert url == "http://1"
+    assert upstream.pool.outstanding == [0, 1]
+    loan.release(Outcome.SUCCEEDED)
+    assert upstream.pool.outstanding == [0, 0]
+
+
+def test_each_upstream_has_a_budget_of_its_own() -> None:
+    one, two = (_servers(EventLog(), OK)[0] for _ in range(2))
+    assert isinstance(one.retry_budget, RetryBudget)
+    assert one.retry_budget is not two.retry_budget

@@ -1,0 +1,506 @@
+"""Which route a request takes, and what it is refused with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.fast_path.call import CallPlan
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.authentication import KeyGroup
+from gateway.proxy.interfaces import Route
+from gateway.proxy.router import Rewrite, Router, Rule
+from gateway.routing.matcher import Match, Pattern
+from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+    make_route,
+)
+from tests.support.gateway import until
+from tests.support.inference_messages import HEADER_LENGTH, INFER, json_request, metadata
+
+OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+
+
+def _headers(headers: dict[str, str] | None = None) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(headers or {}))
+
+
+def _model(pattern: str) -> Match:
+    return Match(model=Pattern.of(pattern))
+
+
+def _kinds(*words: str) -> frozenset[OperationKind]:
+    return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
+
+
+def _refusal(routes: Router, method: str, target: str) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        routes.find(method, target, _headers())
+    return caught.value
+
+
+def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
+    return iter(numbers).__next__
+
+
+# ------------------------------------------------------------------------------ the first match
+
+
+async def test_the_first_rule_that_matches_tells() -> None:
+    first, second, last = (make_route(ScriptedEndpoint(EventLog())) for _ in range(3))
+    routes = Router(
+        [
+            Rule(_model("resnet*"), (first,)),
+            Rule(_model("resnet50"), (second,)),
+            Rule(Match(kinds=_kinds("health")), (second,)),
+            Rule(Match(), (last,)),
+        ]
+    )
+    for method, target, expected in [
+        ("POST", "/v2/models/resnet50/infer", first),
+        ("GET", "/v2/models/resnet50/ready", first),
+        ("GET", "/v2/health/ready", second),
+        ("GET", "/v2/models/vgg/ready", second),
+        ("POST", "/v2/models/vgg/infer", last),
+        ("GET", "/", last),
+    ]:
+        found = routes.find(method, target, _headers())
+        assert found.choice.take() is expected
+        assert found.target == target
+
+
+async def test_what_matches_no_rule_is_told_what_is_served() -> None:
+    route = make_route(ScriptedEndpoint(EventLog()))
+    matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
+    routes = Router([Rule(match, (route,)) for match in matches])
+    error = _refusal(routes, "GET", "/v2/models/m?token=secret")
+    assert error.kind is ErrorKind.NOT_FOUND
+    assert error.message == (
+        "no route for GET /v2/models/m; models that are served: m version 2, any (health)"
+    )
+
+
+# ---------------------------------------------------------------------------------------- deny
+
+
+async def test_what_is_denied_is_not_looked_for_further() -> None:
+    route = make_route(ScriptedEndpoint(EventLog()))
+    deny = _kinds("repository", "shared_memory")
+    routes = Router([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
+    for method, target, word in [
+        ("POST", "/v2/repository/models/m/load", "repository"),
+        ("POST", "/v2/repository/index", "repository"),
+        ("POST", "/v2/repository/other/models/m/unload", "repository"),
+        ("GET", "/v2/repository/index", "repository"),
+        ("PUT", "/v2/repository/index", "repository"),
+        ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
+        # As a server that decodes paths reads it.
+        ("POST", "/v2/%72epository/index", "repository"),
+        ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
+        ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
+    ]:
+        error = _refusal(routes, method, target)
+        assert error.kind is ErrorKind.FORBIDDEN
+        assert error.message == f"what is asked for ({word}) is not served here"
+    assert routes.find("POST", INFER, _headers()).target == INFER
+
+
+def _outcome(routes: Router, method: str, target: str, key: str | None = None) -> str:
+    headers = _headers({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        found = routes.find(method, target, headers)
+    except GatewayError as error:
+        return str(error.kind.value.status)
+    return found.choice.take().upstream.name
+
+
+def _guarded() -> Router:
+    """Deny, ask for a key, and be open last; or open first, for what says nothing of a model."""
+    names = ("denying", "keyed", "metadata", "named", "open")
+    to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
+    return Router(
+        [
+            Rule(_model("d*"), to["denying"], deny=_kinds("infer")),
+            Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
+            Rule(Match(kinds=_kinds("metadata")), to["metadata"]),
+            Rule(_model("[!k]* é"), to["named"]),
+            Rule(Match(), to["open"], deny=_kinds("repository")),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "outcome", "with_key"),
+    [
+        ("POST", "/v2/models/k/infer", "401", "keyed"),
+        ("POST", "/v2/models/%6b/infer", "401", "keyed"),
+        ("POST", "/v1/models/%6B:predict", "401", "keyed"),
+        ("GET", "/v2/models/%6B", "401", "keyed"),
+        ("POST", "/v2/models/x%20%C3%A9/infer", "named", "named"),
+        ("POST", "/v2/models/%C3%A9/infer", "open", "open"),
+        # One way leads to the model with a key, another one elsewhere.
+        ("POST", "/v2/models/k%2Finfer", "401", "404"),
+        ("GET", "/v2/models/k%2Fconfig", "401", "404"),
+        ("POST", "/v2%2Fmodels/k/infer", "401", "404"),
+        ("POST", "/v1/models/k%3Apredict", "401", "404"),
+        ("POST", "/v2/models/x/../k/infer", "401", "404"),
+        ("POST", "/v2/models/%2e/k/infer", "401", "404"),
+        ("POST", "//v2/models/k/infer", "401", "404"),
+        # All lead to one rule, and one of them to what that denies.
+        ("POST", "/v2/models/d%2Finfer", "403", "403"),
+        ("POST", "/v2/models/d/%69nfer", "403", "403"),
+        ("POST", "/v2/models/d/infer%0A", "403", "403"),
+        ("POST", "/v2/models/d/infer/", "403", "403"),
+        ("POST", "/v1/models/d%3Apredict", "403", "403"),
+        # Nothing but metadata is had by way of a rule for metadata.
+        ("GET", "/v2/models/x%2Fconfig", "401", "404"),
+        ("POST", "/v2/models/x%2Finfer", "open", "open"),
+        # What leads to one rule, and is not denied, passes as it is.
+        ("GET", "/v2/models/x/%63onfig", "open", "open"),
+        ("POST", "/v2//x/", "open", "open"),
+    ],
+)
+async def test_a_path_that_reads_in_several_ways(
+    method: str, target: str, outcome: str, with_key: str
+) -> None:
+    routes = _guarded()
+    assert _outcome(routes, method, target) == outcome
+    assert _outcome(routes, method, target, "key") == with_key
+
+
+async def test_a_refusal_of_such_a_path_says_why() -> None:
+    rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
+    error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
+    assert error.message == (
+        "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
+        " models that are served: m, n*"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [("/v2/models/vgg/infer", 404), ("/v2/models/m/infer", 403)]
+)
+async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
+    endpoint = ScriptedEndpoint(EventLog())
+    rule = Rule(_model("m"), (make_route(endpoint),), deny=_kinds("infer"))
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    request = ScriptedRequest(log, "POST", target, {}, [json_request()])
+    await handle_request(request, answer, Router([rule]))
+    assert answer.status == status
+    assert answer.body.startswith(b'{"error":"')
+    assert answer.headers["Content-Type"] == "application/json"
+    assert endpoint.requests == []
+    assert log.count_of("client sends") == 0
+
+
+@pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
+async def test_what_is_refused_goes_the_ordinary_way(target: str) -> None:
+    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), deny=_kinds("infer"))
+    straight = FastPath(Router([rule]))
+    assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
+
+
+# ------------------------------------------------------------------------------------- weights
+
+
+def _pair(route: Route | None = None) -> tuple[Route, Route]:
+    return (
+        route or make_route(ReadyEndpoint(url="http://a")),
+        route or make_route(ReadyEndpoint(url="http://b")),
+    )
+
+
+async def test_each_request_is_a_choice_of_its_own() -> None:
+    one, two = _pair()
+    numbers = [0.1, 0.95, 0.5, 0.9, 0.0, 0.7]
+    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    found = routes.find("POST", INFER, _headers())
+    taken = [found.choice.take() for _ in range(2)]
+    other = routes.find("GET", "/v2/x", _headers())
+    taken += [other.choice.take(), found.choice.take(), other.choice.take()]
+    assert taken == [one, two, one, two, one]
+
+
+async def test_one_client_stays_with_one_upstream() -> None:
+    one, two = _pair()
+    rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
+    routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
+    shares = CumulativeWeights.of((50, 50))
+    for user in map(str, range(100)):
+        expected = (one, two)[shares.at(hash_to_fraction(user))]
+        for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
+            choice = routes.find("POST", target, _headers({name: user})).choice
+            assert [choice.take(), choice.take()] == [expected] * 2
+    # Without the header, each request is a choice of its own.
+    found = routes.find("POST", INFER, _headers())
+    assert [found.choice.take() for _ in range(3)] == [one, two, one]
+
+
+def _plan(straight: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
+    plan = straight.plan("GET", "/v2/x", _headers(headers), 0)
+    assert plan is not None
+    return plan
+
+
+def _begin(straight: FastPath, plan: CallPlan) -> bool:
+    return straight.begin(plan, b"", ScriptedClient()) is not None
+
+
+async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
+    one, two = ReadyEndpoint(), ReadyEndpoint()
+    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky="x-user")
+    straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    plan = _plan(straight)
+    asked = []
+    for _ in range(4):
+        assert _begin(straight, plan)
+        asked.append((len(one.asked), len(two.asked)))
+    assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
+    users = [str(i) for i in range(20)]
+    for user in users:
+        plan = _plan(straight, {"X-User": user})
+        before = len(one.asked), len(two.asked)
+        for _ in range(2):
+            assert _begin(straight, plan)
+        after = len(one.asked), len(two.asked)
+        stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
+        assert after[stays] == before[stays] + 2
+
+
+async def test_shares_are_kept_where_one_upstream_is_never_ready_at_once() -> None:
+    """What is chosen for a request that leaves the straight way holds on the ordinary one."""
+    ready, unready = ReadyEndpoint(), ReadyEndpoint()
+    unready.ready = False
+    one, two = make_route(ready), make_route(unready)
+    numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
+    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
+    straight = FastPath(routes)
+    plan = _plan(straight)
+    taken: Counter[str] = Counter()
+    for _ in range(5000):
+        if _begin(straight, plan):
+            taken["one"] += 1
+        else:
+            chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
+            taken["one" if chosen is one else "two"] += 1
+    expected = Counter(
+        "two" if CumulativeWeights.of((90, 10)).at(n) else "one" for n in numbers[:5000]
+    )
+    assert taken == expected
+
+
+# ------------------------------------------------------------------------------------- rewrite
+
+
+def _alias(
+    *turns: ScriptedUpstreamResponse, version: str | None = None
+) -> tuple[ScriptedEndpoint, Router]:
+    endpoint = ScriptedEndpoint(EventLog(), *turns)
+    rule = Rule(Match(), (make_route(endpoint),), rewrite=Rewrite("resnet50", version))
+    return endpoint, Router([rule])
+
+
+@pytest.mark.parametrize("version", [None, "3"])
+@pytest.mark.parametrize(
+    ("method", "target", "sent", "sent_with_version"),
+    [
+        (
+            "POST",
+            "/v2/models/m/infer?x=m",
+            "/v2/models/resnet50/infer?x=m",
+            "/v2/models/resnet50/versions/3/infer?x=m",
+        ),
+        (
+            "POST",
+            "/v2/models/m/versions/1/generate",
+            "/v2/models/resnet50/versions/1/generate",
+            "/v2/models/resnet50/versions/3/generate",
+        ),
+        ("GET", "/v2/models/m", "/v2/models/resnet50", "/v2/models/resnet50/versions/3"),
+        (
+            "GET",
+            "/v2/models/m/stats",
+            "/v2/models/resnet50/stats",
+            "/v2/models/resnet50/versions/3/stats",
+        ),
+        # Triton keeps trace settings per model.
+        (
+            "GET",
+            "/v2/models/m/versions/1/trace?q",
+            "/v2/models/resnet50/trace/setting?q",
+            "/v2/models/resnet50/trace/setting?q",
+        ),
+        ("POST", "/v2/repository/models/m/load", *["/v2/repository/models/resnet50/load"] * 2),
+        ("GET", "/v2", "/v2", "/v2"),
+        ("GET", "/v2/models/stats", "/v2/models/stats", "/v2/models/stats"),
+        ("GET", "/v2/health/ready", "/v2/health/ready", "/v2/health/ready"),
+    ],
+)
+async def test_the_server_is_asked_for_the_other_model(
+    method: str, target: str, sent: str, sent_with_version: str, version: str | None
+) -> None:
+    endpoint, routes = _alias(OK, version=version)
+    body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
+    answer = ScriptedClientResponse(EventLog())
+    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), answer, routes)
+    assert answer.status == 200
+    assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
+
+
+async def test_metadata_is_that_of_the_other_model() -> None:
+    turns = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
+    endpoint, routes = _alias(*turns, version="3")
+    request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
+    await handle_request(request, ScriptedClientResponse(EventLog()), routes)
+    assert [each.target for each in endpoint.requests] == [
+        "/v2/models/resnet50/versions/3",
+        "/v2/models/resnet50/versions/3/config",
+        "/v2/models/resnet50/versions/3/infer",
+    ]
+
+
+@pytest.mark.parametrize(("target", "below"), [(INFER, "/infer"), ("/v2/models/m/stats", "/stats")])
+async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, below: str) -> None:
+    endpoint = ReadyEndpoint()
+    rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
+    straight = FastPath(Router([rule]))
+    body = json_request()
+    plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
+    assert plan is not None
+    assert plan.converts is (target == INFER)
+    assert straight.begin(plan, body, ScriptedClient()) is not None
+    assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v2%2Fmodels/secret/infer",
+        "/v2/models/m/%2e%2e/secret/infer",
+        "/v2/models/m/../../models/secret/infer",
+        "/v2/models/m/versions/1/../2/infer",
+        "//v2/models/secret/infer",
+        "/v2/repository/models%2Fsecret/load",
+    ],
+)
+async def test_no_spelling_leads_to_any_but_the_other_model(target: str) -> None:
+    _, routes = _alias(version="3")
+    assert _refusal(routes, "POST", target).kind is ErrorKind.NOT_FOUND
+    assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
+        "/v2/models/resnet50/versions/3/infer"
+    )
+
+
+async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
+    _, routes = _alias(version="3")
+    found = routes.find("POST", "/v2/models/m/infer", _headers())
+    assert found.asked == Operation(OperationKind.INFER, "resnet50", "3")
+
+
+# ------------------------------------------------------------------------------ who is concerned
+
+
+async def test_the_upstreams_that_a_request_is_for() -> None:
+    one, two, three, four = (
+        make_route(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
+    )
+    routes = Router(
+        [
+            Rule(_model("m"), (two, one, two), (1, 1, 1)),
+            Rule(_model("n"), (three,), deny=_kinds("repository")),
+            Rule(Match(), (one, four), (1, 0)),
+        ],
+        lambda: 0.0,
+    )
+    for method, target, names in [
+        ("POST", "/v2/repository/models/m/load", "two one"),
+        ("POST", "/v2/repository/r/models/m/load", "two one"),
+        ("GET", "/v2/models/n/trace", "three"),
+        ("POST", "/v2/trace", "one"),
+        ("GET", "/v2", "one"),
+        ("GET", "/v2/models/stats", "two one three"),
+        ("POST", "/v2/repository/index", "two one"),
+        ("PUT", "/v2/repository/index", "one"),
+    ]:
+        found = routes.find(method, target, _headers())
+        assert " ".join(upstream.name for upstream in found.upstreams) == names, target
+    assert routes.readiness.names == ["two", "one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "forwarded"),
+    [
+        ("GET", "/v2/models/m/ready", "one, alike, two"),
+        ("POST", "/v2/repository/index", "one, alike"),
+        ("GET", "/v2/models/stats", "one"),
+        ("POST", "/v2/logging", "one"),
+        ("POST", "/v2/trace", ""),
+        ("POST", "/v2/repository/models/m/load", ""),
+        ("POST", INFER, ""),
+        ("GET", "/v2", ""),
+        ("GET", "/v2/health/live", ""),
+        ("GET", "/v2/health/ready", ""),
+    ],
+)
+async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: str) -> None:
+    a, b = (ReadyEndpoint(url=url) for url in ("http://a", "http://b"))
+    told = []
+    for name, choices in {
+        "one": (make_route(a),),
+        "alike": (make_route(a, b),),
+        "two": (make_route(a), make_route(b)),
+    }.items():
+        routes = Router([Rule(Match(), choices, (1,) * len(choices))])
+        if routes.find(method, target, _headers()).is_passthrough:
+            told.append(name)
+    assert ", ".join(told) == forwarded
+
+
+# -------------------------------------------------------------------------------------- limits
+
+
+async def test_each_route_has_its_limits_on_the_straight_way() -> None:
+    small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
+    routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
+    straight = FastPath(routes)
+    headers = _headers({"Content-Length": "1001"})
+    assert straight.plan("POST", "/v2/models/small/generate", headers, 1001) is None
+    assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
+
+
+async def test_each_route_has_its_patience_on_the_straight_way() -> None:
+    hasty, patient = ReadyEndpoint(), ReadyEndpoint()
+    routes = Router(
+        [
+            Rule(_model("hasty"), (make_route(hasty, limits=replace(LIMITS, idle_timeout=0.01)),)),
+            Rule(Match(), (make_route(patient),)),
+        ]
+    )
+    straight = FastPath(routes)
+    clients = [ScriptedClient(), ScriptedClient()]
+    for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
+        plan = straight.plan("GET", target, _headers(), 0)
+        assert plan is not None
+        assert straight.begin(plan, b"", client) is not None
+    await until(lambda: clients[1].responses)
+    assert clients[1].responses[0].status == 504
+    assert b"limits.idle_timeout" in clients[1].responses[0].body
+    assert clients[0].responses == []
+    patient.asked[0].receiver.on_complete(response_head(), b"")
+    assert clients[0].responses[0].status == 200
+    straight.close()

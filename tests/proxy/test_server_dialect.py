@@ -1,0 +1,191 @@
+import asyncio
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.operations import parse_operation
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.interfaces import Upstream
+from gateway.proxy.server_dialect import typed, understand, until_known
+from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.dialect import DialectState
+from gateway.upstream.pool.pool import Pool
+from tests.support.doubles.streaming import (
+    URL,
+    EventLog,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    make_route,
+)
+from tests.support.inference_messages import HEADER_LENGTH, INFER
+
+
+class _Learning(DialectState):
+    """It is known when the test says so."""
+
+    def __init__(self, fault: GatewayError | None = None) -> None:
+        super().__init__(None, "it was not asked")
+        self.asked = 0
+        self.told = asyncio.Event()
+        self._fault = fault
+
+    async def known(self) -> None:
+        self.asked += 1
+        if self._fault is not None:
+            raise self._fault
+        await self.told.wait()
+        self.dialect = TRITON
+
+
+def _upstream(dialect_state: DialectState, *endpoints: ScriptedEndpoint) -> Upstream:
+    cache = MetadataCache(60, 10, 30, lambda: 0.0)
+    return Upstream(
+        "servers", dialect_state, Pool(endpoints or [ScriptedEndpoint(EventLog())]), cache
+    )
+
+
+CURLS = "application/x-www-form-urlencoded"
+
+
+def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
+    body = [b"{}"] if method == "POST" else []
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ScriptedRequest(EventLog(), method, target, named, body)
+
+
+async def _understand(method: str, target: str, upstream: Upstream) -> None:
+    with Deadline(9, 9) as deadline:
+        asked = parse_operation(method, target)
+        await understand(_request(method, target), asked, upstream, deadline)
+
+
+def test_a_dialect_that_is_not_known_is_never_guessed() -> None:
+    with pytest.raises(GatewayError, match="how upstream 'servers' speaks: it was not") as caught:
+        _ = _upstream(_Learning()).dialect
+    assert caught.value.kind is ErrorKind.NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "waits"),
+    [
+        ("POST", INFER, True),
+        ("GET", "/v2/models/m/versions/1", True),
+        ("GET", "/v2/models/m/versions/1/ready", True),
+        ("GET", "/v2/models/m", False),
+        ("POST", "/v2/models/m/generate", False),
+        ("GET", "/other", False),
+    ],
+)
+async def test_who_needs_the_dialect_waits_for_it(method: str, target: str, waits: bool) -> None:
+    dialect_state = _Learning()
+    task = asyncio.create_task(_understand(method, target, _upstream(dialect_state)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert task.done() is not waits
+    dialect_state.told.set()
+    await task
+    assert dialect_state.asked == waits
+
+
+async def test_the_wait_ends_with_the_exchanges_time() -> None:
+    async def wait() -> None:
+        with Deadline(9, 0.01) as deadline:
+            await until_known([_upstream(_Learning())], deadline)
+
+    with pytest.raises(GatewayError, match=f"waiting for {URL}: not done in 0.01 s") as caught:
+        await wait()
+    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_afterwards_it_is_the_clients_turn() -> None:
+    dialect_state = _Learning()
+    dialect_state.told.set()
+
+    async def wait() -> None:
+        with Deadline(9, 0.01) as deadline:
+            await until_known([_upstream(dialect_state)], deadline)
+            await asyncio.sleep(9)
+
+    with pytest.raises(GatewayError, match="waiting for the client") as caught:
+        await wait()
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_a_server_that_cannot_be_asked_fails_the_exchange() -> None:
+    fault = GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused")
+    with pytest.raises(GatewayError) as caught:
+        await _understand("POST", INFER, _upstream(_Learning(fault)))
+    assert caught.value is fault
+
+
+async def test_dialect_that_is_told_sets_back_no_failures_of_an_endpoint() -> None:
+    """Of several endpoints, it may be another one that has told it."""
+    dialect_state = _Learning()
+    dialect_state.told.set()
+    upstream = _upstream(dialect_state)
+    upstream.pool.members[0].calls.failures = 2
+    await _understand("POST", INFER, upstream)
+    state = upstream.pool.snapshot()[0]
+    assert (state.failures, state.outstanding) == (2, 0)
+
+
+async def test_where_there_is_no_server_that_is_said() -> None:
+    upstream = Upstream("u", _Learning(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
+    with pytest.raises(GatewayError, match="the upstream has no endpoint"):
+        await _understand("POST", INFER, upstream)
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/v2/models/m/versions/1/infer", "/v2/models/m/infer"),
+        ("/v2/models/m/versions/1", "/v2/models/m"),
+        ("/v2/models/m/versions/1/ready?x", "/v2/models/m/ready"),
+        ("/v2/models/m/versions/1/stats", "/v2/models/m/stats"),
+    ],
+)
+async def test_a_version_is_refused_where_there_are_none(target: str, path: str) -> None:
+    method = "POST" if target.endswith("infer") else "GET"
+    upstream = make_route(ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE).upstream
+    with pytest.raises(GatewayError) as caught:
+        await _understand(method, target, upstream)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    said = f"upstream 'models' (kserve) has no versions of models; without one, this is {path}"
+    assert caught.value.message == said
+    await _understand(method, path, upstream)
+    for dialect in (TRITON, OPENVINO, JSON):
+        await _understand(
+            method, target, make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
+        )
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_", "expected"),
+    [
+        (KSERVE, _request("POST", "/x"), "application/json"),
+        (JSON, _request("POST", "/x"), "application/json"),
+        (JSON, _request("POST", "/x", Transfer_Encoding="chunked"), "application/json"),
+        (JSON, _request("POST", "/x", **{HEADER_LENGTH: "2"}), "application/octet-stream"),
+        (JSON, _request("POST", "/x", Content_Type="text/plain"), "text/plain"),
+        (KSERVE, _request("POST", "/v1/models/m:predict", Content_Type=CURLS), "application/json"),
+        (KSERVE, _request("POST", "/v2/logging", Content_Type=CURLS), "application/json"),
+        (KSERVE, _request("POST", "/x", Content_Type=CURLS), CURLS),
+        (TRITON, _request("POST", "/v2/logging", Content_Type=CURLS), CURLS),
+        (JSON, _request("GET", "/x"), None),
+        (TRITON, _request("POST", "/x"), None),
+        (OPENVINO, _request("POST", "/x"), None),
+    ],
+)
+async def test_servers_that_want_to_be_told_are_told_what_a_body_is(
+    dialect: Dialect, request_: ScriptedRequest, expected: str | None
+) -> None:
+    upstream = make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
+    before = CIMultiDict(request_.headers)
+    with Deadline(9, 9) as deadline:
+        headers = await typed(request_, upstream, deadline)
+    assert headers.getall("Content-Type", []) == ([expected] if expected else [])
+    headers.popall("Content-Type", None)
+    before.popall("Content-Type", None)
+    assert headers == before

@@ -1,0 +1,112 @@
+"""The ways in which a settings file comes to say something new."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.settings.file_watch import ContentWatcher
+
+OLD, NEW = "listen: 127.0.0.1:1\n", "listen: 127.0.0.1:2\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(OLD)
+    return file
+
+
+def _looks(watch: ContentWatcher, times: int = 4) -> list[bool]:
+    return [watch.changed() for _ in range(times)]
+
+
+def test_a_file_that_is_written_anew(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    assert _looks(watch) == [False] * 4
+    file.write_text(NEW * 2)
+    assert _looks(watch) == [False, True, False, False]
+
+
+def test_a_file_that_is_replaced_by_rename(file: Path) -> None:
+    """As editors do it, and `install`."""
+    watch = ContentWatcher([str(file)])
+    new = file.with_suffix(".tmp")
+    new.write_text(NEW)
+    os.utime(new, ns=(0, file.stat().st_mtime_ns))  # of the same size and time
+    os.rename(new, file)
+    assert _looks(watch) == [False, True, False, False]
+
+
+def test_a_config_map_of_kubernetes(tmp_path: Path) -> None:
+    """The file is a link into ..data, itself a link to a folder, and is swapped by rename."""
+    for name, text in (("..1", OLD), ("..2", NEW), ("..3", NEW)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "gateway.yaml").write_text(text)
+    (tmp_path / "..data").symlink_to("..1")
+    file = tmp_path / "gateway.yaml"
+    file.symlink_to("..data/gateway.yaml")
+    watch = ContentWatcher([str(file)])
+
+    def swap(name: str) -> None:
+        (tmp_path / "..data_tmp").symlink_to(name)
+        os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
+
+    assert _looks(watch) == [False] * 4
+    swap("..2")
+    assert _looks(watch) == [False, True, False, False]
+    swap("..3")  # another key of the map has changed, this file holds the same
+    assert _looks(watch) == [False] * 4
+
+
+def test_a_file_that_is_written_in_two_halves(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    with file.open("w") as opened:
+        opened.write(NEW[:8])
+        opened.flush()
+        assert not watch.changed()
+        opened.write(NEW[8:] + NEW)
+    assert _looks(watch) == [False, True, False, False]
+
+
+def test_a_file_that_vanishes_for_a_moment(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    file.unlink()
+    assert not watch.changed()
+    file.write_text(NEW)
+    assert _looks(watch) == [False, True, False, False]
+    file.unlink()
+    assert not watch.changed()
+    file.write_text(NEW)
+    assert _looks(watch) == [False] * 4
+
+
+def test_a_file_that_stays_away_has_changed_and_changes_when_it_is_back(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    file.unlink()
+    assert _looks(watch) == [False, True, False, False]
+    file.write_text(OLD)
+    assert _looks(watch) == [False, True, False, False]
+
+
+def test_a_file_that_is_touched_has_not_changed(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    os.utime(file, ns=(0, 0))
+    assert _looks(watch) == [False] * 4
+    file.write_text(NEW + NEW)
+    assert _looks(watch) == [False, True, False, False]
+
+
+def test_what_is_used_already_is_no_change(file: Path) -> None:
+    watch = ContentWatcher([str(file)])
+    file.write_text(NEW + NEW)
+    watch.mark_used()
+    assert _looks(watch) == [False] * 4
+
+
+def test_one_of_several_files(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    watch = ContentWatcher([str(file), str(other)])
+    other.write_text("here now")
+    assert _looks(watch) == [False, True, False, False]

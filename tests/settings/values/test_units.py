@@ -1,0 +1,189 @@
+import math
+from collections.abc import Callable
+
+import pytest
+
+from gateway.settings.values.units import (
+    Bounded,
+    format_percent,
+    parse_count,
+    parse_duration,
+    parse_percent,
+    parse_size,
+)
+
+SIZES = [
+    (0, 0),
+    (4096, 4096),
+    ("100", 100),
+    ("7B", 7),
+    ("512KiB", 512 * 1024),
+    ("64MiB", 64 * 1024**2),
+    ("64 MiB", 64 * 1024**2),
+    ("4GiB", 4 * 1024**3),
+    ("2TiB", 2 * 1024**4),
+    ("5kB", 5_000),
+    ("5KB", 5_000),
+    ("10MB", 10_000_000),
+    ("3GB", 3_000_000_000),
+    ("1TB", 10**12),
+]
+NOT_SIZES: list[object] = [
+    *("", " ", "lots", "MiB", "-1MiB", "1.5MiB", "64mib", "64M", "64Mb", "64MiB ", "1_000", "٣"),
+    *("1\n", "9" * 19, "9" * 5000, True, None, 1.0, [1], {"a": 1}),
+]
+DURATIONS = [
+    (5, 5.0),
+    (0.25, 0.25),
+    ("30", 30.0),
+    ("1.5", 1.5),
+    ("500ms", 0.5),
+    ("5s", 5.0),
+    ("5 s", 5.0),
+    ("2m", 120.0),
+    ("1h", 3600.0),
+    ("1.5h", 5400.0),
+]
+NOT_DURATIONS: list[object] = [
+    *("", "soon", "s", "-1s", "1h30m", "5S", "1d", "12:30", ".inf", "nan", "1e3", ".5", "5.", "٣s"),
+    *("9" * 5000, True, None, [], {}),
+]
+NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
+
+SHARES = [("0%", 0.0), ("50%", 0.5), ("7 %", 0.07), ("33.3%", 0.333), ("100%", 1.0), ("150%", 1.5)]
+NOT_SHARES: list[object] = [
+    "",
+    "%",
+    "half",
+    "-1%",
+    ".5%",
+    "1e1%",
+    "٣%",
+    "50",
+    0.5,
+    1,
+    True,
+    None,
+    [],
+]
+
+
+@pytest.mark.parametrize(("written", "size"), SIZES)
+def test_sizes_are_bytes(written: object, size: int) -> None:
+    assert parse_size(written) == size
+
+
+@pytest.mark.parametrize("written", NOT_SIZES)
+def test_what_is_no_size_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a size such as 64MiB, got "):
+        parse_size(written)
+
+
+@pytest.mark.parametrize(("written", "duration"), DURATIONS)
+def test_durations_are_seconds(written: object, duration: float) -> None:
+    parsed = parse_duration(written)
+    assert parsed == duration
+    assert isinstance(parsed, float)
+
+
+@pytest.mark.parametrize("written", NOT_DURATIONS)
+def test_what_is_no_duration_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a duration such as 30s, got "):
+        parse_duration(written)
+
+
+def test_counts_are_whole_numbers_or_their_digits() -> None:
+    assert parse_count(64) == 64
+    assert parse_count("64") == 64
+
+
+@pytest.mark.parametrize("written", NOT_COUNTS)
+def test_what_is_no_count_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a whole number, got "):
+        parse_count(written)
+
+
+def test_both_bounds_are_allowed() -> None:
+    within = Bounded(parse_size, "1KiB", "1MiB")
+    assert within("1KiB") == 1024
+    assert within(2**20) == 2**20
+
+
+@pytest.mark.parametrize("written", [0, 1023, -5, "2MiB"])
+def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected 1KiB to 1MiB, got "):
+        Bounded(parse_size, "1KiB", "1MiB")(written)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
+    with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
+        Bounded(parse_duration, "1ms", "1h")(number)
+
+
+@pytest.mark.parametrize(
+    ("parse", "written", "meant"),
+    [
+        (parse_duration, "5 minutes", "5m"),
+        (parse_duration, "30SEC", "30s"),
+        (parse_duration, "1h30m", "90m"),
+        (parse_duration, "1 hour, 30 min", "90m"),
+        (parse_duration, "2 days", "48h"),
+        (parse_duration, "1.5 hours", "90m"),
+        (parse_size, "64mb", "64MB"),
+        (parse_size, "64 M", "64MiB"),
+        (parse_size, "64Mi", "64MiB"),
+        (parse_size, "1.5GiB", "1536MiB"),
+        (parse_size, "2 gigabytes", "2GB"),
+        (parse_size, "1024 bytes", "1024B"),
+        (parse_count, "1_000", "1000"),
+        (parse_count, "1,000,000", "1000000"),
+        (parse_count, 8.0, "8"),
+        (parse_percent, 50, "50%"),
+        (parse_percent, 0.125, "12.5%"),
+        (parse_percent, "7 percent", "7%"),
+    ],
+)
+def test_what_was_meant_is_proposed_as_it_is_written(
+    parse: Callable[[object], float], written: object, meant: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
+        parse(written)
+    parse(meant)
+
+
+@pytest.mark.parametrize(
+    ("parse", "written"),
+    [
+        (parse_duration, "5 fortnights"),
+        (parse_duration, "0 minutes"),
+        (parse_duration, "1 minute" * 100),
+        (parse_duration, "5 minutes or so"),
+        (parse_size, "1.0005 KiB"),
+        (parse_size, "9" * 12 + "mb"),
+        (parse_count, "1,00"),
+        (parse_count, 1.5),
+        (parse_count, math.inf),
+        (parse_percent, 150),
+        (parse_percent, True),
+    ],
+)
+def test_nothing_is_proposed_for_what_nobody_can_tell(
+    parse: Callable[[object], float], written: object
+) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(written)
+    assert "did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(("written", "share"), SHARES)
+def test_shares_are_parts_of_a_whole(written: str, share: float) -> None:
+    assert parse_percent(written) == pytest.approx(share)
+    assert parse_percent(format_percent(share)) == pytest.approx(share)
+    assert format_percent(parse_percent(written)) == written.replace(" ", "")
+
+
+@pytest.mark.parametrize("written", NOT_SHARES)
+def test_what_is_no_share_is_told_in_plain_words(written: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a share such as 50%, got "):
+        parse_percent(written)

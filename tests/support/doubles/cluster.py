@@ -1,0 +1,93 @@
+"""Several servers without sockets, and requests that are for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import Dialect
+from gateway.proxy.dispatch import handle_request
+from gateway.proxy.interfaces import Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
+from gateway.upstream.pool.dialect import DialectState
+from tests.support.doubles.streaming import (
+    BodyStep,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedRequest,
+    ScriptedUpstreamResponse,
+)
+
+ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
+
+A, B, C, D = (f"http://{name}:8000" for name in "abcd")
+
+
+class UndetectedDialectState(DialectState):
+    """How servers speak that tell it once somebody waits for it, unless they cannot be asked.
+
+    ``fault`` is what that fails with, or what it waits for.
+    """
+
+    def __init__(self, dialect: Dialect, fault: BaseException | asyncio.Event | None) -> None:
+        super().__init__(None, "it was not asked")
+        self._told = dialect
+        self._fault = fault
+
+    async def known(self) -> None:
+        if isinstance(self._fault, BaseException):
+            raise self._fault
+        if self._fault is not None:
+            await self._fault.wait()
+        self.dialect = self._told
+
+
+def scripted_response(
+    body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+) -> ServerStep:
+    """Make an answer."""
+    return ScriptedUpstreamResponse(status, headers, [body])
+
+
+def connect_error(url: str) -> GatewayError:
+    """Make the error of an endpoint that nobody listens at."""
+    return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {url}: Connection refused")
+
+
+def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoint]:
+    """Make a server for each name, at http://NAME:8000, with its turns."""
+    return [
+        ScriptedEndpoint(
+            EventLog(),
+            *(script if isinstance(script, tuple) else (script,)),
+            url=f"http://{name}:8000",
+        )
+        for name, script in turns.items()
+    ]
+
+
+def weighted_routes(*routes: Route, weights: tuple[int, ...] | None = None) -> Router:
+    """Make the routes where all requests choose from these by weight."""
+    return Router([Rule(Match(), routes, weights or (1,) * len(routes))], lambda: 0.0)
+
+
+async def send_request(
+    routes: Router,
+    method: str,
+    target: str,
+    *body: BodyStep,
+    headers: Mapping[str, str] | None = None,
+) -> ScriptedClientResponse:
+    """Have a request answered."""
+    log = EventLog()
+    answer = ScriptedClientResponse(log)
+    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, routes)
+    return answer
+
+
+def received_requests(*endpoints: ScriptedEndpoint) -> list[list[str]]:
+    """Give what each server was asked."""
+    return [[f"{each.method} {each.target}" for each in server.requests] for server in endpoints]

@@ -1,0 +1,140 @@
+"""A server and a client without sockets, for exchanges that go the straight way.
+
+The server notes what it is asked, and answers when the test calls whoever waits; the client notes
+what it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.proxy.interfaces import ClientResponse
+from gateway.upstream.transport import (
+    HeaderLines,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+from tests.support.doubles.streaming import URL, EventLog
+
+
+@dataclass(frozen=True, eq=False)
+class ScriptedHead:
+    """The head of a server's answer."""
+
+    status: int = 200
+    reason: str = "OK"
+    headers: CIMultiDictProxy[str] = field(
+        default_factory=lambda: CIMultiDictProxy(CIMultiDict[str]())
+    )
+
+
+def response_head(
+    status: int = 200, headers: dict[str, str] | None = None, reason: str = "OK"
+) -> ScriptedHead:
+    """Make a head of an answer."""
+    return ScriptedHead(status, reason, CIMultiDictProxy(CIMultiDict(headers or {})))
+
+
+@dataclass
+class SentRequest(PendingRequest):
+    """A request under way, in the test's hands."""
+
+    start: RequestTemplate
+    headers: HeaderLines
+    body: bytes
+    receiver: ResponseReceiver
+    log: EventLog
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """Give all headers, as they go to the server."""
+        return [*self.start.headers, *self.headers]
+
+    def close(self) -> None:
+        """Note that nobody waits any more."""
+        self.log.append("server is let go")
+
+
+class ReadyEndpoint(UpstreamEndpoint):
+    """A server with a connection at hand, as long as it is ``ready``."""
+
+    def __init__(self, log: EventLog | None = None, url: str = URL) -> None:
+        self.url = url
+        self.ready = True
+        self.asked: list[SentRequest] = []
+        self.log = EventLog() if log is None else log
+
+    def try_send_nowait(
+        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+    ) -> PendingRequest | None:
+        """Note a request."""
+        if not self.ready:
+            return None
+        self.log.append(f"server is asked {start.method} {start.target}")
+        self.asked.append(SentRequest(start, headers, body, receiver, self.log))
+        return self.asked[-1]
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Fail: nothing goes the ordinary way here."""
+        raise AssertionError("nothing goes the ordinary way here")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class DeliveredResponse:
+    """An answer, as a client was given it."""
+
+    status: int
+    reason: str
+    headers: HeaderLines
+    body: bytes
+    last: bool
+
+
+class ScriptedClient:
+    """Notes its answers; the test runs the tasks."""
+
+    def __init__(self, log: EventLog | None = None) -> None:
+        self.added_headers: HeaderLines = ()
+        self.request_id = ""
+        self.responses: list[DeliveredResponse] = []
+        self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
+        self.over: Callable[[], None] | None = None
+        self.log = EventLog() if log is None else log
+
+    def answer(
+        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+    ) -> None:
+        """Note an answer."""
+        self.log.append(f"client gets {status}")
+        self.responses.append(DeliveredResponse(status, reason, headers, body, last))
+
+    def continue_in_task(
+        self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
+    ) -> None:
+        """Note what a task is to do."""
+        self.log.append("client waits for a task")
+        self.rest, self.over = rest, over
+
+    def begin_task(self, answer: ClientResponse) -> asyncio.Task[None]:
+        """Do it, as a listener does."""
+        rest, over = self.rest, self.over
+        assert rest is not None
+        assert over is not None
+
+        async def serve() -> None:
+            await rest(answer)
+
+        task = asyncio.get_running_loop().create_task(serve())
+        task.add_done_callback(lambda _: over())
+        return task

@@ -1,0 +1,149 @@
+"""A gateway in the test's own process, and a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from gateway.upstream.pool.pool import Pool
+from tests.support.raw_client import RawClient, connect
+
+# The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
+LIMITS = {"idle_timeout": 30, "request_timeout": 60, "drain_timeout": 0.2, "connect_timeout": 5}
+
+
+class RunningGateway:
+    """A gateway that serves, with its insides in reach."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.url = gateway.addresses[0]
+
+    @property
+    def outstanding(self) -> int:
+        """Give the number of exchanges that hold an endpoint."""
+        pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
+        return sum(sum(pool.outstanding) for pool in pools)
+
+    @property
+    def pool(self) -> Pool:
+        """Give the endpoints of the one upstream."""
+        (upstream,) = self.gateway.runtime.upstreams.values()
+        return upstream.pool
+
+    def client(self) -> AbstractAsyncContextManager[RawClient]:
+        """Open a connection to it."""
+        return connect(self.url)
+
+    async def until_idle(self) -> None:
+        """Wait until no exchange is under way."""
+        await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
+
+
+@asynccontextmanager
+async def running_gateway(
+    *urls: str,
+    route: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
+    helper: str = "never",
+    tls: dict[str, str] | None = None,
+    models: dict[str, Any] | None = None,
+    others: dict[str, Any] | None = None,
+    **limits: object,
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway in front of servers; the rest is as in its settings.
+
+    ``others`` are further upstreams. ``urls`` are taken for Tritons, so that they are asked nothing
+    but what clients ask.
+    """
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "tls": tls,
+            "offload": helper,
+            "upstreams": {
+                "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})},
+                **(others or {}),
+            },
+            "routes": [{"upstream": "servers", **(route or {})}],
+            "models": models or {},
+            "limits": {**LIMITS, **limits},
+        }
+    )
+    async with Gateway(settings) as gateway:
+        running = RunningGateway(gateway)
+        yield running
+        await running.until_idle()
+
+
+@asynccontextmanager
+async def gateway_client(
+    *urls: str,
+    route: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
+    helper: str = "never",
+    tls: dict[str, str] | None = None,
+    models: dict[str, Any] | None = None,
+    **limits: object,
+) -> AsyncIterator[RawClient]:
+    """Run a gateway in front of servers, and give a connection to it."""
+    async with (
+        running_gateway(
+            *urls,
+            route=route,
+            upstream=upstream,
+            helper=helper,
+            tls=tls,
+            models=models,
+            others=None,
+            **limits,
+        ) as gateway,
+        gateway.client() as client,
+    ):
+        yield client
+
+
+async def until(condition: Callable[[], object], patience: float = 5.0) -> None:
+    """Wait until a condition holds; fails the test where it does not come to that."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience
+    while not condition():
+        assert loop.time() < end, "it never came to that"
+        await asyncio.sleep(0.005)
+
+
+def _sockets() -> int:
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that listed the directory
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return count
+
+
+@asynccontextmanager
+async def no_leaks() -> AsyncIterator[None]:
+    """Check that what runs inside leaves no task and no socket behind."""
+    tasks, sockets = asyncio.all_tasks(), _sockets()
+    yield
+    own = asyncio.current_task()
+    await until(lambda: asyncio.all_tasks() - {own} <= tasks)
+    gc.collect(0)
+    await until(lambda: _sockets() <= sockets)
+
+
+@contextmanager
+def no_errors_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Check that nothing was logged as an error: by the gateway, aiohttp or asyncio."""
+    yield
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    errors = [record.getMessage() for record in records if record.levelno >= logging.ERROR]
+    assert not errors

@@ -1,0 +1,24 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+HARD = 256
+
+
+@pytest.mark.parametrize("soft", [64, HARD])
+def test_all_that_the_hard_limit_allows(soft: int) -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import resource;"
+            " from gateway.system.descriptors import raise_descriptor_limit as allow;"
+            " allow(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))",
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, HARD)),
+        capture_output=True,
+        check=True,
+    )
+    assert said.stdout == b"256 256\n"

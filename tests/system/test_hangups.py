@@ -1,0 +1,80 @@
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.system.hangups import HangupWatch
+from tests.support.gateway import until
+
+
+@pytest.fixture
+async def hangups() -> AsyncIterator[HangupWatch]:
+    watch = HangupWatch()
+    yield watch
+    watch.close()
+
+
+async def test_peer_that_closes_behind_unread_bytes_is_noticed(hangups: HangupWatch) -> None:
+    ours, peer = socket.socketpair()
+    gone: list[str] = []
+    with ours:
+        hangups.watch(ours.fileno(), lambda: gone.append("gone"))
+        peer.send(b"unread")
+        await asyncio.sleep(0.02)
+        assert not gone
+        peer.close()
+        await until(lambda: gone)
+        await asyncio.sleep(0.02)
+        assert gone == ["gone"]
+
+
+async def test_peer_that_closes_its_sending_side_is_noticed(hangups: HangupWatch) -> None:
+    ours, peer = socket.socketpair()
+    gone: list[str] = []
+    with ours, peer:
+        hangups.watch(ours.fileno(), lambda: gone.append("gone"))
+        peer.shutdown(socket.SHUT_WR)
+        await until(lambda: gone)
+
+
+async def test_peer_that_is_not_watched_any_more_is_not_told_of(hangups: HangupWatch) -> None:
+    ours, peer = socket.socketpair()
+    gone: list[str] = []
+
+    def note() -> None:
+        gone.append("gone")
+
+    with ours:
+        hangups.watch(ours.fileno(), note)
+        hangups.unwatch(ours.fileno(), note)
+        peer.close()
+        await asyncio.sleep(0.02)
+        assert not gone
+
+
+async def test_descriptor_that_is_used_again_belongs_to_its_new_owner(
+    hangups: HangupWatch,
+) -> None:
+    old, old_peer = socket.socketpair()
+    gone: list[str] = []
+
+    def old_is_gone() -> None:
+        gone.append("old")
+
+    def new_is_gone() -> None:
+        gone.append("new")
+
+    with old_peer:
+        descriptor = old.detach()
+        hangups.watch(descriptor, old_is_gone)
+        os.close(descriptor)  # nobody says so
+        new, new_peer = socket.socketpair()
+        with new:
+            assert new.fileno() == descriptor
+            hangups.watch(descriptor, new_is_gone)
+            hangups.unwatch(descriptor, old_is_gone)  # which comes late
+            new_peer.close()
+            await until(lambda: gone)
+    assert gone == ["new"]

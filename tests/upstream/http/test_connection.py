@@ -1,0 +1,917 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.http1.head import ResponseHead, parse_response_head
+from gateway.system.buffers import MAX_WINDOW
+from gateway.upstream.http import connection as upstream_connection
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.connection import MAX_INTERIM_RESPONSES, ServerConnection
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import UpstreamRequest
+from tests.http1.fake_transport import FakeTransport
+from tests.http1.splits import all_splits, bytewise, cut
+from tests.support.compiled import needs_source
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+URL = "http://server:8000"
+
+CHUNKED = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"})
+UNTIL_CLOSE = message("HTTP/1.1 200 OK", {})
+INTERIM = [
+    message("HTTP/1.1 100 Continue"),
+    message("HTTP/1.1 102 Processing", {"X": "a"}),
+    message("HTTP/1.1 103 Early Hints", {"Link": "</x>", "Content-Length": "5"}),
+]
+
+
+def _connected() -> tuple[ServerConnection, FakeTransport]:
+    connection = ServerConnection(URL)
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def _read(connection: ServerConnection) -> bytes:
+    """Read what has come of a body, to its end; nothing more is to come."""
+    assert connection.body is not None
+    data = b""
+    async with asyncio.timeout(5):
+        while piece := await connection.body.read():
+            data += piece
+    return data
+
+
+async def _message(
+    failing: asyncio.Future[ResponseHead] | ServerConnection,
+    kind: ErrorKind = ErrorKind.BAD_RESPONSE,
+) -> str:
+    """Give what an answer's head, or its body, fails with."""
+    with pytest.raises(GatewayError) as caught:
+        await (_read(failing) if isinstance(failing, ServerConnection) else failing)
+    assert caught.value.kind is kind
+    return caught.value.message
+
+
+# ---------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "status", "body", "reusable"),
+    [
+        ("POST", http_response(b"whole"), 200, b"whole", True),
+        ("POST", http_response(b""), 200, b"", True),
+        ("POST", http_response(b"\r\n\r\n"), 200, b"\r\n\r\n", True),
+        ("POST", http_response(b"no", status="404 Not Found"), 404, b"no", True),
+        ("POST", CHUNKED + chunked(b"ab", b"c"), 200, b"abc", True),
+        ("POST", CHUNKED + chunked(), 200, b"", True),
+        ("POST", CHUNKED + b"1;x=y\r\na\r\n0;z\r\nX: b\r\n\r\n", 200, b"a", True),
+        ("POST", message("HTTP/1.1 204 None"), 204, b"", True),
+        ("GET", message("HTTP/1.1 304 Same", {"Content-Length": "5"}), 304, b"", True),
+        ("POST", INTERIM[0] + http_response(b"a"), 200, b"a", True),
+        ("POST", b"".join(INTERIM) + CHUNKED + chunked(b"a"), 200, b"a", True),
+        ("POST", b"\r\n" + http_response(b"a"), 200, b"a", True),
+        ("POST", http_response(b"a", {"Connection": "close"}), 200, b"a", False),
+        ("POST", http_response(b"a").replace(b"/1.1", b"/1.0"), 200, b"a", False),
+        ("POST", http_response(b"a", {"Connection": "Keep-Alive"}), 200, b"a", True),
+        (
+            "POST",
+            http_response(b"a", {"Connection": "Keep-Alive"}).replace(b"/1.1", b"/1.0"),
+            200,
+            b"a",
+            True,
+        ),
+        # Some servers send a body all the same.
+        ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), 200, b"", False),
+        ("HEAD", CHUNKED, 200, b"", False),
+        ("HEAD", UNTIL_CLOSE, 200, b"", False),
+    ],
+)
+async def test_answers(method: str, data: bytes, status: int, body: bytes, reusable: bool) -> None:
+    for pieces in all_splits(data):
+        connection, transport = _connected()
+        head = connection.expect(method)
+        for piece in pieces[:-1]:
+            assert not connection.reusable
+            connection.data_received(piece)
+        connection.data_received(pieces[-1])
+        assert (await head).status == status
+        assert await _read(connection) == body
+        assert connection.reusable is reusable
+        assert transport.calls == []
+
+
+async def test_one_answer_after_the_other() -> None:
+    connection, transport = _connected()
+    assert not connection.reusable
+    for number in range(3):
+        for data in (http_response(b"%d" % number), CHUNKED + chunked(b"%d" % number)):
+            head = connection.expect("POST")
+            assert connection.body is None
+            assert not connection.reusable
+            for piece in bytewise(data):
+                connection.data_received(piece)
+            assert (await head).status == 200
+            assert await _read(connection) == b"%d" % number
+            assert connection.reusable
+    assert transport.calls == []
+
+
+async def test_an_interim_answer_is_none() -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    for interim in INTERIM:
+        connection.data_received(interim)
+        assert not head.done()
+        assert connection.body is None
+    connection.data_received(http_response(b"a", {"X": "b"}, status="201 Made"))
+    assert ((await head).status, (await head).reason) == (201, "Made")
+    assert (await head).headers["X"] == "b"
+
+
+async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
+    for data in (
+        INTERIM[1] * MAX_INTERIM_RESPONSES,
+        b"".join(INTERIM) * (MAX_INTERIM_RESPONSES // len(INTERIM)),
+    ):
+        connection, transport = _connected()
+        for number in range(2):  # they are counted for each request
+            head = connection.expect("POST")
+            connection.data_received(data + http_response(b"%d" % number))
+            assert (await head).status == 200
+            assert await _read(connection) == b"%d" % number
+        assert connection.reusable
+        assert transport.calls == []
+
+
+@pytest.mark.parametrize("form", ["at once", "one by one"])
+async def test_one_interim_response_too_many_fails_the_request(form: str) -> None:
+    pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    if form == "at once":
+        connection.data_received(b"".join(pieces))
+    else:
+        for number, piece in enumerate(pieces[: MAX_INTERIM_RESPONSES + 1]):
+            assert not head.done(), number
+            connection.data_received(piece)
+    assert transport.calls == ["abort"]
+    text = f"{URL} sent more than 100 interim (1xx) responses to one request"
+    assert await _message(head) == text
+    assert not connection.reusable
+
+
+@needs_source
+async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+
+    def noting(text: bytes, method: str) -> ResponseHead:
+        parsed.append(text)
+        return parse_response_head(text, method)
+
+    monkeypatch.setattr(upstream_connection, "parse_response_head", noting)
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    for _ in range(3):
+        connection.data_received(memoryview(INTERIM[0] * 20_000))
+    assert len(parsed) == MAX_INTERIM_RESPONSES + 1
+    assert "interim" in await _message(head)
+
+
+async def test_a_body_is_there_as_it_comes() -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"abc")[:-2])
+    assert (await head).length == 3
+    assert connection.body is not None
+    assert await connection.body.read() == b"a"
+    assert not connection.body.ended
+    connection.data_received(b"b")
+    assert await connection.body.read() == b"b"
+    connection.data_received(b"c")
+    assert connection.body.ended
+    assert await connection.body.read() == b"c"
+
+
+async def test_a_body_nobody_reads_holds_the_server_back() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(http_response(bytes(MAX_WINDOW + 2))[:-1])
+    assert transport.calls == ["pause"]
+    assert connection.body is not None
+    assert len(await connection.body.read()) == MAX_WINDOW + 1
+    assert transport.calls == ["pause", "resume"]
+    connection.data_received(b"x")
+    assert await _read(connection) == b"x"
+    assert connection.reusable
+
+
+async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
+    assert transport.calls == []
+    assert len(await _read(connection)) == MAX_WINDOW + 1
+    assert connection.reusable
+
+
+# ---------------------------------------------------------------------------------- more than asked
+
+
+@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
+async def test_what_comes_before_any_request_drops_the_connection(unasked: bytes) -> None:
+    connection, transport = _connected()
+    connection.data_received(unasked)
+    assert transport.calls == ["abort"]
+    assert not connection.reusable
+
+
+async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
+    connection, transport = _connected()
+    connection.expect("POST").cancel()
+    connection.data_received(http_response(b"late"))
+    assert transport.calls == ["abort"]
+    assert connection.body is None
+    assert not connection.reusable
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (http_response(b"asked"), b"asked"),
+        (http_response(b""), b""),
+        (CHUNKED + chunked(b"asked"), b"asked"),
+        (message("HTTP/1.1 204 None"), b""),
+        (message("HTTP/1.1 304 Same", {"Content-Length": "1"}), b""),
+    ],
+)
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(
+            b"x",
+            b"\x00",
+            b"\r\n\r\nx",
+            b"HTTP/1.1 200",
+            http_response(b"unasked"),
+            http_response(b"x") * 2,
+        ),
+        CHUNKED + chunked(b"unasked"),
+    ],
+)
+async def test_a_connection_on_which_more_came_is_not_reusable(
+    data: bytes, body: bytes, more: bytes
+) -> None:
+    for pieces in ([data + more], [data, more], bytewise(data + more)):
+        connection, _ = _connected()
+        head = connection.expect("POST")
+        for piece in pieces:
+            connection.data_received(piece)
+        await head
+        assert not connection.reusable
+        assert await _read(connection) == body
+
+
+# ---------------------------------------------------------------------------------- broken off
+
+
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\nX:", *INTERIM])
+@pytest.mark.parametrize("eof", [True, False])
+async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    if data:
+        connection.data_received(data)
+    if eof:
+        connection.eof_received()
+    connection.connection_lost(None if eof else ConnectionResetError())
+    kind = ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE
+    assert await _message(head, kind) == f"{URL} closed the connection before it answered"
+    assert connection.closed
+    assert not connection.reusable
+
+
+async def test_closed_before_it_was_asked() -> None:
+    connection, _ = _connected()
+    connection.connection_lost(None)
+    head = connection.expect("POST")
+    text = f"{URL} closed the connection before it answered"
+    assert await _message(head, ErrorKind.NO_RESPONSE) == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http_response(b"abcd")[:-1],
+        CHUNKED + chunk(b"abc"),
+        CHUNKED + chunked(b"abc")[:-1],
+        CHUNKED + b"4\r\nabc",
+    ],
+)
+@pytest.mark.parametrize("eof", [True, False])
+async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    connection.data_received(data)
+    if eof:
+        connection.eof_received()
+    connection.connection_lost(None if eof else ConnectionResetError())
+    await head
+    assert connection.body is not None
+    assert await connection.body.read() == b"abc"
+    text = await _message(connection)
+    assert text == f"{URL} closed the connection before the end of its answer"
+    assert not connection.reusable
+
+
+@pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
+async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
+    for pieces in all_splits(UNTIL_CLOSE + body):
+        connection, _ = _connected()
+        head = connection.expect("POST")
+        for piece in pieces:
+            connection.data_received(piece)
+        assert (await head).length is None
+        assert connection.body is not None
+        assert not connection.body.ended
+        connection.eof_received()
+        assert connection.body.ended
+        assert not connection.reusable
+        connection.connection_lost(None)
+        assert await _read(connection) == body
+        assert not connection.reusable
+
+
+async def test_a_body_until_close_fails_with_a_reset() -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    connection.data_received(UNTIL_CLOSE + b"abc")
+    connection.connection_lost(ConnectionResetError())
+    await head
+    assert connection.body is not None
+    assert await connection.body.read() == b"abc"
+    text = await _message(connection)
+    assert text == f"{URL} closed the connection before the end of its answer"
+
+
+async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"abc"))
+    connection.eof_received()
+    assert not connection.reusable
+    connection.connection_lost(None)
+    await head
+    assert await _read(connection) == b"abc"
+    assert not connection.reusable
+
+
+# ---------------------------------------------------------------------------------- no answer
+
+
+@pytest.mark.parametrize(
+    ("data", "saying"),
+    [
+        (b"what?\r\n\r\n", "answered what is not HTTP: "),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "answered what is not HTTP: "),
+        (b"HTTP/2.0 200 OK\r\n\r\n", "answered what is not HTTP: only HTTP/1.1"),
+        (http_response(headers={"X": "\x01"}), "answered what is not HTTP: Invalid header value"),
+        (http_response(headers={"Transfer-Encoding": "chunked"}), "answered what is not HTTP: "),
+        (
+            http_response(headers={"X": "a" * 65536}),
+            "answered what is not HTTP: a head of more than ",
+        ),
+        (b"".join(INTERIM) + b"what?\r\n\r\n", "answered what is not HTTP: "),
+        (message("HTTP/1.1 101 Switching Protocols"), "answered 101 Switching Protocols, for "),
+    ],
+    ids=range(8),
+)
+async def test_what_is_no_answer(data: bytes, saying: str) -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(data)
+    assert transport.calls == ["abort"]
+    connection.connection_lost(None)
+    assert (await _message(head)).startswith(f"{URL} {saying}")
+    assert not connection.reusable
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_broken_chunk(at_once: bool) -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(CHUNKED + chunk(b"good"))
+    if at_once:
+        assert (await head).chunked
+        assert connection.body is not None
+        assert await connection.body.read() == b"good"
+    connection.data_received(b"what\r\n")
+    assert transport.calls == ["abort"]
+    connection.connection_lost(None)
+    if not at_once:
+        assert connection.body is not None
+        assert await connection.body.read() == b"good"
+    assert (await _message(connection)).startswith(f"{URL} answered what is not HTTP: ")
+    assert not connection.reusable
+
+
+BROKEN_AT_ONCE = {
+    "no chunk": CHUNKED + b"what?\r\n",
+    "a good chunk before it": CHUNKED + chunk(b"good") + b"what?\r\n",
+    "more in a chunk than it says": CHUNKED + b"3\r\n12345\r\n0\r\n\r\n",
+    "more around the chunks than in them": CHUNKED + (b"1;" + b"x" * 999 + b"\r\na\r\n") * 200,
+    "interim responses before it": b"".join(INTERIM) + CHUNKED + b"what?\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN_AT_ONCE.values(), ids=BROKEN_AT_ONCE)
+async def test_a_chunk_broken_in_the_read_of_its_head_is_no_answer(data: bytes) -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(data)
+    assert transport.calls == ["abort"]
+    connection.connection_lost(None)
+    assert (await _message(head)).startswith(f"{URL} answered what is not HTTP: ")
+    assert not connection.reusable
+    connection, _, receiver = _asked()
+    connection.data_received(data)
+    connection.connection_lost(None)
+    assert receiver.calls == ["failed"]
+
+
+TINY = chunk(b"x") * 100_000
+
+
+async def test_tiny_chunks_let_others_in() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(CHUNKED + TINY)
+    connection.data_received(chunk(b"y") + chunked())  # on its way when reading was paused
+    assert (await head).status == 200
+    assert transport.calls == ["pause"]
+    assert not connection.reusable
+    assert connection.body is not None
+    pieces: list[bytes | memoryview] = []
+    while piece := await connection.body.read():
+        pieces.append(piece)
+    assert b"".join(pieces) == b"x" * 100_000 + b"y"
+    # Each is from a turn of its own.
+    assert max(map(len, pieces)) < 5000
+    assert connection.reusable
+    assert transport.calls == ["pause", "resume"]
+
+
+async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
+    connection, _ = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY + chunked())
+    connection.connection_lost(None)
+    assert await _read(connection) == b"x" * 100_000
+
+
+async def test_broken_tiny_chunks_of_a_server_that_closes() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY + b"what?\r\n")
+    connection.connection_lost(None)
+    assert "answered what is not HTTP" in await _message(connection)
+    assert "abort" in transport.calls
+
+
+async def test_tiny_chunks_that_nobody_waits_for() -> None:
+    connection, transport = _connected()
+    connection.expect("POST")
+    connection.data_received(CHUNKED + TINY)
+    connection.drop()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert transport.calls == ["pause", "resume", "abort"]
+    assert not connection._read_ahead
+
+
+async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
+    connection, _ = _connected()
+    head = connection.expect("POST")
+    connection.data_received(CHUNKED + chunked(b"a") + b"CONNECT a:80 HTTP/1.1\r\n\r\n")
+    await head
+    assert not connection.reusable
+    assert await _read(connection) == b"a"
+
+
+# ---------------------------------------------------------------------------------- given up
+
+
+async def test_who_waits_for_the_head_has_the_error() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    fault = bad_request("the client's")
+    connection.fail(fault)
+    connection.connection_lost(None)
+    with pytest.raises(GatewayError) as caught:
+        await head
+    assert caught.value is fault
+    assert transport.calls[0] == "abort"
+    assert not connection.reusable
+
+
+async def test_who_reads_the_body_has_the_error() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"abc")[:-1])
+    fault = bad_request("the client's")
+    connection.fail(fault)
+    connection.connection_lost(None)
+    await head
+    assert connection.body is not None
+    assert await connection.body.read() == b"ab"
+    with pytest.raises(GatewayError) as caught:
+        await connection.body.read()
+    assert caught.value is fault
+    assert transport.calls[0] == "abort"
+
+
+async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"abc"))
+    connection.fail(bad_request("late"))
+    await head
+    assert await _read(connection) == b"abc"
+    assert transport.calls == ["abort"]
+    assert not connection.reusable
+
+
+async def test_a_dropped_connection_is_not_reusable() -> None:
+    connection, transport = _connected()
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"abc"))
+    await head
+    assert connection.reusable
+    connection.drop()
+    assert not connection.reusable
+    assert transport.calls == ["abort"]
+
+
+# ---------------------------------------------------------------------------------- called back
+
+
+MAX_CACHED_HEAD = 2048
+WHOLE = 64 * 1024
+
+
+class _Receiver:
+    """Notes what it is called with, and does what the test says in ``then``."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        self.calls: list[str] = []
+        self.heads: list[ResponseHead] = []
+        self.body = b""
+        self.errors: list[Exception] = []
+        self.then: Callable[[], object] = lambda: None
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        self.calls.append(f"whole {head.status}")
+        self.heads.append(head)
+        self.body = bytes(body)
+        self.then()
+
+    def on_headers(self, head: ResponseHead) -> None:
+        self.calls.append(f"begun {head.status}")
+        self.heads.append(head)
+        self.then()
+
+    def on_error(self, error: Exception) -> None:
+        self.calls.append("failed")
+        self.errors.append(error)
+        self.then()
+
+
+def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Receiver]:
+    connection, transport = _connected()
+    receiver = _Receiver(connection)
+    connection.ask(method, receiver)
+    return connection, transport, receiver
+
+
+def _head_of_size(size: int, body: bytes) -> bytes:
+    """Write an answer whose head has this size."""
+    missing = size - len(http_response(body, {"X": ""})) + len(body)
+    return http_response(body, {"X": "x" * missing})
+
+
+WHOLE_ANSWERS = {
+    "a body": ("POST", http_response(b"whole"), "whole 200", b"whole", True),
+    "an empty body": ("POST", http_response(b""), "whole 200", b"", True),
+    "an error": ("POST", http_response(b"no", status="404 Not Found"), "whole 404", b"no", True),
+    "204": ("POST", message("HTTP/1.1 204 None"), "whole 204", b"", True),
+    "304": ("GET", message("HTTP/1.1 304 Same", {"Content-Length": "5"}), "whole 304", b"", True),
+    "interim": ("POST", b"".join(INTERIM) + http_response(b"a"), "whole 200", b"a", True),
+    "an empty line before it": ("POST", b"\r\n" + http_response(b"a"), "whole 200", b"a", True),
+    "the largest body": ("POST", http_response(bytes(WHOLE)), "whole 200", bytes(WHOLE), True),
+    "the largest head": ("POST", _head_of_size(MAX_CACHED_HEAD, b"a"), "whole 200", b"a", True),
+    "the last": ("POST", http_response(b"a", {"Connection": "close"}), "whole 200", b"a", False),
+    "HTTP/1.0": ("POST", http_response(b"a").replace(b"/1.1", b"/1.0"), "whole 200", b"a", False),
+    "HEAD": ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), "whole 200", b"", False),
+}
+
+
+@pytest.mark.parametrize("view", [bytes, memoryview])
+@pytest.mark.parametrize(
+    ("method", "data", "call", "body", "reusable"), WHOLE_ANSWERS.values(), ids=WHOLE_ANSWERS
+)
+async def test_a_small_answer_comes_whole(
+    method: str,
+    data: bytes,
+    call: str,
+    body: bytes,
+    reusable: bool,
+    view: Callable[[bytes], bytes | memoryview],
+) -> None:
+    connection, transport, receiver = _asked(method)
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable)
+    connection.data_received(view(data))
+    assert receiver.calls == [call]
+    assert receiver.body == body
+    assert seen == [reusable]  # already then
+    assert connection.reusable is reusable
+    assert connection.body is None
+    assert transport.calls == []
+
+
+BEGUN_ANSWERS = {
+    "chunked": (CHUNKED + chunked(b"ab", b"c"), b"abc", True),
+    "chunked and empty": (CHUNKED + chunked(), b"", True),
+    "the least that is large": (http_response(bytes(WHOLE + 1)), bytes(WHOLE + 1), True),
+    "the least large head": (_head_of_size(MAX_CACHED_HEAD + 1, b"a"), b"a", True),
+    "the last": (
+        CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunked(),
+        b"",
+        False,
+    ),
+    "more behind a body": (http_response(b"abc") + b"x", b"abc", False),
+    "more behind an empty body": (http_response(b"") + b"x", b"", False),
+    "another behind it": (http_response(b"abc") * 2, b"abc", False),
+    "more behind 204": (message("HTTP/1.1 204 None") + b"x", b"", False),
+    "more behind the largest": (http_response(bytes(WHOLE)) + b"\r\n", bytes(WHOLE), False),
+}
+
+
+@pytest.mark.parametrize(("data", "body", "reusable"), BEGUN_ANSWERS.values(), ids=BEGUN_ANSWERS)
+async def test_any_other_answer_has_begun(data: bytes, body: bytes, reusable: bool) -> None:
+    connection, transport, receiver = _asked()
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable)
+    connection.data_received(data)
+    assert [call.split()[0] for call in receiver.calls] == ["begun"]
+    assert seen == [reusable]  # already then
+    assert await _read(connection) == body
+    assert connection.reusable is reusable
+    assert transport.calls == []
+
+
+async def test_an_answer_until_close_has_begun() -> None:
+    for data in (UNTIL_CLOSE, UNTIL_CLOSE + b"abc"):
+        connection, _, receiver = _asked()
+        connection.data_received(data)
+        connection.eof_received()
+        assert receiver.calls == ["begun 200"]
+        connection.connection_lost(None)
+        assert await _read(connection) == data[len(UNTIL_CLOSE) :]
+        assert receiver.calls == ["begun 200"]
+        assert not connection.reusable
+
+
+@pytest.mark.parametrize("data", [http_response(b"whole"), INTERIM[1] + http_response(b"whole")])
+async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) -> None:
+    for place in range(1, len(data)):
+        connection, _, receiver = _asked()
+        for piece in cut(data, [place]):
+            connection.data_received(piece)
+        if place < len(data) - len(b"whole"):
+            assert receiver.calls == ["whole 200"]
+            assert receiver.body == b"whole"
+        else:
+            assert receiver.calls == ["begun 200"]
+            assert await _read(connection) == b"whole"
+        assert connection.reusable
+    connection, _, receiver = _asked()
+    for piece in bytewise(data):
+        connection.data_received(piece)
+    assert receiver.calls == ["begun 200"]
+    assert await _read(connection) == b"whole"
+
+
+async def test_heads_that_read_the_same_are_the_same() -> None:
+    connection, _, receiver = _asked()
+    for body in (b"one", b"two"):
+        connection.ask("POST", receiver)
+        connection.data_received(http_response(body))
+    connection.ask("POST", receiver)
+    connection.data_received(http_response(b"three"))
+    first, second, third = receiver.heads
+    assert first is second
+    assert third is not first
+
+
+async def test_the_next_may_ask_while_an_answer_is_given() -> None:
+    connection, transport, receiver = _asked()
+    second = _Receiver(connection)
+    receiver.then = lambda: connection.ask("POST", second)
+    connection.data_received(http_response(b"first"))
+    assert (receiver.calls, second.calls) == (["whole 200"], [])
+    assert not connection.reusable
+    connection.data_received(http_response(b"second", status="201 Made"))
+    assert (receiver.calls, second.calls) == (["whole 200"], ["whole 201"])
+    assert (receiver.body, second.body) == (b"first", b"second")
+    assert connection.reusable
+    assert transport.calls == []
+
+
+async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() -> None:
+    connection, _, receiver = _asked()
+    second = _Receiver(connection)
+    receiver.then = lambda: connection.ask("POST", second)
+    connection.data_received(http_response(b"first"))
+    connection.connection_lost(None)
+    assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
+
+
+async def test_one_asks_after_the_other() -> None:
+    connection, transport, receiver = _asked()
+    connection.data_received(http_response(b"1"))
+    for data in (
+        CHUNKED + chunked(b"2"),
+        http_response(b"3"),
+        http_response(bytes(WHOLE + 1)),
+        http_response(b"4"),
+    ):
+        assert connection.reusable
+        connection.ask("POST", receiver)
+        assert not connection.reusable
+        assert connection.body is None
+        connection.data_received(data)
+    head = connection.expect("POST")
+    connection.data_received(http_response(b"5"))
+    assert (await head).status == 200
+    assert await _read(connection) == b"5"
+    assert receiver.calls == [
+        f"{call} 200" for call in ("whole", "begun", "whole", "begun", "whole")
+    ]
+    assert transport.calls == []
+
+
+@pytest.mark.parametrize("more", [b"x", b"\r\n", http_response(b"unasked")])
+async def test_more_that_comes_behind_a_whole_answer_drops_the_connection(more: bytes) -> None:
+    connection, transport, receiver = _asked()
+    connection.data_received(http_response(b"whole"))
+    assert connection.reusable
+    connection.data_received(more)
+    assert transport.calls == ["abort"]
+    assert not connection.reusable
+    assert receiver.calls == ["whole 200"]
+
+
+FAILURES: dict[str, Callable[[ServerConnection], object]] = {
+    "closed": lambda connection: connection.connection_lost(None),
+    "reset": lambda connection: connection.connection_lost(ConnectionResetError()),
+    "no HTTP": lambda connection: connection.data_received(b"what?\r\n\r\n"),
+    "101": lambda connection: connection.data_received(message("HTTP/1.1 101 Switching Protocols")),
+    "given up": lambda connection: connection.fail(bad_response(f"{URL} was given up")),
+}
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 2", INTERIM[0]])
+@pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
+async def test_it_fails_once(fails: Callable[[ServerConnection], object], before: bytes) -> None:
+    connection, transport, receiver = _asked()
+    if before:
+        connection.data_received(before)
+    seen: list[bool] = []
+    receiver.then = lambda: seen.append(connection.reusable)
+    fails(connection)
+    assert receiver.calls == ["failed"]
+    (error,) = receiver.errors
+    assert isinstance(error, GatewayError)
+    silent = not before and fails in (FAILURES["closed"], FAILURES["reset"])
+    assert error.kind is (ErrorKind.NO_RESPONSE if silent else ErrorKind.BAD_RESPONSE)
+    assert URL in error.message
+    assert seen == [False]
+    assert "abort" in transport.calls
+    for again in FAILURES.values():
+        again(connection)
+    assert receiver.calls == ["failed"]
+
+
+async def test_who_asks_a_closed_connection_is_told() -> None:
+    connection, _ = _connected()
+    connection.connection_lost(None)
+    receiver = _Receiver(connection)
+    connection.ask("POST", receiver)
+    assert receiver.calls == ["failed"]
+    assert str(receiver.errors[0]) == f"{URL} closed the connection before it answered"
+
+
+@pytest.mark.parametrize(
+    "data", [http_response(b"abc"), CHUNKED + chunk(b"abc"), http_response(b"abcd")[:-1]]
+)
+@pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
+async def test_who_has_an_answer_is_not_told_of_a_failure(
+    data: bytes, fails: Callable[[ServerConnection], object]
+) -> None:
+    """The body's reader is, if it is not whole."""
+    connection, _, receiver = _asked()
+    connection.data_received(data)
+    (call,) = receiver.calls
+    fails(connection)
+    connection.connection_lost(None)
+    assert receiver.calls == [call]
+    assert not connection.reusable
+
+
+LATE: list[Callable[[ServerConnection], object]] = [
+    lambda connection: connection.data_received(http_response(b"late")),
+    lambda connection: connection.data_received(http_response(bytes(WHOLE + 1))),
+    lambda connection: connection.eof_received(),
+]
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 200 OK\r\nX:", INTERIM[0]])
+async def test_nobody_is_called_behind_drop(before: bytes) -> None:
+    for happens in (*FAILURES.values(), *LATE):
+        connection, _, receiver = _asked()
+        if before:
+            connection.data_received(before)
+        connection.drop()
+        happens(connection)
+        connection.connection_lost(None)
+        assert receiver.calls == []
+        assert connection.body is None
+        assert not connection.reusable
+
+
+# ---------------------------------------------------------------------------------- over TCP
+
+
+async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(CHUNKED + chunk(b"good"))
+        await seen.wait()
+        await connection.send(b"what\r\n")
+        await connection.wait_for_close()
+
+    seen = asyncio.Event()
+    async with no_leaks(), ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
+        response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
+        assert await response.read() == b"good"
+        seen.set()
+        with pytest.raises(GatewayError, match="answered what is not HTTP: "):
+            await response.read()
+        response.close()
+        await endpoint.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_a_body_until_close_over_tcp() -> None:
+    async def closes(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(UNTIL_CLOSE, b"ab", b"c")
+
+    async def resets(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(UNTIL_CLOSE, b"ab", b"c")
+        await seen.wait()
+        connection.reset()
+
+    seen = asyncio.Event()
+    async with no_leaks(), ScriptedServer(closes, resets) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
+        request = UpstreamRequest("GET", "/", CIMultiDict(), None)
+        response = await endpoint.send(request)
+        data = b""
+        while piece := await response.read():
+            data += piece
+        assert data == b"abc"
+        response.close()
+        response = await endpoint.send(request)
+        data = b""
+        while data != b"abc":
+            data += await response.read()
+        seen.set()
+        with pytest.raises(GatewayError, match="before the end of its answer"):
+            await response.read()
+        response.close()
+        await endpoint.close()

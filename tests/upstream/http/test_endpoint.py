@@ -1,0 +1,595 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import (
+    Body,
+    HeaderLines,
+    PendingRequest,
+    RequestTemplate,
+    ResponseReceiver,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.checks.garbage import no_garbage
+from tests.support.gateway import until
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.receivers import NotingReceiver
+
+
+def _request(
+    body: Body = None, headers: dict[str, str] | None = None, method: str = "POST"
+) -> UpstreamRequest:
+    return UpstreamRequest(method, "/v2/x?y", CIMultiDict(headers or {}), body)
+
+
+async def _read(response: UpstreamResponse) -> bytes:
+    try:
+        body = b""
+        while piece := await response.read():
+            body += piece
+        return body
+    finally:
+        response.close()
+
+
+async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, BaseException):
+            raise piece
+        yield piece
+
+
+async def test_the_request_is_what_was_given(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        await _read(await endpoint.send(_request([b"ab", b"c"], {"Content-Length": "3"})))
+        (received,) = server.requests
+        assert received.head.first == "POST /v2/x?y HTTP/1.1"
+        assert received.body == b"abc"
+        assert dict(received.head.headers) == {
+            "host": server.url.removeprefix("http://"),
+            "content-length": "3",
+        }
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "length", "sent"),
+    [
+        (None, {}, "0", b""),
+        ((b"",), {"Content-Length": "0"}, "0", b""),
+        ([b"abc"], {"Content-Length": "3"}, "3", b"abc"),
+        ([b"ab", b"", b"c"], {"Content-Length": "3"}, "3", b"abc"),
+        ([], {"Content-Length": "0"}, "0", b""),
+    ],
+)
+async def test_bodies_at_hand(
+    endpoint_at: EndpointAt, body: Body, headers: dict[str, str], length: str, sent: bytes
+) -> None:
+    async with ScriptedServer() as server:
+        await _read(await endpoint_at(server.url).send(_request(body, headers)))
+        (received,) = server.requests
+        assert received.head.get("Content-Length") == length
+        assert received.body == sent
+
+
+async def test_get_has_no_length(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        await _read(await endpoint_at(server.url).send(_request(method="GET")))
+        assert server.requests[0].head.get("Content-Length") is None
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": "7"}])
+async def test_bodies_to_come(endpoint_at: EndpointAt, headers: dict[str, str]) -> None:
+    async with ScriptedServer() as server:
+        request = _request(_pieces(b"one", b"four"), headers)
+        await _read(await endpoint_at(server.url).send(request))
+        (received,) = server.requests
+        assert received.body == b"onefour"
+        assert received.head.get("Transfer-Encoding") == (None if headers else "chunked")
+
+
+async def test_the_answer_is_what_was_sent(endpoint_at: EndpointAt) -> None:
+    data = message("HTTP/1.1 299 So So", {"X-One": "1", "x-one": "2"}, b"")
+    data = data[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"ab", b"c")
+    async with ScriptedServer(always_respond(data)) as server:
+        response = await endpoint_at(server.url).send(_request())
+        assert (response.status, response.reason) == (299, "So So")
+        assert response.headers.getall("X-One") == ["1", "2"]
+        assert response.content_length is None
+        assert await _read(response) == b"abc"
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Again", "401 Who", "407 Who"])
+async def test_nothing_is_followed(endpoint_at: EndpointAt, status: str) -> None:
+    data = http_response(b"x", {"Location": "/else", "WWW-Authenticate": "Basic"}, status)
+    async with ScriptedServer(always_respond(data)) as server:
+        response = await endpoint_at(server.url).send(_request())
+        assert response.status == int(status[:3])
+        assert await _read(response) == b"x"
+        assert len(server.requests) == 1
+
+
+async def test_nothing_is_remembered(endpoint_at: EndpointAt) -> None:
+    data = http_response(b"", {"Set-Cookie": "a=b"})
+    async with ScriptedServer(always_respond(data)) as server:
+        endpoint = endpoint_at(server.url)
+        for _ in range(2):
+            await _read(await endpoint.send(_request()))
+        assert server.requests[1].head.get("Cookie") is None
+
+
+async def test_nothing_is_decompressed(endpoint_at: EndpointAt) -> None:
+    data = http_response(b"\x1f\x8bnot really", {"Content-Encoding": "gzip"})
+    async with ScriptedServer(always_respond(data)) as server:
+        response = await endpoint_at(server.url).send(_request())
+        assert await _read(response) == b"\x1f\x8bnot really"
+
+
+async def test_connections_are_used_again(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        for _ in range(3):
+            await _read(await endpoint.send(_request([b"x"], {"Content-Length": "1"})))
+        assert len(server.connections) == 1
+
+
+async def test_a_connection_is_dropped_with_an_answer_half_read(
+    endpoint_at: EndpointAt,
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(bytes(100_000))[:-1])
+        await never_respond(connection)
+
+    async with ScriptedServer(script) as server:
+        response = await endpoint_at(server.url).send(_request())
+        response.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_a_connection_is_dropped_with_a_body_half_sent(
+    endpoint_at: EndpointAt,
+) -> None:
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"begun"
+        await never.wait()
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.send(http_response(b"no"))
+        await never_respond(connection)
+
+    async with ScriptedServer(script) as server:
+        response = await endpoint_at(server.url).send(_request(body()))
+        assert await _read(response) == b"no"
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_an_error_of_the_body_is_passed_on(endpoint_at: EndpointAt) -> None:
+    fault = bad_request("the client stumbled")
+    async with ScriptedServer(never_respond) as server:
+        with pytest.raises(GatewayError) as caught:
+            await endpoint_at(server.url).send(_request(_pieces(b"begun", fault)))
+        assert caught.value is fault
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_an_error_of_the_body_within_the_answer(endpoint_at: EndpointAt) -> None:
+    stumble = asyncio.Event()
+    fault = bad_request("the client stumbled")
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"begun"
+        await stumble.wait()
+        raise fault
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        head = {"Transfer-Encoding": "chunked"}
+        await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"begun")))
+        await never_respond(connection)
+
+    async with ScriptedServer(script) as server:
+        response = await endpoint_at(server.url).send(_request(body()))
+        assert await response.read() == b"begun"
+        stumble.set()
+        with pytest.raises(GatewayError) as caught:
+            await response.read()
+        assert caught.value is fault
+        response.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(never_respond) as server:
+        sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
+        connection = await server.connection()
+        sending.cancel()
+        async with asyncio.timeout(5):
+            await connection.left.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_connection_that_is_cancelled_while_it_is_made_leaves_nothing(
+    endpoint_at: EndpointAt, turns: int
+) -> None:
+    async with ScriptedServer(never_respond) as server:
+        endpoint = endpoint_at(server.url)
+        with no_garbage("the connection"):
+            sending = asyncio.create_task(endpoint.send(_request()))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait((sending,))
+            del sending
+            await asyncio.sleep(0.02)
+
+
+async def _kind(endpoint: HttpEndpoint) -> tuple[ErrorKind, str]:
+    with pytest.raises(GatewayError) as caught:
+        await _read(await endpoint.send(_request()))
+    return caught.value.kind, caught.value.message
+
+
+async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
+    async def nothing(connection: Connection) -> None:
+        await connection.request()
+
+    async def half(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"whole")[:-1])
+
+    faults: dict[str, Script] = {
+        "closed the connection before it answered": nothing,
+        "answered what is not HTTP: ": always_respond(b"what?\r\n\r\n"),
+        "answered 101 Switching Protocols": always_respond(
+            http_response(status="101 Switching Protocols")
+        ),
+        "answered what is not HTTP: Invalid header value": always_respond(
+            http_response(headers={"X": "\x01"})
+        ),
+        "closed the connection before the end of its answer": half,
+    }
+    for saying, script in faults.items():
+        async with ScriptedServer(script) as server:
+            kind, text = await _kind(endpoint_at(server.url))
+            unanswered = script is nothing
+            assert kind is (ErrorKind.NO_RESPONSE if unanswered else ErrorKind.BAD_RESPONSE)
+            assert text.startswith(f"{server.url} {saying}")
+    kind, text = await _kind(endpoint_at(server.url))
+    assert kind is ErrorKind.UNREACHABLE
+    assert text == f"cannot connect to {server.url}: Connection refused"
+
+
+async def test_a_lack_of_descriptors_is_the_gateways_own(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        with no_descriptors(), pytest.raises(GatewayError) as caught:
+            await endpoint.send(_request())
+        await _read(await endpoint.send(_request()))
+        with no_descriptors():  # there is a connection at hand
+            await _read(await endpoint.send(_request()))
+        assert len(server.requests) == 2
+    assert caught.value.kind is ErrorKind.EXHAUSTED
+    reason = "Too many open files"
+    assert caught.value.message == f"the gateway has no means to connect to {server.url}: {reason}"
+    assert caught.value.retry_after == 1
+
+
+async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        received = await connection.request()
+        await until(lambda: len(server.connections) == 150)
+        await connection.send(http_response(received.body))
+
+    async with ScriptedServer(script) as server:
+        endpoint = endpoint_at(server.url)
+
+        async def one(number: int) -> None:
+            body = b"%d" % number
+            request = _request([body], {"Content-Length": str(len(body))})
+            assert await _read(await endpoint.send(request)) == body
+
+        await asyncio.gather(*map(one, range(150)))
+
+
+# ---------------------------------------------------------------------------------- at once
+
+
+HOST = ("Host", "client's")
+
+
+def _start(
+    *headers: tuple[str, str], method: str = "POST", target: str = "/v2/x?y"
+) -> RequestTemplate:
+    return RequestTemplate(method, target, headers)
+
+
+async def _warm(endpoint: HttpEndpoint) -> None:
+    """Have a connection at hand."""
+    await _read(await endpoint.send(_request()))
+
+
+def _sent(endpoint: HttpEndpoint, receiver: ResponseReceiver, body: bytes = b"") -> PendingRequest:
+    sent = endpoint.try_send_nowait(
+        _start(HOST), (("Content-Length", str(len(body))),), body, receiver
+    )
+    assert sent is not None
+    return sent
+
+
+async def _left(server: ScriptedServer, number: int = 0) -> None:
+    async with asyncio.timeout(5):
+        await (await server.connection(number)).left.wait()
+
+
+async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        receiver = NotingReceiver()
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        await _warm(endpoint)
+        _sent(endpoint, receiver)
+        # That which there is, is in use.
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        await receiver.wait()
+        assert len(server.connections) == 1
+        assert len(receiver.wholes) == 1
+        assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
+
+
+async def test_nothing_is_sent_at_once_behind_close(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        await _warm(endpoint)
+        await endpoint.close()
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", NotingReceiver()) is None
+
+
+SENT_AT_ONCE = {
+    "GET": (_start(HOST, method="GET"), (), b"", b"GET /v2/x?y HTTP/1.1\r\nHost: client's\r\n\r\n"),
+    "no headers": (
+        _start(method="GET", target="/"),
+        (),
+        b"",
+        b"GET / HTTP/1.1\r\nHost: %(here)s\r\n\r\n",
+    ),
+    "a body": (
+        _start(("X-A", "1"), ("Content-Length", "3")),
+        (),
+        b"abc",
+        b"POST /v2/x?y HTTP/1.1\r\nHost: %(here)s\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc",
+    ),
+    "headers of its own": (
+        _start(("X-A", "1"), ("hOST", "h"), ("x-a", "2")),
+        (("Content-Length", "2"), ("X-Own", "caf\xe9")),
+        b"\r\n",
+        b"POST /v2/x?y HTTP/1.1\r\nX-A: 1\r\nhOST: h\r\nx-a: 2\r\n"
+        b"Content-Length: 2\r\nX-Own: caf\xe9\r\n\r\n\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "headers", "body", "data"), SENT_AT_ONCE.values(), ids=SENT_AT_ONCE
+)
+async def test_what_is_sent_at_once(
+    endpoint_at: EndpointAt, start: RequestTemplate, headers: HeaderLines, body: bytes, data: bytes
+) -> None:
+    got: list[bytes] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        for _ in range(2):
+            got.append(await connection.reader.readexactly(len(expected)))
+            await connection.send(http_response(b"got it"))
+        got.append(await connection.reader.read())
+
+    async with ScriptedServer(script) as server:
+        endpoint = endpoint_at(server.url)
+        here = server.url.removeprefix("http://").encode()
+        expected = data.replace(b"%(here)s", here)
+        await _warm(endpoint)
+        for _ in range(2):
+            receiver = NotingReceiver()
+            sent = endpoint.try_send_nowait(start, headers, body, receiver)
+            assert sent is not None
+            await receiver.wait()
+            assert receiver.body == b"got it"
+            sent.close()
+        await endpoint.close()
+        await until(lambda: len(got) == 3)
+        assert got == [expected, expected, b""]
+
+
+async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> None:
+    start = _start(method="GET")
+    async with ScriptedServer() as one, ScriptedServer() as two:
+        for server in (one, two, one):
+            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            await _warm(endpoint)
+            sent = endpoint.try_send_nowait(start, (), b"", receiver)
+            assert sent is not None
+            await receiver.wait()
+            sent.close()
+            assert server.requests[-1].head.get("Host") == server.url.removeprefix("http://")
+
+
+async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
+    data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
+    async with ScriptedServer(always_respond(data)) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _warm(endpoint)
+        for _ in range(2):
+            sent = _sent(endpoint, receiver)
+            await receiver.wait()
+            sent.close()
+        (first, body), (second, _) = receiver.wholes
+        assert (first.status, first.reason, body) == (299, "So So", b"abc")
+        assert first.headers.getall("X-One") == ["1", "2"]
+        assert first is second
+        assert hash(first) == hash(second)
+        assert not receiver.responses
+        assert not receiver.errors
+
+
+async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(http_response(b"abc", {"X": "y"}, "201 Made")[:-2])
+        await read.wait()
+        await connection.send(b"bc")
+        await connection.request()
+        await connection.send(http_response(b"next"))
+
+    read = asyncio.Event()
+    async with ScriptedServer(script) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await receiver.wait()
+        (response,) = receiver.responses
+        assert (response.status, response.reason) == (201, "Made")
+        assert response.content_length == 3
+        assert response.headers["X"] == "y"
+        assert await response.read() == b"a"
+        read.set()
+        assert await _read(response) == b"bc"
+        sent.close()
+        # The connection is kept, once.
+        again = _sent(endpoint, receiver)
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        await receiver.wait()
+        assert receiver.body == b"next"
+        again.close()
+        assert len(server.connections) == 1
+
+
+async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _warm(endpoint)
+        for number in range(3):
+            sent = _sent(endpoint, receiver, b"%d" % number)
+            await receiver.wait()
+            sent.close()
+            sent.close()
+        await _warm(endpoint)
+        assert len(server.connections) == 1
+        assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
+
+
+async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint, first, second = endpoint_at(server.url), NotingReceiver(), NotingReceiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, first, b"first")
+        after: list[PendingRequest] = []
+
+        def then() -> None:
+            sent.close()
+            after.append(_sent(endpoint, second, b"second"))
+
+        first.then = then
+        await second.wait()
+        after[0].close()
+        assert (len(first.wholes), len(second.wholes)) == (1, 1)
+        assert [received.body for received in server.requests] == [b"", b"first", b"second"]
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("kept", [http_response(b"whole"), message("HTTP/1.1 204 None")])
+async def test_a_connection_is_kept_behind_a_whole_answer(
+    endpoint_at: EndpointAt, kept: bytes
+) -> None:
+    async with ScriptedServer(always_respond(kept)) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await receiver.wait()
+        sent.close()
+        _sent(endpoint, receiver)
+        await receiver.wait()
+        assert len(server.connections) == 1
+
+
+DROPPED = {
+    "no answer": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\n",
+    "half a body": http_response(b"abc")[:-1],
+    "half of a chunk": message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, b"9\r\na"),
+    "the last": http_response(b"abc", {"Connection": "close"}),
+    "more than an answer": http_response(b"abc") + b"x",
+}
+
+
+@pytest.mark.parametrize("data", DROPPED.values(), ids=DROPPED)
+async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(data)
+        asked.set()
+        await never_respond(connection)
+
+    asked = asyncio.Event()
+    async with ScriptedServer(script) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await asked.wait()
+        if b"\r\n\r\n" in data:
+            await receiver.wait()
+        calls = len(receiver.wholes) + len(receiver.responses)
+        sent.close()
+        await _left(server)
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        assert len(receiver.wholes) + len(receiver.responses) == calls
+        assert not receiver.errors
+
+
+async def test_errors_of_what_is_sent_at_once_name_the_server(endpoint_at: EndpointAt) -> None:
+    faults = {
+        "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
+        "answered what is not HTTP: ": b"what?\r\n\r\n",
+        "answered 101 Switching Protocols": http_response(status="101 Switching Protocols"),
+    }
+    for saying, data in faults.items():
+        async with ScriptedServer(respond_in_turn(http_response(), data)) as server:
+            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            await _warm(endpoint)
+            sent = _sent(endpoint, receiver)
+            await receiver.wait()
+            (error,) = receiver.errors
+            assert isinstance(error, GatewayError)
+            assert error.kind is ErrorKind.BAD_RESPONSE
+            assert error.message.startswith(f"{server.url} {saying}")
+            sent.close()
+            assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None

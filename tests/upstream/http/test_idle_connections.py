@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest import mock
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.connection import ServerConnection
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.idle_connections import IdleConnections
+from gateway.upstream.transport import UpstreamRequest
+from tests.http1.fake_transport import FakeTransport
+from tests.support.doubles.clock import Clock
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.upstream.endpoints import EndpointAt
+
+KEEP_ALIVE = 4.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def idle(clock: Clock) -> IdleConnections:
+    with mock.patch("asyncio.get_running_loop", return_value=clock):
+        return IdleConnections(KEEP_ALIVE)
+
+
+async def _used() -> ServerConnection:
+    """Give a connection on which a request was answered."""
+    connection = ServerConnection("http://server:8000")
+    connection.connection_made(FakeTransport())
+    head = connection.expect("POST")
+    connection.data_received(http_response(b""))
+    await head
+    assert connection.reusable
+    return connection
+
+
+def _calls(connection: ServerConnection) -> list[str]:
+    transport: Any = connection.transport
+    assert isinstance(transport, FakeTransport)
+    return transport.calls
+
+
+def _is_dropped(connection: ServerConnection) -> bool:
+    return "abort" in _calls(connection)
+
+
+# ---------------------------------------------------------------------------------- by a clock
+
+
+async def test_there_is_none_at_first(idle: IdleConnections) -> None:
+    assert idle.take() is None
+
+
+async def test_what_is_kept_is_given_once(idle: IdleConnections) -> None:
+    connection = await _used()
+    idle.put(connection)
+    assert idle.take() is connection
+    assert idle.take() is None
+    assert _calls(connection) == []
+    idle.put(connection)
+    assert idle.take() is connection
+
+
+async def test_the_last_used_is_given_first(idle: IdleConnections) -> None:
+    first, second, third = [await _used() for _ in range(3)]
+    for connection in (first, second, third):
+        idle.put(connection)
+    assert idle.take() is third
+    assert idle.take() is second
+    idle.put(third)
+    assert [idle.take(), idle.take(), idle.take()] == [third, first, None]
+
+
+async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) -> None:
+    first, second = [await _used() for _ in range(2)]
+    idle.put(first)
+    clock.advance(1)
+    idle.put(second)
+    clock.advance(KEEP_ALIVE - 1.25)
+    assert not _is_dropped(first)
+    clock.advance(0.25)
+    assert _is_dropped(first)
+    assert not _is_dropped(second)
+    clock.advance(0.75)
+    assert not _is_dropped(second)
+    clock.advance(0.25)
+    assert _is_dropped(second)
+    assert idle.take() is None
+    assert clock.pending == []
+
+
+async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock: Clock) -> None:
+    connection = await _used()
+    idle.put(connection)
+    clock.advance(KEEP_ALIVE - 0.25)
+    assert idle.take() is connection
+    idle.put(connection)
+    clock.advance(KEEP_ALIVE - 0.25)
+    assert not _is_dropped(connection)
+    clock.now += 0.25  # the timer is late
+    assert idle.take() is None
+    assert _is_dropped(connection)
+
+
+async def test_a_timer_without_connections_does_nothing(
+    idle: IdleConnections, clock: Clock
+) -> None:
+    connection = await _used()
+    idle.put(connection)
+    assert idle.take() is connection
+    clock.advance(10 * KEEP_ALIVE)
+    assert not _is_dropped(connection)
+    assert clock.pending == []
+
+
+async def test_there_is_one_timer(idle: IdleConnections, clock: Clock) -> None:
+    for _ in range(5):
+        idle.put(await _used())
+        clock.advance(0.25)
+        assert len(clock.pending) == 1
+    clock.advance(KEEP_ALIVE)
+    assert clock.pending == []
+
+
+async def test_closed_ones_are_not_given(idle: IdleConnections) -> None:
+    open_one, closed = [await _used() for _ in range(2)]
+    idle.put(open_one)
+    idle.put(closed)
+    closed.connection_lost(None)
+    assert idle.take() is open_one
+    assert idle.take() is None
+
+
+async def test_those_that_close_are_not_given(idle: IdleConnections) -> None:
+    connection = await _used()
+    idle.put(connection)
+    connection.eof_received()
+    assert idle.take() is None
+    assert _is_dropped(connection)
+
+
+@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"\r\nx"])
+async def test_those_on_which_more_came_are_not_given(
+    idle: IdleConnections, unasked: bytes
+) -> None:
+    other, connection = [await _used() for _ in range(2)]
+    idle.put(other)
+    idle.put(connection)
+    connection.data_received(unasked)
+    assert idle.take() is other
+    assert _is_dropped(connection)
+    assert not _is_dropped(other)
+
+
+async def test_close_drops_all(idle: IdleConnections, clock: Clock) -> None:
+    connections = [await _used() for _ in range(3)]
+    for connection in connections:
+        idle.put(connection)
+    idle.close()
+    assert all(map(_is_dropped, connections))
+    assert clock.pending == []
+    assert idle.take() is None
+
+
+async def test_close_without_connections(idle: IdleConnections, clock: Clock) -> None:
+    idle.close()
+    idle.close()
+    assert clock.pending == []
+
+
+async def test_nothing_is_kept_behind_close(idle: IdleConnections, clock: Clock) -> None:
+    idle.close()
+    connection = await _used()
+    idle.put(connection)
+    assert _is_dropped(connection)
+    assert clock.pending == []
+
+
+async def test_a_real_timer_drops_them() -> None:
+    idle = IdleConnections(0.01)
+    connections = [await _used() for _ in range(3)]
+    for connection in connections:
+        idle.put(connection)
+    await until(lambda: all(map(_is_dropped, connections)))
+    assert idle.take() is None
+
+
+# ---------------------------------------------------------------------------------- over TCP
+
+
+async def _get(endpoint: HttpEndpoint) -> bytes:
+    response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
+    data = b""
+    while piece := await response.read():
+        data += piece
+    response.close()
+    return data
+
+
+async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        endpoint = endpoint_at(server.url)
+        for _ in range(3):
+            assert await _get(endpoint) == b""
+        assert len(server.connections) == 1
+
+
+async def test_a_connection_is_not_kept_for_ever() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b""))
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, keep_alive=0.01)
+        for number in range(2):
+            assert await _get(endpoint) == b""
+            async with asyncio.timeout(5):
+                await (await server.connection(number)).left.wait()
+        assert len(server.connections) == 2
+        await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    "unasked", [http_response(b"unasked"), http_response(b"unasked") * 2, b"\x00", b"\r\n\r\nx"]
+)
+async def test_a_connection_on_which_more_came_is_not_used_again(
+    endpoint_at: EndpointAt, unasked: bytes
+) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(http_response(b"asked"))
+            await read.wait()
+            await connection.send(unasked)
+            sent.set()
+
+    read, sent = asyncio.Event(), asyncio.Event()
+    async with ScriptedServer(script) as server:
+        endpoint = endpoint_at(server.url)
+        for _ in range(3):
+            read.clear()
+            sent.clear()
+            assert await _get(endpoint) == b"asked"
+            read.set()
+            await sent.wait()
+            await asyncio.sleep(0.02)
+        assert len(server.connections) == 3
+
+
+async def test_an_exchange_behind_close_does_not_keep_its_connection() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"asked"))
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server:
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
+        response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
+        assert [await response.read(), await response.read()] == [b"asked", b""]
+        await endpoint.close()
+        response.close()
+        try:
+            await until((await server.connection()).left.is_set)
+        finally:
+            await endpoint.close()

@@ -1,0 +1,243 @@
+"""A server closes a connection that it kept, just as it is used again."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.http import connection
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import Body, PendingRequest, RequestTemplate, UpstreamRequest
+from tests.support.addresses import HOST
+from tests.support.compiled import needs_source
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    respond_in_turn,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.receivers import NotingReceiver
+
+LARGE = (b"a" * 200_000, b"b" * 200_000)
+CROSSED = "closed a kept connection as it was used again"
+closing = respond_in_turn(http_response(), b"")
+"""Answer one request, and close the connection at the next."""
+
+
+async def _ask(endpoint: HttpEndpoint, body: Body = None) -> bytes:
+    sized = {"Content-Length": str(sum(map(len, body)))} if isinstance(body, tuple) else {}
+    response = await endpoint.send(UpstreamRequest("POST", "/x", CIMultiDict(sized), body))
+    try:
+        return bytes(await response.read())
+    finally:
+        response.close()
+
+
+async def _pieces() -> AsyncIterator[bytes]:
+    yield b"one"
+    yield b"two"
+
+
+def _at_once(endpoint: HttpEndpoint, receiver: NotingReceiver) -> PendingRequest:
+    start = RequestTemplate("POST", "/x", (("X", "y"),))
+    sent = endpoint.try_send_nowait(start, (("Content-Length", "4"),), b"body", receiver)
+    assert sent is not None
+    return sent
+
+
+async def _error(endpoint: HttpEndpoint, body: Body = None) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        await _ask(endpoint, body)
+    return caught.value
+
+
+@pytest.mark.parametrize("body", [None, (b"",), (b"ab", b"c"), LARGE], ids=["no", "0", "3", "400k"])
+async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        assert await _ask(endpoint, body) == b"yes"
+        assert server.connections[0].requests[1:] == server.connections[1].requests
+        assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
+        # And the new connection is kept.
+        assert await _ask(endpoint) == b"yes"
+        assert len(server.connections) == 2
+
+
+async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        sent = _at_once(endpoint, receiver)
+        await receiver.wait()
+        assert receiver.body == b"yes"
+        sent.close()
+        first, again = server.connections[0].requests[1], server.connections[1].requests[0]
+        assert first == again
+        assert again.body == b"body"
+        _at_once(endpoint, receiver).close()
+
+
+async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"abc")[:-1])
+        await begun.wait()
+        await connection.send(b"c")
+
+    begun = asyncio.Event()
+    async with ScriptedServer(closing, script) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        sent = _at_once(endpoint, receiver)
+        await receiver.wait()
+        (response,) = receiver.responses
+        assert await response.read() == b"ab"
+        begun.set()
+        assert await response.read() == b"c"
+        sent.close()
+
+
+async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        error = await _error(endpoint, _pieces())
+        assert error.kind is ErrorKind.BAD_RESPONSE
+        assert error.message == f"{server.url} {CROSSED}"
+        assert len(server.connections) == 1
+
+
+class Rereadable(AsyncIterable[bytes]):
+    """Pieces that come anew each time they are asked for."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _pieces()
+
+
+async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        assert await _ask(endpoint, Rereadable()) == b"yes"
+        assert server.connections[0].requests[1:] == server.connections[1].requests
+        assert server.requests[-1].body == b"onetwo"
+
+
+async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(respond_in_turn(b"")) as server:
+        endpoint = endpoint_at(server.url)
+        error = await _error(endpoint)
+        assert error.message == f"{server.url} closed the connection before it answered"
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
+async def test_what_was_answered_in_part_is_not_sent_again(
+    endpoint_at: EndpointAt, data: bytes
+) -> None:
+    async with ScriptedServer(
+        respond_in_turn(http_response(), data), always_respond(http_response())
+    ) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        assert CROSSED not in (await _error(endpoint)).message
+        assert len(server.requests) == 2
+    async with ScriptedServer(
+        respond_in_turn(http_response(), data), always_respond(http_response())
+    ) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        sent = _at_once(endpoint, receiver)
+        await receiver.wait()
+        sent.close()
+        assert len(server.requests) == 2
+
+
+async def test_a_server_that_takes_its_time_has_taken_the_request_up(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_SOON", 0.0)
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        assert CROSSED not in (await _error(endpoint)).message
+        await _ask(endpoint)
+        assert len(server.connections) == 2
+    async with ScriptedServer(closing, always_respond(http_response())) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        sent = _at_once(endpoint, receiver)
+        await receiver.wait()
+        assert len(receiver.errors) == 1
+        sent.close()
+        assert len(server.connections) == 1
+
+
+async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        error = await _error(endpoint)
+        assert error.message == f"{server.url} closed the connection before it answered"
+        assert len(server.requests) == 3
+    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        sent = _at_once(endpoint, receiver)
+        await receiver.wait()
+        (failure,) = receiver.errors
+        assert isinstance(failure, GatewayError)
+        assert failure.message == f"{server.url} closed the connection before it answered"
+        assert len(server.requests) == 3
+        sent.close()
+
+
+async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        server._server.close()
+
+    for at_once in (False, True):
+        async with ScriptedServer(script, host=HOST) as server:
+            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            await _ask(endpoint)
+            if at_once:
+                sent = _at_once(endpoint, receiver)
+                await receiver.wait()
+                (error,) = receiver.errors
+                sent.close()
+            else:
+                error = await _error(endpoint)
+            assert isinstance(error, GatewayError)
+            assert error.kind is ErrorKind.UNREACHABLE
+            assert server.url in error.message
+
+
+@needs_source
+async def test_closing_while_it_is_sent_again(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never() -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    connecting = asyncio.Event()
+    async with ScriptedServer(closing) as server:
+        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        await _ask(endpoint)
+        monkeypatch.setattr(endpoint, "_connect", never)
+        sent = _at_once(endpoint, receiver)
+        await asyncio.wait_for(connecting.wait(), 5)
+        sent.close()
+        await until(lambda: not endpoint._senders)
+        assert not receiver.wholes
+        assert not receiver.responses
+        assert not receiver.errors

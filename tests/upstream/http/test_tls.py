@@ -1,0 +1,332 @@
+"""What TLS is spoken with, what is refused, and how that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+)
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.http1.connection import Connection
+from gateway.system.certificates import CertificateFileError
+from gateway.upstream.http.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.tls import CertificateFiles, client_context
+from gateway.upstream.transport import UpstreamRequest
+from tests.support.addresses import free_address
+from tests.support.certificates import (
+    authority,
+    ca_file,
+    certificate_files,
+    expired_certificate,
+    server_certificate,
+    server_context,
+)
+from tests.support.compiled import needs_source
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection as ServerSide
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
+from tests.support.servers.tls_refusing_server import refusing_server
+from tests.upstream.endpoints import trusting
+
+
+@asynccontextmanager
+async def endpoint(
+    url: str,
+    context: ssl.SSLContext | None = None,
+    server_name: str | None = None,
+    connect_timeout: float = 5,
+) -> AsyncIterator[HttpEndpoint]:
+    async with no_leaks():
+        made = HttpEndpoint(
+            parse_server_url(url, context or trusting(), server_name), connect_timeout
+        )
+        yield made
+        await made.close()
+
+
+async def ask(made: HttpEndpoint) -> bytes:
+    async with asyncio.timeout(10):
+        response = await made.send(UpstreamRequest("GET", "/v2", CIMultiDict()))
+        try:
+            return bytes(await response.read())
+        finally:
+            response.close()
+
+
+async def refusal(
+    url: str,
+    context: ssl.SSLContext | None = None,
+    server_name: str | None = None,
+    connect_timeout: float = 5,
+) -> str:
+    """Give why there is no connection."""
+    async with endpoint(url, context, server_name, connect_timeout) as made:
+        with pytest.raises(GatewayError) as caught:
+            await ask(made)
+    assert caught.value.kind is ErrorKind.UNREACHABLE
+    begin = f"cannot connect to {url}: "
+    assert caught.value.message.startswith(begin)
+    return caught.value.message.removeprefix(begin)
+
+
+def test_addresses() -> None:
+    context = trusting()
+    assert parse_server_url("http://Triton:80", context) == TcpAddress("Triton", 80)
+    assert parse_server_url("unix:/run/s", context) == UnixAddress("/run/s")
+    tls = TlsTarget(context, "::1")
+    assert parse_server_url("https://[::1]:80", context) == TcpAddress("::1", 80, tls)
+    assert parse_server_url("https://h:1", context, "x") == TcpAddress(
+        "h", 1, TlsTarget(context, "x")
+    )
+    assert parse_server_url("https://h.:1", context) == TcpAddress("h.", 1, TlsTarget(context, "h"))
+    for url in ("http://Triton:80", "https://[::1]:8000", "https://h.:1", "unix:/run/s"):
+        assert parse_server_url(url, context).url == url
+
+
+async def test_what_is_offered() -> None:
+    seen: list[tuple[object, ...]] = []
+    context = server_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    names: list[str | None] = []
+    context.sni_callback = lambda _, name, __: names.append(name)
+
+    async def script(connection: ServerSide) -> None:
+        tls = connection._writer.get_extra_info("ssl_object")
+        seen.append((tls.selected_alpn_protocol(), tls.version()))
+        await connection.request()
+        await connection.send(http_response(b"yes"))
+
+    async with ScriptedServer(script, ssl=context) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        async with endpoint(url) as made:
+            assert await ask(made) == b"yes"
+    assert seen == [("http/1.1", "TLSv1.3")]
+    assert names == ["localhost"]
+
+
+async def test_the_name_can_be_another() -> None:
+    context = server_context(server_certificate("triton.example"))
+    async with ScriptedServer(always_respond(http_response(b"yes")), ssl=context) as server:
+        async with endpoint(server.url, server_name="triton.example") as made:
+            assert await ask(made) == b"yes"
+        assert await refusal(server.url) == "its certificate does not name 127.0.0.1"
+        reason = await refusal(server.url, server_name="another.example")
+        assert reason == "its certificate does not name another.example"
+
+
+async def test_a_certificate_that_nobody_knows() -> None:
+    stranger = trustme.CA().issue_cert("127.0.0.1")
+    async with ScriptedServer(ssl=server_context(stranger)) as server:
+        reason = await refusal(server.url)
+        assert reason == "its certificate is not trusted (unable to get local issuer certificate)"
+        # The system does not trust the tests' authority either.
+    async with ScriptedServer(ssl=server_context()) as server:
+        reason = await refusal(server.url, client_context(CertificateFiles()))
+        assert reason.startswith("its certificate is not trusted (")
+
+
+async def test_a_certificate_that_has_expired() -> None:
+    async with ScriptedServer(ssl=server_context(expired_certificate())) as server:
+        assert await refusal(server.url) == "its certificate has expired"
+
+
+async def test_no_certificate_is_checked_if_none_shall_be() -> None:
+    context = client_context(CertificateFiles(), verify=False)
+    for certificate in (expired_certificate(), trustme.CA().issue_cert("elsewhere.example")):
+        async with (
+            ScriptedServer(
+                always_respond(http_response(b"yes")), ssl=server_context(certificate)
+            ) as server,
+            endpoint(server.url, context) as made,
+        ):
+            assert await ask(made) == b"yes"
+
+
+async def test_a_server_of_old() -> None:
+    context = server_context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with refusing_server(context) as url:
+        assert await refusal(url) == "it speaks no TLS of version 1.2 or newer"
+
+
+async def test_a_server_without_tls() -> None:
+    async def plain(connection: ServerSide) -> None:
+        await connection.reader.read(5)
+        await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await never_respond(connection)
+
+    async def closing(connection: ServerSide) -> None:
+        await connection.reader.read(65536)
+
+    for script, saying in (
+        (plain, "it does not speak TLS"),
+        (closing, "it closed the connection within the TLS handshake"),
+    ):
+        async with ScriptedServer(script) as server:
+            assert await refusal(server.url.replace("http:", "https:")) == saying
+
+
+async def test_a_server_that_never_ends_the_handshake() -> None:
+    async with ScriptedServer(never_respond) as server:
+        url = server.url.replace("http:", "https:")
+        assert await refusal(url, connect_timeout=0.1) == "no connection in time"
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_leaving_within_the_handshake() -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        endpoint(server.url.replace("http:", "https:")) as made,
+    ):
+        asking = asyncio.create_task(ask(made))
+        connection = await server.connection()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(5):
+            await connection.left.wait()
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    assert await refusal(f"https://{free_address()}") == "Connection refused"
+    path = tmp_path / "s"
+    assert await refusal(f"unix:{path}") == "No such file or directory"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    assert await refusal(f"unix:{path}") == "Connection refused"
+
+
+async def test_a_unix_socket_whose_queue_is_full(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(path)
+        listening.listen(0)
+        first.connect(path)
+        assert await refusal(f"unix:{path}", connect_timeout=0.1) == "no connection in time"
+        async with endpoint(f"unix:{path}") as made:
+            asking = asyncio.create_task(ask(made))
+            await asyncio.sleep(0.05)
+            listening.accept()[0].close()
+            accepted, _ = await asyncio.to_thread(listening.accept)
+            with accepted:
+                assert (await asyncio.to_thread(accepted.recv, 4096)).startswith(b"GET /v2 ")
+                accepted.sendall(http_response(b"at last"))
+                assert await asking == b"at last"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_server_that_asks_for_a_certificate(
+    tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    context = server_context(clients=authority())
+    context.maximum_version = version
+    ca, (certificate, key) = ca_file(tmp_path), certificate_files(tmp_path)
+    async with ScriptedServer(always_respond(http_response(b"yes")), ssl=context) as server:
+        shown = client_context(CertificateFiles(ca, certificate, key))
+        async with endpoint(server.url, shown) as made:
+            assert await ask(made) == b"yes"
+    with refusing_server(context) as url:
+        reason = await refusal(url, client_context(CertificateFiles(ca)))
+        if version is ssl.TLSVersion.TLSv1_3:
+            assert reason == "it asks for a client certificate"
+        else:  # there is no alert of its own
+            assert reason == "TLS failed: sslv3 alert handshake failure"
+    other = certificate_files(tmp_path, trustme.CA().issue_cert("gateway"))
+    with refusing_server(context) as url:
+        reason = await refusal(url, client_context(CertificateFiles(ca, *other)))
+        assert reason == "it does not accept the gateway's certificate"
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    _, other_key = certificate_files(other, server_certificate("other"))
+    junk = tmp_path / "junk.pem"
+    junk.write_text("no PEM")
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_bytes(
+        generate_private_key(SECP256R1()).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+        )
+    )
+    faults = {
+        CertificateFiles(ca="/none.pem"): "ca: cannot read /none.pem: No such file or directory",
+        CertificateFiles(ca=str(tmp_path)): f"ca: cannot read {tmp_path}: Is a directory",
+        CertificateFiles(ca=str(junk)): f"ca: {junk} holds no certificates in PEM form",
+        CertificateFiles(ca=key): f"ca: {key} holds no certificates in PEM form",
+        CertificateFiles(None, "/none", key): (
+            "certificate: cannot read /none: No such file or directory"
+        ),
+        CertificateFiles(None, certificate, "/none"): (
+            "key: cannot read /none: No such file or directory"
+        ),
+        CertificateFiles(None, str(junk), key): (
+            f"certificate: {junk} holds no certificate in PEM form"
+        ),
+        CertificateFiles(None, certificate, str(junk)): (
+            f"key: {junk} holds no private key in PEM form"
+        ),
+        CertificateFiles(None, certificate, other_key): (
+            f"key: {other_key} is not the key of {certificate}"
+        ),
+        CertificateFiles(None, certificate, str(encrypted)): (
+            f"key: {encrypted} is encrypted; a key without a password is needed"
+        ),
+    }
+    for files, message in faults.items():
+        with pytest.raises(CertificateFileError) as caught:
+            client_context(files)
+        assert str(caught.value) == message
+
+
+@needs_source
+async def test_a_reset_over_tls_is_one_below_it() -> None:
+    """A plain close, or TLS's own, would look like the end of a body."""
+    lost: list[Exception | None] = []
+    gone = asyncio.Event()
+
+    class Resetting(Connection):
+        def data_received(self, data: bytes | memoryview) -> None:
+            self.transport.write(b"begun")
+            self.reset()
+            self.reset()
+
+    class Client(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.write(b"?")  # type: ignore[attr-defined]
+
+        def eof_received(self) -> None:
+            lost.append(EOFError())
+
+        def connection_lost(self, error: Exception | None) -> None:
+            lost.append(error)
+            gone.set()
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Resetting, "127.0.0.1", 0, ssl=server_context())
+    async with server, asyncio.timeout(5):
+        await loop.create_connection(
+            Client, *server.sockets[0].getsockname(), ssl=trusting(), server_hostname="localhost"
+        )
+        await gone.wait()
+    assert [type(error) for error in lost] == [ConnectionResetError]

@@ -1,0 +1,413 @@
+"""What holds whatever carries HTTP to a server: TCP, TLS or a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.system.buffers import MAX_WINDOW
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
+from tests.support.certificates import server_context
+from tests.support.gateway import until
+from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    never_respond,
+    respond_in_turn,
+)
+from tests.upstream.endpoints import EndpointAt
+
+Serve = Callable[..., ScriptedServer]
+
+MIB = 1024 * 1024
+PIECE = bytes(range(256)) * 1024
+ON_THE_WAY = 48 * MIB
+"""More than systems hold between two processes; see tcp(7), tcp_rmem and tcp_wmem."""
+UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
+
+
+@pytest.fixture(params=["http", "https", "https 1.2", "unix"])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """Make servers that are reached in each of the ways."""
+
+    def serve(*scripts: Script) -> ScriptedServer:
+        match request.param:
+            case "http":
+                return ScriptedServer(*scripts)
+            case "unix":
+                return ScriptedServer(*scripts, path=str(tmp_path / "server"))
+            case _:
+                return ScriptedServer(*scripts, ssl=_context(request.param))
+
+    return serve
+
+
+def _context(kind: str) -> ssl.SSLContext:
+    context = server_context()
+    if kind == "https 1.2":
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _request(
+    body: Body = None, headers: dict[str, str] | None = None, method: str = "POST"
+) -> UpstreamRequest:
+    return UpstreamRequest(method, "/v2/x", CIMultiDict(headers or {}), body)
+
+
+async def _read(response: UpstreamResponse) -> bytes:
+    try:
+        body = bytearray()
+        async with asyncio.timeout(30):
+            while piece := await response.read():
+                body += piece
+        return bytes(body)
+    finally:
+        response.close()
+
+
+async def _call(endpoint: HttpEndpoint, request: UpstreamRequest | None = None) -> bytes:
+    async with asyncio.timeout(30):
+        return await _read(await endpoint.send(request or _request()))
+
+
+async def _error(endpoint: HttpEndpoint, request: UpstreamRequest | None = None) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        await _call(endpoint, request)
+    return caught.value
+
+
+async def _pieces(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield PIECE
+
+
+async def test_the_host_is_that_of_the_address(serve: Serve, endpoint_at: EndpointAt) -> None:
+    async with serve() as server:
+        endpoint = endpoint_at(server.url)
+        await _call(endpoint)
+        await _call(endpoint, _request(headers={"Host": "the client's"}))
+        hosts = [received.head.get("Host") for received in server.requests]
+        _, tcp, authority = server.url.partition("://")
+        assert hosts == [authority if tcp else "localhost", "the client's"]
+        assert len(server.connections) == 1
+
+
+async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if len(received.body) % 2:
+                await connection.send(http_response(received.body))
+            else:
+                head = {"Transfer-Encoding": "chunked"}
+                await connection.send(message("HTTP/1.1 200 OK", head, chunked(received.body)))
+
+    async with serve(script) as server:
+        endpoint = endpoint_at(server.url)
+        for size in (1, 2, 1001, 16384, 70_001, 300_000, 1_000_001):
+            body = (PIECE * 4)[:size]
+            assert await _call(endpoint, _request([body], {"Content-Length": str(size)})) == body
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("form", ["at hand", "in parts", "to come", "chunked"])
+async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, form: str) -> None:
+    size = 16 * MIB
+    count = size // len(PIECE)
+    seen: list[str] = []
+
+    async def script(connection: Connection) -> None:
+        received = await connection.request()
+        seen.append(sha256(received.body).hexdigest())
+        await connection.send(http_response(received.body))
+
+    body: Body = _pieces(count)
+    if form == "in parts":
+        body = [PIECE, b""] * count
+    elif form == "at hand":
+        body = [PIECE * count]
+    headers = {} if form == "chunked" else {"Content-Length": str(size)}
+    async with serve(script) as server:
+        got = sha256()
+        async with asyncio.timeout(60):
+            response = await endpoint_at(server.url).send(_request(body, headers))
+            while piece := await response.read():
+                got.update(piece)
+        response.close()
+    whole = sha256(PIECE * count).hexdigest()
+    assert (seen, got.hexdigest()) == ([whole], whole)
+
+
+async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: EndpointAt) -> None:
+    size = 64 * MIB
+    written = 0
+
+    async def script(connection: Connection) -> None:
+        nonlocal written
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": str(size)}))
+        while written < size:
+            await connection.send(PIECE)
+            written += len(PIECE)
+        await never_respond(connection)
+
+    async with serve(script) as server:
+        response = await endpoint_at(server.url).send(_request())
+        before = -1
+        while before != written:
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < ON_THE_WAY
+        assert len(await _read(response)) == size
+
+
+async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: EndpointAt) -> None:
+    count = 64 * MIB // len(PIECE)
+    given = 0
+    go_on = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal given
+        for _ in range(count):
+            given += 1
+            yield PIECE
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await go_on.wait()
+        await connection.reader.readexactly(count * len(PIECE))
+        await connection.send(http_response(b"all of it"))
+
+    async with serve(script) as server:
+        headers = {"Content-Length": str(count * len(PIECE))}
+        sending = asyncio.create_task(_call(endpoint_at(server.url), _request(body(), headers)))
+        before = -1
+        while not given or before != given:
+            before = given
+            await asyncio.sleep(0.1)
+        assert 0 < given * len(PIECE) < ON_THE_WAY
+        go_on.set()
+        assert await sending == b"all of it"
+
+
+async def test_a_server_that_closes_before_a_slow_reader_is_done(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    """What was sent before the close is there, whatever lies between server and reader."""
+    async with serve(respond_in_turn(http_response(PIECE * 16))) as server:
+        response = await endpoint_at(server.url).send(_request())
+        body = bytearray()
+        while piece := await response.read():
+            body += piece
+            await asyncio.sleep(0.02)
+        response.close()
+        assert bytes(body) == PIECE * 16
+        assert len(body) > 4 * MAX_WINDOW
+
+
+async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield PIECE
+        await never.wait()
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.send(http_response(b"no", status="413 Too Large"))
+        await never_respond(connection)
+
+    async with serve(script) as server:
+        response = await endpoint_at(server.url).send(_request(body()))
+        assert response.status == 413
+        assert await _read(response) == b"no"
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_a_server_that_answers_early_and_closes(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await connection.send(http_response(b"no", {"Connection": "close"}, "413 Too Large"))
+
+    async with serve(script) as server:
+        response = await endpoint_at(server.url).send(_request(_pieces(2)))
+        assert response.status == 413
+        assert await _read(response) == b"no"
+
+
+@pytest.mark.parametrize(
+    ("data", "end", "begun"),
+    [
+        (b"", "close", False),
+        (b"", "cut", False),
+        (b"HTTP/1.1 200 OK\r\n", "close", False),
+        (http_response(b"whole")[:-1], "close", True),
+        (http_response(b"whole")[:-1], "cut", True),
+        (http_response(b"whole")[:-1], "reset", True),
+        (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "close", True),
+        (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "cut", True),
+    ],
+)
+async def test_an_answer_that_is_cut_short(
+    serve: Serve, endpoint_at: EndpointAt, data: bytes, end: str, begun: bool
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(data)
+        if end == "cut":
+            connection.shutdown_write_below_tls()
+            await never_respond(connection)
+        elif end == "reset":
+            await asyncio.sleep(0.05)
+            connection.reset()
+
+    async with serve(script) as server:
+        error = await _error(endpoint_at(server.url))
+        when = "before the end of its answer" if begun else "before it answered"
+        assert error.kind is (ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE)
+        assert error.message == f"{server.url} closed the connection {when}"
+
+
+@pytest.mark.parametrize("data", [b"", b"all of it", PIECE * 16])
+async def test_a_body_until_close(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
+    async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
+        assert await _call(endpoint_at(server.url)) == data
+
+
+async def test_a_body_until_close_that_is_read_slowly(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async with serve(respond_in_turn(UNTIL_CLOSE + PIECE * 16)) as server:
+        response = await endpoint_at(server.url).send(_request())
+        await asyncio.sleep(0.2)
+        assert await _read(response) == PIECE * 16
+
+
+@pytest.mark.parametrize("data", [b"", b"all of it?", PIECE[:60_000]])
+async def test_over_tls_a_body_until_close_needs_a_last_word(
+    serve: Serve, endpoint_at: EndpointAt, data: bytes
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(UNTIL_CLOSE + data)
+        connection.shutdown_write_below_tls()
+        await never_respond(connection)
+
+    async with serve(script) as server:
+        endpoint = endpoint_at(server.url)
+        if server.url.startswith("https:"):
+            error = await _error(endpoint)
+            assert error.kind is ErrorKind.BAD_RESPONSE
+            assert error.message.endswith("closed the connection before the end of its answer")
+        else:
+            assert await _call(endpoint) == data
+
+
+@pytest.mark.parametrize("end", ["close", "cut", "reset"])
+async def test_a_kept_connection_that_closes_is_not_used_again(
+    serve: Serve, endpoint_at: EndpointAt, end: str
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"first"))
+        if end == "cut":
+            connection.shutdown_write_below_tls()
+            await never_respond(connection)
+        elif end == "reset":
+            await asyncio.sleep(0.05)
+            connection.reset()
+        connection.left.set()
+
+    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
+        endpoint = endpoint_at(server.url)
+        assert await _call(endpoint) == b"first"
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+        waiting = endpoint._idle._waiting
+        await until(lambda: not any(connection.reusable for _, connection in waiting))
+        assert await _call(endpoint) == b"second"
+
+
+async def test_a_kept_connection_that_closes_as_it_is_used_again(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"first"))
+        await connection.head()
+
+    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
+        endpoint = endpoint_at(server.url)
+        assert await _call(endpoint) == b"first"
+        assert await _call(endpoint) == b"second"
+        assert len(server.connections) == 2
+
+
+async def test_many_at_once(serve: Serve, endpoint_at: EndpointAt) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            await until(lambda: len(server.connections) == 60)
+            await connection.send(http_response(received.body))
+
+    async with serve(script) as server:
+        endpoint = endpoint_at(server.url)
+
+        async def one(number: int) -> None:
+            body = b"%d" % number * 1000
+            headers = {"Content-Length": str(len(body))}
+            assert await _call(endpoint, _request([body], headers)) == body
+
+        await asyncio.gather(*map(one, range(60)))
+        await asyncio.gather(*map(one, range(60)))
+        assert len(server.connections) == 60
+
+
+async def test_leaving_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
+    async with serve(never_respond) as server:
+        sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
+        connection = await server.connection()
+        sending.cancel()
+        async with asyncio.timeout(5):
+            await connection.left.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+
+async def test_an_answer_half_read_drops_the_connection(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(PIECE * 64)[:-1])
+        await never_respond(connection)
+
+    async with serve(script) as server:
+        response = await endpoint_at(server.url).send(_request())
+        await response.read()
+        response.close()
+        async with asyncio.timeout(5):
+            await (await server.connection()).left.wait()
+
+
+async def test_tiny_chunks(serve: Serve, endpoint_at: EndpointAt) -> None:
+    """They are there to the last, though the server closes behind them."""
+    count = 100_000
+    head = {"Transfer-Encoding": "chunked"}
+    body = chunk(b"x") * count + chunked()
+    async with serve(respond_in_turn(message("HTTP/1.1 200 OK", head, body))) as server:
+        assert await _call(endpoint_at(server.url)) == b"x" * count

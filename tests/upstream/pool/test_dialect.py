@@ -1,0 +1,448 @@
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.dialects import JSON, KSERVE, TRITON
+from gateway.routing.health import HealthCheckPolicy
+from gateway.upstream.pool import dialect as of_dialect
+from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    never_respond,
+    respond_in_turn,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import endpoint_at as endpoint_at
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
+OF_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
+OF_KSERVE = {"name": "kserve", "version": "0.15.0", "extensions": ["model_repository_extension"]}
+OF_MLSERVER = {"name": "mlserver", "version": "1.7.1", "extensions": []}
+NOWHERE = "http://127.0.0.1:1"
+
+
+class _Itself:
+    """Answers with what it says of itself then."""
+
+    def __init__(self, document: object, status: str = "200 OK") -> None:
+        self.document = document
+        self.status = status
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            body = json.dumps(self.document).encode()
+            await connection.send(http_response(body, status=self.status))
+
+
+Asking = Callable[..., AbstractAsyncContextManager[tuple[Pool, DialectDetector]]]
+
+
+@pytest.fixture
+def asking(endpoint_at: EndpointAt) -> Asking:
+    """Make pools whose endpoints are asked what they are."""
+
+    @asynccontextmanager
+    async def asking(
+        *urls: str,
+        every: float = 60,
+        again: float = 60,
+        tells: bool = True,
+        prober: HealthChecker | None = None,
+    ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
+        dialect_detector = DialectDetector("u", every, again, tells)
+        endpoints = [endpoint_at(url) for url in urls]
+        pool = Pool(endpoints, keeper=PoolSupervisor(prober, dialect_detector=dialect_detector))
+        await pool.start()
+        try:
+            yield pool, dialect_detector
+        finally:
+            await pool.close()
+
+    return asking
+
+
+async def test_what_is_declared_is_known() -> None:
+    dialect_state = fixed_dialect_state(KSERVE)
+    await dialect_state.known()
+    assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "the settings say so")
+
+
+async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        ScriptedServer(_Itself(OF_TRITON)) as server,
+        asking(server.url, every=9, again=0.01) as (pool, dialect_detector),
+    ):
+        await asyncio.gather(*(dialect_detector.known() for _ in range(10)))
+        assert dialect_detector.dialect == TRITON
+        assert dialect_detector.reason.startswith(f"{server.url} names itself 'triton'")
+        for _ in range(3):
+            with pool.endpoint():
+                await asyncio.sleep(0.02)
+        (received,) = server.requests
+        assert received.head.first == "GET /v2 HTTP/1.1"
+    (message,) = caplog.messages
+    assert message == f"upstream u: dialect triton: {dialect_detector.reason}"
+    assert caplog.records[0].levelno == logging.INFO
+
+
+async def test_one_that_does_not_show_what_it_is_is_asked_again(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something may stand in for it while it starts."""
+    itself = _Itself({}, "404 Not Found")
+    async with (
+        ScriptedServer(itself) as server,
+        asking(server.url, every=0.01) as (_, dialect_detector),
+    ):
+        await dialect_detector.known()
+        assert dialect_detector.dialect == JSON
+        await until(lambda: len(server.requests) > 2)
+        itself.document, itself.status = OF_TRITON, "200 OK"
+        await until(lambda: dialect_detector.dialect == TRITON)
+    (record,) = caplog.records  # that it is known by now is no warning
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
+
+
+async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> None:
+    itself = _Itself(OF_TRITON)
+    async with (
+        ScriptedServer(itself) as server,
+        asking(server.url, every=0.01) as (_, dialect_detector),
+    ):
+        await dialect_detector.known()
+        assert dialect_detector.dialect == TRITON
+        itself.document = OF_KSERVE
+        await until(lambda: dialect_detector.dialect == KSERVE)
+
+
+async def test_one_that_is_down_is_asked_by_who_needs_it(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer(_Itself(OF_KSERVE)) as server:
+        port = server.port
+    async with asking(server.url) as (_, dialect_detector):
+        for _ in range(3):
+            with pytest.raises(GatewayError, match=server.url) as caught:
+                await dialect_detector.known()
+            assert caught.value.kind is ErrorKind.UNREACHABLE
+        assert dialect_detector.dialect is None
+        assert dialect_detector.reason == caught.value.message
+        assert caplog.messages == [f"upstream u: dialect not known yet: {dialect_detector.reason}"]
+        async with ScriptedServer(_Itself(OF_KSERVE), port=port):
+            await dialect_detector.known()
+        assert dialect_detector.dialect == KSERVE
+
+
+async def test_one_that_is_down_is_asked_without_anybody_who_needs_it(asking: Asking) -> None:
+    async with ScriptedServer() as server:
+        port = server.port
+    async with asking(server.url, again=0.01) as (_, dialect_detector):
+        await until(lambda: "cannot connect" in dialect_detector.reason)
+        async with ScriptedServer(_Itself(OF_KSERVE), port=port):
+            await until(lambda: dialect_detector.dialect == KSERVE)
+
+
+@pytest.mark.parametrize("status", ["500 Broken", "503 Service Unavailable", "429 Too Many"])
+async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str) -> None:
+    itself = _Itself({"error": "starting"}, status)
+    async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
+        with pytest.raises(GatewayError, match=f"{server.url}/v2, which .* answered {status[:3]}"):
+            await dialect_detector.known()
+        assert dialect_detector.dialect is None
+        itself.document, itself.status = OF_MLSERVER, "200 OK"
+        await dialect_detector.known()
+        assert dialect_detector.dialect == JSON
+
+
+async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        ScriptedServer(never_respond) as silent,
+        ScriptedServer(_Itself(OF_TRITON)) as server,
+        asking(silent.url, server.url) as (_, dialect_detector),
+    ):
+        await dialect_detector.known()
+        assert dialect_detector.dialect == TRITON
+    monkeypatch.setattr(of_dialect, "_TIME", 0.01)
+    async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
+        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not answer") as caught:
+            await dialect_detector.known()
+        assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None:
+    async with ScriptedServer(_Itself(OF_TRITON)) as server:
+        with no_descriptors():
+            async with asking(server.url) as (_, dialect_detector):
+                with pytest.raises(GatewayError, match="no means to connect") as caught:
+                    await dialect_detector.known()
+    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
+
+
+async def test_who_waits_may_leave(asking: Asking) -> None:
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await go_on.wait()
+        await connection.send(http_response(json.dumps(OF_TRITON).encode()))
+
+    async with ScriptedServer(script) as server, asking(server.url) as (_, dialect_detector):
+        waiting = [asyncio.create_task(dialect_detector.known()) for _ in range(3)]
+        await server.connection()
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        go_on.set()
+        await asyncio.gather(*waiting[1:])
+        assert dialect_detector.dialect == TRITON
+
+
+async def test_who_waits_is_told_when_it_ends(asking: Asking) -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        asking(server.url) as (pool, dialect_detector),
+    ):
+        waiting = asyncio.create_task(dialect_detector.known())
+        await server.connection()
+        await pool.close()
+        with pytest.raises(GatewayError, match="no server of upstream 'u' is asked how it speaks"):
+            await waiting
+
+
+def _fail(pool: Pool, number: int = 0) -> None:
+    loan = pool.lease_all()[number]
+    loan.acquire()
+    loan.release(Outcome.FAILED, "it is gone")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: int) -> None:
+    itself = _Itself(OF_MLSERVER)
+    async with (
+        ScriptedServer(itself) as server,
+        ScriptedServer(_Itself(OF_KSERVE)) as other,
+        asking(*[server.url, other.url][:count], again=0.01) as (pool, dialect_detector),
+    ):
+        await until(lambda: all(member.finding for member in pool.members))
+        itself.document = OF_KSERVE
+        _fail(pool)
+        await until(lambda: dialect_detector.dialect == KSERVE)
+        assert len(server.requests) == 2
+        assert len(other.requests) == count - 1
+
+
+async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
+    async with (
+        ScriptedServer(_Itself(OF_TRITON)) as server,
+        asking(server.url, again=0.05) as (pool, dialect_detector),
+    ):
+        await dialect_detector.known()
+        dialect = dialect_detector.dialect
+        for _ in range(100):
+            _fail(pool)
+        await until(lambda: len(server.requests) == 2)
+        await asyncio.sleep(0.1)
+        assert len(server.requests) == 2
+        assert dialect_detector.dialect is dialect
+
+
+async def test_what_is_known_stays_while_a_server_is_down(asking: Asking) -> None:
+    script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
+    async with ScriptedServer(script) as server, asking(server.url, again=0.01) as (pool, one):
+        await one.known()
+        port = server.port
+        await server.__aexit__(None, None, None)
+        _fail(pool)
+        await until(lambda: one._fault.kind is ErrorKind.UNREACHABLE and one._fault.message)
+        await one.known()
+        assert one.dialect == KSERVE
+        async with ScriptedServer(_Itself(OF_TRITON), port=port):
+            await until(lambda: one.dialect == TRITON)
+        await server.__aenter__()
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+async def _asked(server: ScriptedServer, more: int) -> None:
+    """Wait until a server has been asked so many times more."""
+    before = len(server.requests)
+    await until(lambda: len(server.requests) >= before + more)
+
+
+async def test_the_loss_of_the_only_server_is_logged_once(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    itself = _Itself(OF_KSERVE)
+    async with (
+        ScriptedServer(itself) as server,
+        asking(server.url, every=0.02, again=0.01) as (pool, dialect_detector),
+    ):
+        await dialect_detector.known()
+        for _ in range(2):  # outages
+            caplog.clear()
+            itself.status = "503 Gone"
+            _fail(pool)
+            await _asked(server, 4)
+            itself.status = "200 OK"
+            await until(lambda: any("again" in message for message in caplog.messages))
+            _fail(pool)
+            await _asked(server, 1)
+            assert _told(caplog) == [
+                (
+                    logging.WARNING,
+                    f"upstream u: {server.url}/v2, which tells how it speaks, answered 503; "
+                    "its dialect is still taken for kserve",
+                ),
+                (logging.INFO, f"upstream u: {server.url} answers again"),
+            ]
+
+
+async def test_a_loss_that_others_log_is_not_logged_again(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes do, and so does ejection where there are several endpoints."""
+    itself = _Itself(OF_KSERVE)
+    prober = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
+    async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
+        for urls, probed in (((server.url,), prober), ((server.url, other.url), None)):
+            itself.status = "200 OK"
+            async with asking(*urls, every=0.02, again=0.01, prober=probed) as (pool, _):
+                await until(lambda: all(member.finding for member in pool.members))
+                if probed is not None:
+                    await until(lambda: pool.members[0].probed.healthy)
+                itself.status = "503 Gone"
+                _fail(pool)
+                await _asked(server, 3)
+    assert _told(caplog) == []
+
+
+async def test_what_all_find_out_alike_is_logged_by_one(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tensorgate.upstream")
+    itself = _Itself(OF_KSERVE, "503 Starting")
+    async with (
+        ScriptedServer(itself) as server,
+        asking(server.url, again=0.01, tells=False) as (pool, dialect_detector),
+    ):
+        await until(lambda: caplog.records)
+        itself.status = "200 OK"
+        await dialect_detector.known()
+        assert [level for level, _ in _told(caplog)] == [logging.DEBUG, logging.DEBUG]
+        caplog.clear()
+        itself.document = OF_TRITON
+        _fail(pool)
+        await until(lambda: dialect_detector.dialect == TRITON)
+        # What it learns later, others may not.
+        assert [level for level, _ in _told(caplog)] == [logging.INFO]
+
+
+async def test_servers_that_differ_are_named(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = _Itself(OF_MLSERVER)
+    async with (
+        ScriptedServer(_Itself(OF_TRITON)) as first,
+        ScriptedServer(other) as second,
+        ScriptedServer(_Itself(OF_TRITON)) as third,
+        asking(first.url, second.url, third.url, again=0.01) as (pool, dialect_detector),
+    ):
+        await until(lambda: all(member.finding for member in pool.members))
+        dialect = dialect_detector.dialect
+        assert dialect is not None
+        assert not dialect.binary
+        assert dialect.trace is None
+        assert "its endpoints differ" in dialect_detector.reason
+        assert f"triton: {first.url} names itself" in dialect_detector.reason
+        assert f"json: {second.url} names itself" in dialect_detector.reason
+        assert third.url not in dialect_detector.reason
+        assert any(dialect_detector.reason in message for message in caplog.messages)
+        other.document = OF_TRITON
+        _fail(pool, 1)
+        await until(lambda: dialect_detector.dialect == TRITON)
+        assert "differ" not in dialect_detector.reason
+
+
+async def test_releases_that_differ_are_named(asking: Asking) -> None:
+    old = {**OF_KSERVE, "version": "0.13.0"}
+    async with (
+        ScriptedServer(_Itself(OF_KSERVE)) as first,
+        ScriptedServer(_Itself(old)) as second,
+        asking(first.url, second.url) as (pool, dialect_detector),
+    ):
+        await until(lambda: all(member.finding for member in pool.members))
+        assert dialect_detector.dialect == replace(KSERVE, binary=False)
+        assert first.url in dialect_detector.reason
+        assert second.url in dialect_detector.reason
+
+
+async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> None:
+    async with (
+        ScriptedServer(_Itself(OF_TRITON)) as first,
+        ScriptedServer(_Itself(OF_KSERVE)) as second,
+        asking(first.url) as (pool, dialect_detector),
+    ):
+        await dialect_detector.known()
+        assert dialect_detector.dialect == TRITON
+        (endpoint,) = pool.endpoints
+        new = endpoint_at(second.url)
+        pool.set_endpoints([endpoint, new])
+        await until(lambda: dialect_detector.dialect != TRITON)
+        assert "its endpoints differ" in dialect_detector.reason
+        pool.set_endpoints([new])
+        assert dialect_detector.dialect == KSERVE
+        # What is not known of those that come is what those were that go.
+        pool.set_endpoints([endpoint_at(NOWHERE)])
+        assert dialect_detector.dialect == KSERVE
+
+
+async def test_a_pool_that_replaces_another_knows_what_that_knew(
+    asking: Asking, endpoint_at: EndpointAt
+) -> None:
+    script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
+    async with (
+        ScriptedServer(script, never_respond) as server,
+        asking(server.url) as (before, known),
+    ):
+        await known.known()
+        async with asking(server.url) as (pool, dialect_detector):
+            pool.adopt_state(before)
+            await dialect_detector.known()
+            assert dialect_detector.dialect == KSERVE
+            await server.connection(1)  # it is asked nevertheless
+
+
+async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking) -> None:
+    itself = _Itself(OF_TRITON)
+    async with (
+        ScriptedServer(itself) as server,
+        ScriptedServer(_Itself(OF_KSERVE)) as other,
+        asking(server.url, other.url, again=0.01) as (pool, dialect_detector),
+    ):
+        await until(lambda: all(member.finding for member in pool.members))
+        member = pool.members[0]
+        pool.ejections.hear(member, replace(member.health, ejections=1, until=1e9))
+        itself.document = OF_KSERVE
+        pool.ejections.hear(member, replace(member.health, ejections=0, until=0.0))
+        await until(lambda: dialect_detector.dialect == KSERVE)

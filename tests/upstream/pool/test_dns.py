@@ -1,0 +1,340 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.http.address import ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.pool import supervisor
+from gateway.upstream.pool.dns import Resolver, resolve_host
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.transport import UpstreamRequest
+from tests.support.addresses import HOST, free_port
+from tests.support.certificates import server_certificate, server_context
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response, message
+from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.upstream.endpoints import trusting
+
+REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
+
+
+def _connect(address: ServerAddress) -> HttpEndpoint:
+    return HttpEndpoint(address, connect_timeout=5)
+
+
+@asynccontextmanager
+async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterator[Pool]:
+    """Run a pool whose names are looked up without much of a pause; nothing is left of it."""
+    async with no_leaks():
+        servers = [parse_server_url(url, trusting()) for url in urls]
+        resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
+        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
+        await pool.start()
+        try:
+            yield pool
+        finally:
+            await pool.close()
+    assert not names.under_way
+
+
+@asynccontextmanager
+async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
+    """Run servers at several addresses, with the same port, that tell where they are."""
+    async with AsyncExitStack() as stack:
+        servers: list[ScriptedServer] = []
+        for host in hosts:
+            port = servers[0].port if servers else 0
+            script = always_respond(http_response(host.encode()))
+            server = ScriptedServer(script, host=host, port=port)
+            servers.append(await stack.enter_async_context(server))
+        yield servers
+
+
+async def _asked(pool: Pool) -> set[str]:
+    """Give what the next exchanges are answered."""
+    bodies = set()
+    for _ in range(2 * len(pool.members)):
+        with pool.endpoint() as endpoint:
+            bodies.add((await send_control_request(endpoint, "GET", "/v2", 100)).body.decode())
+    return bodies
+
+
+async def _looked_up(names: NameService) -> None:
+    """Wait until what the service says now has been heard."""
+    asked = names.asked
+    await until(lambda: names.asked > asked + 2)
+
+
+def _urls(pool: Pool) -> list[str]:
+    return [endpoint.url for endpoint in pool.endpoints]
+
+
+async def test_each_address_is_an_endpoint_of_its_own() -> None:
+    names = NameService(triton=["127.0.0.2", "127.0.0.1", "127.0.0.2"])
+    async with _servers("127.0.0.1", "127.0.0.2") as servers:
+        name = f"triton:{servers[0].port}"
+        async with _pool(names, f"http://{name}") as pool:
+            assert _urls(pool) == [f"http://{name} (127.0.0.1)", f"http://{name} (127.0.0.2)"]
+            assert await _asked(pool) == {"127.0.0.1", "127.0.0.2"}
+        for server in servers:
+            assert {each.head.get("Host") for each in server.requests} == {name}
+
+
+async def test_addresses_come_and_go() -> None:
+    names = NameService(triton=["127.0.0.1"])
+    async with (
+        _servers("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers,
+        _pool(names, f"http://triton:{servers[0].port}") as pool,
+    ):
+        assert pool.has_single_endpoint
+        assert await _asked(pool) == {"127.0.0.1"}
+        (first,) = pool.members
+        names.answers["triton"] = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
+        await until(lambda: len(pool.endpoints) == 3)
+        assert pool.members[0] is first
+        assert await _asked(pool) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+        names.answers["triton"] = ["127.0.0.3"]
+        await until(lambda: len(pool.endpoints) == 1)
+        # What they kept open is closed.
+        await until(servers[0].connections[0].left.is_set)
+        await until(servers[1].connections[0].left.is_set)
+        assert await _asked(pool) == {"127.0.0.3"}
+        assert not servers[2].connections[0].left.is_set()
+
+
+async def test_exchanges_finish_at_an_address_that_vanishes() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
+        await go_on.wait()
+        await connection.send(b"cd")
+        await connection.wait_for_close()
+
+    names = NameService(triton=["127.0.0.1"])
+    async with (
+        ScriptedServer(slow) as old,
+        ScriptedServer(host="127.0.0.2", port=old.port),
+        _pool(names, f"http://triton:{old.port}") as pool,
+    ):
+        with pool.endpoint() as endpoint:
+            response = await endpoint.send(REQUEST)
+            assert await response.read() == b"ab"
+            names.answers["triton"] = ["127.0.0.2"]
+            await until(lambda: _urls(pool) == [f"http://triton:{old.port} (127.0.0.2)"])
+            states = pool.snapshot()
+            assert [(each.url[-11:], each.outstanding, each.leaving) for each in states] == [
+                ("(127.0.0.2)", 0, False),
+                ("(127.0.0.1)", 1, True),
+            ]
+            go_on.set()
+            assert await response.read() == b"cd"
+            assert await response.read() == b""
+            response.close()
+        await until(old.connections[0].left.is_set)
+        assert len(pool.snapshot()) == 1
+
+
+async def test_a_failing_look_up_keeps_what_was_known(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.upstream")
+    names = NameService(triton=["127.0.0.1", "127.0.0.2"])
+    async with _pool(names, "http://triton:8000") as pool:
+        before = pool.members
+        answers: list[Answer] = [UNKNOWN_NAME, OSError("no"), [], UnicodeError("label too long")]
+        for said in (*answers, ["127.0.0.2", "127.0.0.1"]):
+            names.answers["triton"] = said
+            await _looked_up(names)
+            assert pool.members == before
+    assert [record.getMessage() for record in caplog.records] == [
+        "http://triton:8000 is at 127.0.0.1, 127.0.0.2",
+        "http://triton:8000: look-up failed: Name or service not known"
+        "; the 2 addresses from before stay in use",
+        "http://triton:8000 is at 127.0.0.1, 127.0.0.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "fault"),
+    [
+        (UNKNOWN_NAME, "Name or service not known"),
+        ([], "its name has no address"),
+        (UnicodeError("label too long"), "label too long"),
+    ],
+)
+async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: str) -> None:
+    names = NameService(triton=known)
+    async with _pool(names, "http://triton:8000", "https://other:1") as pool:
+        with pytest.raises(GatewayError) as caught:
+            pool.endpoint()
+        assert caught.value.kind is ErrorKind.UNREACHABLE
+        assert caught.value.message == (
+            f"cannot connect to http://triton:8000: {fault}"
+            "; https://other:1: Name or service not known"
+        )
+        assert not pool.has_alternative([])
+        names.answers["other"] = ["127.0.0.1"]
+        await until(lambda: _urls(pool) == ["https://other:1 (127.0.0.1)"])
+        assert pool.endpoint().endpoint is pool.endpoints[0]
+
+
+async def test_the_start_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
+    names = NameService(triton=["127.0.0.1"])
+    names.ready.clear()
+    async with _pool(names, "http://triton:8000") as pool:
+        with pytest.raises(GatewayError) as caught:
+            pool.endpoint()
+        assert caught.value.message == (
+            "cannot connect to http://triton:8000: its name has not been looked up yet"
+        )
+        names.ready.set()
+        await until(lambda: pool.endpoints)
+
+
+async def test_a_look_up_is_given_up_but_not_made_twice() -> None:
+    names = NameService(triton=["127.0.0.1"])
+    names.ready.clear()
+    async with _pool(names, "http://triton:8000", time=0.01) as pool:
+        with pytest.raises(GatewayError) as caught:
+            pool.endpoint()
+        assert caught.value.message.endswith("no answer of the name service within 0.01 s")
+        await asyncio.sleep(0.05)
+        assert names.asked == 1
+        names.ready.set()
+        await until(lambda: pool.endpoints)
+
+
+async def test_a_name_without_answer_does_not_hold_up_another() -> None:
+    names = NameService(triton=["127.0.0.1"])
+
+    async def lookup(host: str) -> list[str]:
+        if host == "silent":
+            await asyncio.Event().wait()
+        return list(await names(host))
+
+    found: list[tuple[str, ...]] = []
+    servers = [parse_server_url("http://silent:1"), parse_server_url("http://triton:2")]
+    resolver = Resolver(servers, 0.01, _connect, lookup, random=lambda: 0.0)
+    async with no_leaks():
+        watch = asyncio.create_task(
+            resolver.watch(lambda: found.append(tuple(each.url for each in resolver.endpoints)))
+        )
+        await until(lambda: found == [("http://triton:2 (127.0.0.1)",)])
+        names.answers["triton"] = ["127.0.0.2"]
+        await until(lambda: len(found) == 2)
+        assert not resolver.answered.is_set()
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+async def test_what_is_no_name_stays_as_it_is() -> None:
+    urls = ["http://127.0.0.1:1", "http://[::1]:2", "unix:/s"]
+    names = NameService(triton=["127.0.0.9", "::1"])
+    async with _pool(names, *urls[:2], "http://triton:3", urls[2]) as pool:
+        assert _urls(pool) == [
+            *urls[:2],
+            "http://triton:3 (127.0.0.9)",
+            "http://triton:3 (::1)",
+            urls[2],
+        ]
+        static = pool.members[:2]
+        names.answers["triton"] = ["127.0.0.8"]
+        await until(lambda: _urls(pool)[2:] == ["http://triton:3 (127.0.0.8)", urls[2]])
+        assert pool.members[:2] == static
+        assert names.asked >= 2
+
+
+async def test_the_addresses_of_a_name_have_a_cap(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.upstream")
+    many = [f"127.0.{i // 250}.{i % 250 + 1}" for i in range(300)]
+    names = NameService(triton=many)
+    async with _pool(names, "http://triton:1") as pool:
+        members = pool.members
+        assert len(members) == 256
+        names.answers["triton"] = many[::-1]
+        await _looked_up(names)
+        assert pool.members == members
+    (record,) = caplog.records
+    assert record.getMessage().endswith(", 256 of 300")
+
+
+async def test_a_certificate_names_the_host_and_not_the_address() -> None:
+    names = NameService(localhost=["127.0.0.2"])
+    server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
+    async with server, _pool(names, f"https://localhost:{server.port}") as pool:
+        assert await _asked(pool) == {""}
+        assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
+
+
+async def test_an_address_that_cannot_be_reached_is_named() -> None:
+    port = free_port()
+    async with _pool(NameService(triton=[HOST]), f"http://triton:{port}") as pool:
+        with pytest.raises(GatewayError) as caught:
+            await _asked(pool)
+    name = f"http://triton:{port} ({HOST})"
+    assert caught.value.message == f"cannot connect to {name}: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("host", "named"), [("triton", True), ("10.0.0.1", False), ("::1", False), ("localhost", True)]
+)
+def test_which_hosts_are_names(host: str, named: bool) -> None:
+    assert TcpAddress(host, 1).has_host_name is named
+
+
+async def test_the_system_knows_this_machine() -> None:
+    assert set(await resolve_host("localhost")) & {"127.0.0.1", "::1"}
+
+
+def test_the_same_server_twice_is_one() -> None:
+    made: list[ServerAddress] = []
+
+    def connect(address: ServerAddress) -> ScriptedEndpoint:
+        made.append(address)
+        return ScriptedEndpoint(EventLog(), url=address.url)
+
+    async def run() -> None:
+        servers = [parse_server_url("http://127.0.0.1:1")] * 2
+        assert len(Resolver(servers, 1, connect, NameService()).endpoints) == 1
+
+    asyncio.run(run())
+    assert len(made) == 1
+
+
+async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> None:
+    names = NameService(triton=["127.0.0.1", "127.0.0.2"])
+    async with _pool(names, "http://triton:1000", "http://other:1000") as before:
+        names.ready.clear()
+        urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
+        servers = [parse_server_url(url, trusting()) for url in urls]
+        resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
+        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
+        pool.adopt_addresses(before)
+        assert _urls(pool) == [
+            "https://triton:2000 (127.0.0.1)",
+            "https://triton:2000 (127.0.0.2)",
+            "http://127.0.0.9:1",
+        ]
+        await pool.close()
+        names.ready.set()
+
+
+async def test_without_names_there_is_nothing_to_begin_with() -> None:
+    async with _pool(NameService(), "http://127.0.0.1:1") as named:
+        pool = Pool([_connect(parse_server_url("http://127.0.0.2:1"))])
+        members = pool.members
+        pool.adopt_addresses(named)
+        assert pool.members is members
+        named.adopt_addresses(pool)
+        assert _urls(named) == ["http://127.0.0.1:1"]
+        await pool.close()

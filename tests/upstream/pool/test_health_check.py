@@ -1,0 +1,267 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import pytest
+
+from gateway.routing.health import HealthCheckPolicy
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.lease import Lease, Outcome
+from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.transport import UpstreamEndpoint
+from tests.support.addresses import HOST, free_port
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+    respond_in_turn,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import endpoint_at as endpoint_at
+
+WELL = http_response()
+ILL = http_response(status="503 Service Unavailable")
+Probing = Callable[..., AbstractAsyncContextManager[Pool]]
+
+
+@pytest.fixture
+def probing(endpoint_at: EndpointAt) -> Probing:
+    """Make pools whose endpoints are probed, without much of a pause."""
+
+    @asynccontextmanager
+    async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
+        prober = HealthChecker("/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0)
+        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(prober))
+        await pool.start()
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+    return probing
+
+
+def _lent(pool: Pool) -> set[str]:
+    """Give the endpoints that the next exchanges go to."""
+    urls = set()
+    for _ in range(2 * len(pool.members)):
+        with pool.endpoint() as endpoint:
+            urls.add(endpoint.url)
+    return urls
+
+
+def _eject(member: Member, pool: Pool) -> None:
+    """Have exchanges fail at an endpoint until it is left out."""
+    for _ in range(5):
+        loan = Lease(pool, member)
+        loan.acquire()
+        loan.release(Outcome.FAILED)
+
+
+def _is_asked(server: ScriptedServer, times: int) -> bool:
+    return len(server.requests) >= times
+
+
+class _Moody:
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.http_response = WELL
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(self.http_response)
+
+
+async def test_one_that_turns_bad_is_left_out_until_it_is_good_again(
+    probing: Probing, caplog: pytest.LogCaptureFixture
+) -> None:
+    moody = _Moody()
+    async with (
+        ScriptedServer(moody) as bad,
+        ScriptedServer() as good,
+        probing(bad.url, good.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        assert not caplog.records
+        assert _lent(pool) == {bad.url, good.url}
+        moody.http_response = ILL
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        assert _lent(pool) == {good.url}
+        assert pool.snapshot()[0].reason == "GET /ready answered 503"
+        moody.http_response = http_response(status="204 No Content")
+        await until(lambda: pool.snapshot()[0].healthy)
+        assert _lent(pool) == {bad.url, good.url}
+        assert pool.outstanding == [0, 0]
+        assert {received.head.first for received in bad.requests} == {"GET /ready HTTP/1.1"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{bad.url} is unhealthy and is not used: GET /ready answered 503",
+        f"{bad.url} is healthy and is used again: GET /ready answered 204",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+async def _close(connection: Connection) -> None:
+    await connection.request()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (never_respond, "no answer to GET /ready within 0.05 s"),
+        (_close, "{url} closed the connection before it answered"),
+        (always_respond(b"what?\r\n\r\n"), "{url} answered what is not HTTP"),
+        (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
+        (always_respond(ILL), "GET /ready answered 503"),
+        (always_respond(http_response(status="302 Found")), "GET /ready answered 302"),
+        (
+            always_respond(http_response(b"x", {"Content-Length": "2"})),
+            "no answer to GET /ready within 0.05 s",
+        ),
+    ],
+)
+async def test_what_is_no_good_answer(probing: Probing, script: Script, reason: str) -> None:
+    time = 0.05 if "within" in reason else 5
+    async with ScriptedServer(script) as bad, probing(bad.url, time=time) as pool:
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        assert pool.snapshot()[0].reason.startswith(reason.format(url=bad.url))
+
+
+async def test_one_that_cannot_be_reached(
+    probing: Probing, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    url = f"http://{HOST}:{port}"
+    async with ScriptedServer() as good, probing(url, good.url) as pool:
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        assert _lent(pool) == {good.url}
+        async with ScriptedServer(host=HOST, port=port):
+            await until(lambda: pool.snapshot()[0].healthy)
+            assert _lent(pool) == {url, good.url}
+    reason = f"cannot connect to {url}: Connection refused"
+    assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
+
+
+async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing: Probing) -> None:
+    moody = _Moody()
+    moody.http_response = ILL
+    async with (
+        ScriptedServer(moody) as server,
+        ScriptedServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: pool.snapshot()[0].healthy is False)
+        _eject(pool.members[0], pool)
+        assert pool.snapshot()[0].ejections == 1
+        moody.http_response = WELL
+        await until(lambda: pool.snapshot()[0].healthy)
+        assert _lent(pool) == {server.url, good.url}
+
+
+async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
+    async with (
+        ScriptedServer() as server,
+        ScriptedServer() as good,
+        probing(server.url, good.url) as pool,
+    ):
+        await until(lambda: all(each.healthy for each in pool.snapshot()))
+        _eject(pool.members[0], pool)
+        await until(partial(_is_asked, server, len(server.requests) + 3))
+        assert _lent(pool) == {good.url}
+
+
+async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:
+    async with (
+        ScriptedServer(never_respond) as silent,
+        ScriptedServer() as good,
+        probing(silent.url, good.url) as pool,
+    ):
+        await until(lambda: pool.snapshot()[1].healthy)
+        assert pool.snapshot()[0].healthy is None
+        assert _lent(pool) == {silent.url, good.url}
+
+
+async def test_a_probe_that_cannot_be_made_tells_nothing(
+    probing: Probing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = under_way = 0
+    ask = HealthChecker._ask
+
+    async def counted(prober: HealthChecker, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        nonlocal asked, under_way
+        asked += 1
+        under_way += 1
+        try:
+            return await ask(prober, endpoint)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(HealthChecker, "_ask", counted)
+    async with (
+        ScriptedServer(respond_in_turn(http_response(headers={"Connection": "close"}))) as server,
+        ScriptedServer() as other,
+        probing(server.url, other.url) as pool,
+    ):
+        # The servers are in this process: without descriptors they would drop a probe under way.
+        await until(lambda: not under_way and all(each.healthy for each in pool.snapshot()))
+        with no_descriptors():
+            before = asked
+            await until(lambda: asked > before + 8)
+        assert all(each.healthy for each in pool.snapshot())
+
+
+async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
+    async with (
+        ScriptedServer(always_respond(ILL)) as one,
+        ScriptedServer(always_respond(ILL)) as two,
+        probing(one.url, two.url) as pool,
+    ):
+        assert pool.is_usable is False
+        await until(lambda: [each.healthy for each in pool.snapshot()] == [False, False])
+        assert _lent(pool) == {one.url, two.url}
+        assert pool.is_usable is False
+
+
+async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
+    async with (
+        ScriptedServer(always_respond(ILL)) as one,
+        ScriptedServer() as two,
+        probing(one.url, two.url) as pool,
+    ):
+        await until(lambda: pool.is_usable)
+
+
+async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:
+    answers = [WELL, ILL, ILL, WELL, ILL, ILL, ILL, ILL]
+    async with (
+        ScriptedServer(respond_in_turn(*answers), never_respond) as server,
+        ScriptedServer() as other,
+    ):
+        async with probing(server.url, other.url, unhealthy=4) as pool:
+            states = []
+            while len(server.requests) < len(answers) or pool.snapshot()[0].healthy:
+                states.append(pool.snapshot()[0].healthy)
+                await asyncio.sleep(0)
+                assert len(server.requests) <= len(answers)
+        assert False not in states
+
+
+async def test_all_is_over_when_the_pool_is_closed(probing: Probing) -> None:
+    async with ScriptedServer(never_respond) as silent, ScriptedServer() as good:
+        async with probing(silent.url, good.url):
+            connection = await silent.connection()
+            await until(lambda: good.requests)
+        await until(connection.left.is_set)
+        asked = len(good.requests)
+        await asyncio.sleep(0.03)
+        assert len(good.requests) == asked

@@ -1,0 +1,318 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.model_name import ModelName
+from gateway.upstream.pool.model_discovery import ModelDiscovery, may_have_model, ready_models
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.ready_models import ANY_MODEL
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import endpoint_at as endpoint_at
+
+Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
+
+
+def _index(*names: str, **others: str) -> bytes:
+    entries = [{"name": name, "version": "1", "state": "READY"} for name in names]
+    entries += [{"name": name, "state": state} for name, state in others.items()]
+    return http_response(json.dumps(entries).encode())
+
+
+class _Repository:
+    """Answers with the index that it has then."""
+
+    def __init__(self, *names: str) -> None:
+        self.index = _index(*names)
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(self.index)
+
+
+@pytest.fixture
+def discovering(endpoint_at: EndpointAt) -> Discovering:
+    """Make pools whose endpoints are asked for their models."""
+
+    @asynccontextmanager
+    async def discovering(*urls: str, every: float = 0.01) -> AsyncIterator[Pool]:
+        discovery = ModelDiscovery(every, lambda: 0.9)
+        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(discovery=discovery))
+        await pool.start()
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+    return discovering
+
+
+def _is_asked(server: ScriptedServer, times: int) -> bool:
+    return len(server.requests) >= times
+
+
+def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
+    """Give the endpoints that the next exchanges for a model go to."""
+    left_out = [endpoint for endpoint in pool.endpoints if endpoint.url in but]
+    urls = set()
+    for _ in range(2 * len(pool.members)):
+        loan = pool.endpoint(left_out, None if model is None else ModelName(model))
+        with loan as endpoint:
+            urls.add(endpoint.url)
+    return urls
+
+
+def _models(pool: Pool) -> list[tuple[str, ...] | None]:
+    return [state.models for state in pool.snapshot()]
+
+
+async def test_one_is_asked_whether_it_has_a_model(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIME", 0.05)
+    plain = always_respond(http_response(b"none", status="404 Not Found"))
+    for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
+        async with ScriptedServer(serve) as server:
+            endpoint = endpoint_at(server.url)
+            assert [await may_have_model(endpoint, model) for model in "ab"] == [True, b]
+            await endpoint.close()
+
+
+async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> None:
+    async with (
+        ScriptedServer(_Repository("a", "b")) as one,
+        ScriptedServer(_Repository("b", "c")) as two,
+        ScriptedServer(_Repository()) as none,
+        discovering(one.url, two.url, none.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("a", "b"), ("b", "c"), ()])
+        every = {one.url, two.url, none.url}
+        assert _lent(pool, "a") == {one.url}
+        assert _lent(pool, "b") == {one.url, two.url}
+        assert _lent(pool, "c") == {two.url}
+        assert _lent(pool, "d") == every
+        assert _lent(pool, None) == every
+        # Another one is asked only where the model is.
+        first = [each for each in pool.endpoints if each.url == one.url]
+        assert not pool.has_alternative(first, ModelName("a"))
+        assert pool.has_alternative(first, ModelName("b"))
+        assert _lent(pool, "b", [one.url]) == {two.url}
+        (asked, *_) = one.requests
+        assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
+        assert json.loads(asked.body) == {"ready": True}
+
+
+async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> None:
+    entries = [[{"name": "m", "version": version, "state": "READY"}] for version in "12"]
+    one, two = [always_respond(http_response(json.dumps(each).encode())) for each in entries]
+    async with (
+        ScriptedServer(one) as first,
+        ScriptedServer(two) as second,
+        discovering(first.url, second.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("m",), ("m",)])
+        for _ in range(4):
+            assert pool.endpoint(model=ModelName("m", "2")).endpoint.url == second.url
+        assert _lent(pool, "m") == {first.url, second.url}
+
+
+async def test_models_come_and_go(discovering: Discovering) -> None:
+    one, two = _Repository("a"), _Repository("b")
+    async with (
+        ScriptedServer(one) as first,
+        ScriptedServer(two) as second,
+        discovering(first.url, second.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("a",), ("b",)])
+        one.index, two.index = _index(), _index("a", "b")
+        await until(lambda: _models(pool) == [(), ("a", "b")])
+        assert _lent(pool, "a") == {second.url}
+
+
+async def test_what_is_not_known_yet_may_be_anywhere(discovering: Discovering) -> None:
+    async with (
+        ScriptedServer(_Repository("a")) as one,
+        ScriptedServer(never_respond) as silent,
+        discovering(one.url, silent.url) as pool,
+    ):
+        assert _lent(pool, "a") == {one.url, silent.url}
+        await until(lambda: _models(pool) == [("a",), None])
+        assert _lent(pool, "a") == {one.url}
+        assert _lent(pool, "b") == {silent.url}
+
+
+async def test_after_a_change_all_are_asked_at_once(discovering: Discovering) -> None:
+    one = _Repository("a")
+    async with (
+        ScriptedServer(one) as server,
+        ScriptedServer() as other,
+        discovering(server.url, other.url, every=60) as pool,
+    ):
+        await until(lambda: _models(pool)[0] == ("a",))
+        one.index = _index("b")
+        pool.refresh_models()
+        await until(lambda: _models(pool)[0] == ("b",))
+        await until(lambda: len(other.requests) == 2)
+        assert len(server.requests) == 2
+
+
+async def test_a_change_while_it_is_asked_makes_it_asked_again(discovering: Discovering) -> None:
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await go_on.wait()
+        await connection.send(_index("old"))
+        await connection.request()
+        await connection.send(_index("new"))
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server, discovering(server.url, every=60) as pool:
+        await until(lambda: server.requests)
+        for _ in range(5):
+            pool.refresh_models()
+        go_on.set()
+        await until(lambda: _models(pool) == [("new",)])
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "400 Bad Request", "501 Not Implemented"])
+async def test_who_serves_no_index_may_have_every_model(
+    discovering: Discovering, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedServer(_Repository("a")) as one,
+        ScriptedServer(always_respond(http_response(status=status))) as two,
+        discovering(one.url, two.url) as pool,
+    ):
+        await until(lambda: len(two.requests) > 6 and _models(pool)[0])
+        assert _lent(pool, "a") == _lent(pool, "b") | {one.url} == {one.url, two.url}
+        assert _models(pool)[1] is None
+    message = (
+        f"{two.url} serves no repository index, nor a list as KServe's: any model may be there"
+    )
+    assert [record.getMessage() for record in caplog.records] == [message]
+
+
+async def test_what_was_known_stays_where_it_cannot_be_asked(
+    discovering: Discovering, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = _Repository("a")
+    async with (
+        ScriptedServer(_Repository("b")) as other,
+        ScriptedServer(one) as server,
+        discovering(server.url, other.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("a",), ("b",)])
+        for index in (
+            http_response(status="503 Busy"),
+            http_response(b'{"no": "index"}'),
+            b"what?\r\n\r\n",
+        ):
+            one.index = index
+            most = len(server.requests) + 3
+            await until(partial(_is_asked, server, most))
+        assert _lent(pool, "a") == {server.url}
+    said = [record.getMessage() for record in caplog.records]
+    start = f"{server.url} does not say which models it has: {server.url}"
+    assert len(said) == 3
+    assert said[0] == f"{start}/v2/repository/index answered 503"
+    assert said[1] == f"{start}/v2/repository/index is no index of models"
+    assert said[2].startswith(f"{start} answered what is not HTTP")
+
+
+class _V1:
+    """Has no repository index, and answers like this under the path of V1's list."""
+
+    def __init__(self, listed: bytes) -> None:
+        self.listed = listed
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            asked = await connection.request()
+            is_v1 = asked.head.first == "GET /v1/models HTTP/1.1"
+            await connection.send(self.listed if is_v1 else http_response(status="404 Not Found"))
+
+
+async def test_a_server_without_an_index_is_asked_for_its_v1_list(
+    discovering: Discovering, caplog: pytest.LogCaptureFixture
+) -> None:
+    kserve = _V1(http_response(b'{"models":["b","c"]}'))
+    async with (
+        ScriptedServer(_Repository("a", "b")) as one,
+        ScriptedServer(kserve) as two,
+        discovering(one.url, two.url) as pool,
+    ):
+        await until(lambda: _models(pool) == [("a", "b"), ("b", "c")])
+        assert _lent(pool, "a") == {one.url}
+        assert _lent(pool, "c") == {two.url}
+        kserve.listed = http_response(b'{"models":["d"]}')
+        await until(lambda: _models(pool)[1] == ("d",))
+        # What was known stays where it fails.
+        kserve.listed = http_response(status="503 Busy")
+        await until(partial(_is_asked, two, len(two.requests) + 4))
+        assert _lent(pool, "d") == {two.url}
+    fault = f"{two.url} does not say which models it has: {two.url}/v1/models answered 503"
+    assert [record.getMessage() for record in caplog.records] == [fault]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http_response(b'{"object":"list","data":[{"id":"m","object":"model"}]}'),
+        http_response(b'{"models":[{"name":"m"}]}'),
+        http_response(b"<p>Welcome"),
+        http_response(b"5"),
+        http_response(status="404 Not Found"),
+        http_response(status="403 Forbidden"),
+    ],
+    ids=lambda data: data[-40:],
+)
+async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
+    async with ScriptedServer(_V1(data)) as server:
+        assert await ready_models(endpoint_at(server.url)) is ANY_MODEL
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", ["500 Internal Server Error", "429 Too Many Requests"])
+async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status: str) -> None:
+    async with ScriptedServer(_V1(http_response(status=status))) as server:
+        with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
+            await ready_models(endpoint_at(server.url))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http_response(b"no JSON"),
+        http_response(b"7"),
+        http_response(b"{}"),
+        http_response(b"[7]"),
+        http_response(b'[{"state": "READY"}]'),
+        http_response(b'"text"'),
+        http_response(status="500 Internal Server Error"),
+        http_response(status="429 Too Many Requests"),
+        http_response(bytes(4 * 1024 * 1024 + 1)),
+    ],
+    ids=lambda data: data[:60],
+)
+async def test_what_is_no_index(endpoint_at: EndpointAt, data: bytes) -> None:
+    async with ScriptedServer(always_respond(data)) as server:
+        with pytest.raises(GatewayError) as caught:
+            await ready_models(endpoint_at(server.url))
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert server.url in caught.value.message

@@ -1,0 +1,179 @@
+"""Upstreams to which no call can connect."""
+
+import asyncio
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.pool import reachability
+from gateway.upstream.pool.pool import Pool
+from tests.support.addresses import free_port
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
+from tests.support.gateway import no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.pools import Times, failing
+
+UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
+LOST = "upstream u is not ready: 3 calls in a row could not connect; at last: cannot connect"
+
+
+def _pool_of(count: int) -> Pool:
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
+    return Pool(endpoints, upstream="u")
+
+
+def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = _pool_of(1)
+    failing(pool, 0, UNREACHABLE, times=2)
+    assert pool.unreachable is None
+    failing(pool, 0, UNREACHABLE, times=10)
+    assert pool.unreachable == str(UNREACHABLE)
+    failing(pool, 0, None, times=2)
+    assert pool.unreachable is None
+    first, second = caplog.messages
+    assert first.startswith(LOST)
+    assert second == "upstream u is ready again: http://0 responds"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GatewayError(ErrorKind.BAD_RESPONSE, "nonsense"),
+        GatewayError(ErrorKind.SERVER_TIMEOUT, "no answer"),
+        None,
+    ],
+)
+def test_a_call_that_connects_ends_the_row(error: Exception | None) -> None:
+    pool = _pool_of(1)
+    for _ in range(5):
+        failing(pool, 0, UNREACHABLE, times=2)
+        failing(pool, 0, error)
+    assert pool.unreachable is None
+
+
+def test_a_client_that_leaves_says_nothing_of_the_server() -> None:
+    pool = _pool_of(1)
+    for _ in range(3):
+        failing(pool, 0, UNREACHABLE)
+        failing(pool, 0, ConnectionError("the client left"))
+    assert pool.unreachable is not None
+
+
+def test_an_upstream_is_reachable_while_one_of_its_endpoints_is() -> None:
+    pool = _pool_of(2)
+    failing(pool, 0, UNREACHABLE, times=10)
+    assert pool.unreachable is None  # nobody has called the other one
+    failing(pool, 1, None)
+    failing(pool, 0, UNREACHABLE, times=10)
+    assert pool.unreachable is None
+    failing(pool, 1, UNREACHABLE)
+    assert pool.unreachable is not None
+
+
+async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    port = free_port()
+    async with no_leaks():
+        pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
+        await pool.start()
+        failing(pool, 0, UNREACHABLE, times=3)
+        await asyncio.sleep(0.05)
+        assert pool.unreachable is not None
+        script = always_respond(http_response(b"", status="404 Not Found"))
+        async with ScriptedServer(script, host="127.0.0.1", port=port) as server:
+            await until(lambda: pool.unreachable is None)
+            tried = len(server.requests)
+            await asyncio.sleep(0.05)
+            assert len(server.requests) == tried  # it is not asked any more
+        await pool.close()
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "upstream u is not ready",
+        "upstream u is ready again",
+    ]
+
+
+async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    monkeypatch.setattr(reachability, "_TIME", 0.02)
+    async with no_leaks(), ScriptedServer(never_respond) as server:
+        pool = Pool([endpoint_at(server.url)], upstream="u")
+        await pool.start()
+        failing(pool, 0, UNREACHABLE, times=3)
+        await server.connection(3)
+        assert pool.unreachable is not None
+        await pool.close()
+
+
+async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
+    endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
+    async with no_leaks():
+        pool = Pool([endpoint], upstream="u")
+        await pool.start()
+        failing(pool, 0, UNREACHABLE, times=3)
+        await until(lambda: pool.unreachable is None)
+        await pool.close()
+    assert len(endpoint.requests) == 3
+    assert caplog.messages[1] == "an endpoint could not be tried"
+
+
+async def test_what_another_worker_says_is_heeded_once_and_then_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    clock = Times()
+    endpoint = ScriptedEndpoint(
+        EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
+    )
+    async with no_leaks():
+        pool = Pool([endpoint], clock=clock, upstream="u")
+        await pool.start()
+        clock.now = 10
+        pool.record_remote_unreachable(9)
+        assert pool.unreachable is None  # that is long ago
+        for _ in range(2):
+            pool.record_remote_unreachable(11)
+        assert pool.unreachable == "another worker cannot connect to upstream u"
+        await until(lambda: pool.unreachable is None)
+        pool.record_remote_unreachable(11)
+        assert pool.unreachable is None
+        await pool.close()
+    assert len(endpoint.requests) == 2
+
+
+async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
+    async with no_leaks():
+        pool = Pool([endpoint], upstream="u")
+        await pool.start()
+        for _ in range(5):
+            failing(pool, 0, UNREACHABLE, times=3)
+            await asyncio.sleep(0)
+            failing(pool, 0, None)
+        failing(pool, 0, UNREACHABLE, times=3)
+        await until(lambda: pool.unreachable is None)
+        await pool.close()
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_pool_that_is_closed_tries_no_more() -> None:
+    async with no_leaks():
+        pool = _pool_of(1)
+        await pool.start()
+        await pool.close()
+        failing(pool, 0, UNREACHABLE, times=3)
+        assert pool.unreachable is not None

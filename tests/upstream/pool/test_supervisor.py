@@ -1,0 +1,99 @@
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from gateway.routing.health import HealthCheckPolicy
+from gateway.upstream.pool.dialect import DialectDetector
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
+from tests.support.gateway import no_leaks, until
+
+
+class _Attending(HealthChecker):
+    """Notes who is attended."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        super().__init__("/", 1, 1, HealthCheckPolicy())
+        self.attended: list[Member] = []
+        self._fault = fault
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        self.attended.append(member)
+        try:
+            if self._fault is not None:
+                raise self._fault
+            await asyncio.Event().wait()
+        finally:
+            self.attended.remove(member)
+
+
+def _members(count: int) -> list[Member]:
+    return [Member(ScriptedEndpoint(EventLog(), url=f"http://{number}")) for number in range(count)]
+
+
+async def test_each_member_is_attended_until_it_is_let_go() -> None:
+    prober = _Attending()
+    keeper = PoolSupervisor(prober)
+    one, two, three = _members(3)
+    async with no_leaks():
+        keeper.take_in([one, two], lambda member: None)
+        await until(lambda: prober.attended == [one, two])
+        keeper.let_go([one])
+        keeper.take_in([three], lambda member: None)
+        await until(lambda: prober.attended == [two, three])
+        await keeper.close()
+        assert not prober.attended
+
+
+async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = PoolSupervisor(_Attending(ZeroDivisionError()))
+    async with no_leaks():
+        keeper.take_in(_members(1), lambda member: None)
+        await until(lambda: caplog.records)
+        await keeper.close()
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info is not None) == (logging.ERROR, True)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
+    keeper = PoolSupervisor()
+    tasks = asyncio.all_tasks()
+    keeper.take_in(_members(3), lambda member: None)
+    await keeper.look_up(lambda endpoints: None)
+    assert asyncio.all_tasks() == tasks
+    await keeper.close()
+
+
+class _Listening(DialectDetector):
+    """Notes who is doubted."""
+
+    def __init__(self) -> None:
+        super().__init__("u", 60, 60)
+        self.doubted: list[Member] = []
+
+    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+    def doubt(self, member: Member) -> None:
+        self.doubted.append(member)
+
+
+async def test_one_that_is_well_again_may_be_another_server() -> None:
+    class Telling(_Attending):
+        async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+            changed()
+
+    dialect_detector = _Listening()
+    keeper = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
+    calls: list[Member] = []
+    members = _members(2)
+    async with no_leaks():
+        keeper.take_in(members, calls.append)
+        await until(lambda: calls == members)
+        assert dialect_detector.doubted == members
+        await keeper.close()
