@@ -45,7 +45,7 @@ _KINDS = {
     "parse_size": "size",
     "parse_duration": "duration",
     "parse_count": "number",
-    "parse_share": "percentage",
+    "parse_percent": "percentage",
 }
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATIONS = (("h", 3600), ("m", 60), ("s", 1))
