@@ -60,7 +60,7 @@ schema: .venv/.demo-ready ## Write config/schema.json and docs/settings.md anew,
 
 docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a dead link is an error
 	@$(BIN)/python -m docs.generate_settings
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open .cache/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
 bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
