@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gateway.settings.schema import Settings
+from gateway.settings.values.units import parse_count, parse_duration, parse_percent, parse_size
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -35,17 +36,17 @@ Types:
 
 - *size*: a number of bytes, or text such as `512KiB`, `64MiB`, `10MB`, `4GiB`.
 - *duration*: a number of seconds, or text such as `500ms`, `5s`, `2m`, `1.5h`.
-- *percentage*: text such as `50%`.
+- *percentage*: `50%`, or a number from 1 on.
 - *list*: a single item needs no brackets.
 
 Both bounds of a range are allowed.
 """
 
-_KINDS = {
-    "parse_size": "size",
-    "parse_duration": "duration",
-    "parse_count": "number",
-    "parse_percent": "percentage",
+_KINDS: Mapping[object, str] = {
+    parse_size: "size",
+    parse_duration: "duration",
+    parse_count: "number",
+    parse_percent: "percentage",
 }
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATIONS = (("h", 3600), ("m", 60), ("s", 1))
@@ -134,7 +135,7 @@ def _named(annotation: Any) -> str:
 
 
 def _range(bounds: Any) -> str:
-    return f"{_KINDS[bounds.parse.__name__]}, {bounds.least} to {bounds.most}"
+    return f"{_KINDS[bounds.parse]}, {bounds.least} to {bounds.most}"
 
 
 def _default(field: FieldInfo, section: str | None) -> str:
@@ -156,7 +157,7 @@ def _default(field: FieldInfo, section: str | None) -> str:
 
 def _value(value: Any, bounds: Any) -> str:
     """Write a default as it would stand in a file."""
-    kind = None if bounds is None else _KINDS[bounds.parse.__name__]
+    kind = None if bounds is None else _KINDS[bounds.parse]
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
