@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
@@ -25,24 +25,42 @@ MODEL = "identity_fp32"
 SIZES = (16, 64, 256, 1_024, 2_048, 4_096, 8_192, 16_384, 50_176, IMAGE_COUNT)
 _ROUNDS = 40
 _IN_A_ROW = 5
-_PATIENCE = 120.0
-_COLUMNS = ("server", "FP32 elements", "JSON", "directly", "through the gateway", "result")
+_TIMEOUT = 120.0
+_HEADER = """\
+| FP32 elements | JSON | Triton directly | through the gateway | | KServe directly | \
+through the gateway | |
+|---:|---:|---:|---:|---|---:|---:|---|"""
 
 
-def rows(server: str, server_port: int, gateway_port: int, rounds: int) -> Iterator[str]:
-    """Yield the lines of the table for one server."""
+def measure(server_port: int, gateway_port: int, rounds: int) -> list[str]:
+    """Return the cells of one server, for each size: directly, through the gateway, the ratio."""
     with (
-        closing(http.client.HTTPConnection(HOST, server_port, _PATIENCE)) as directly,
-        closing(http.client.HTTPConnection(HOST, gateway_port, _PATIENCE)) as through,
+        closing(http.client.HTTPConnection(HOST, server_port, timeout=_TIMEOUT)) as directly,
+        closing(http.client.HTTPConnection(HOST, gateway_port, timeout=_TIMEOUT)) as through,
     ):
-        for size in SIZES:
-            request = json_of_doubles(MODEL, normal(size))
-            jobs: dict[str, Callable[[], object]] = {
-                "direct": partial(_post, directly, request),
-                "gateway": partial(_post, through, request),
-            }
-            times = in_rounds(rounds, jobs, _IN_A_ROW)
-            yield _row(server, size, len(request.body), times)
+        return [_compare(directly, through, size, rounds) for size in SIZES]
+
+
+def _compare(
+    directly: http.client.HTTPConnection,
+    through: http.client.HTTPConnection,
+    size: int,
+    rounds: int,
+) -> str:
+    request = _request(size)
+    jobs: dict[str, Callable[[], object]] = {
+        "direct": partial(_post, directly, request),
+        "gateway": partial(_post, through, request),
+    }
+    times = in_rounds(rounds, jobs, _IN_A_ROW)
+    took = medians(times)
+    ratio = Ratio.of(times["direct"], times["gateway"])
+    shown = f"{ratio.median:.2f} × ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{milliseconds(took['direct'])} | {milliseconds(took['gateway'])} | {shown}"
+
+
+def _request(size: int) -> Request:
+    return json_of_doubles(MODEL, normal(size))
 
 
 def _post(connection: http.client.HTTPConnection, request: Request) -> None:
@@ -54,32 +72,20 @@ def _post(connection: http.client.HTTPConnection, request: Request) -> None:
         raise BenchmarkError(f"{response.status}: {body[:500]!r}")
 
 
-def _row(server: str, size: int, text_size: int, times: dict[str, list[float]]) -> str:
-    took = medians(times)
-    ratio = Ratio.of(times["direct"], times["gateway"])
-    cells = (
-        server,
-        f"{size:,}",
-        f"{text_size / 1000:,.1f} kB",
-        milliseconds(took["direct"]),
-        milliseconds(took["gateway"]),
-        ratio.shown(2, "as fast"),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.break_even")
     parser.add_argument("--quick", action="store_true", help="go fewer rounds")
     with Lab(parser.parse_args().quick) as lab:
         rounds = lab.rounds(_ROUNDS)
-        lines = [*rows("Triton", lab.triton_port, lab.gateway.port, rounds)]
-        with KServe() as kserve, running_gateway(kserve.http_port, dialect="kserve") as gateway:
+        triton = measure(lab.triton_port, lab.gateway.port, rounds)
+        with KServe() as server, running_gateway(server.http_port, dialect="kserve") as gateway:
             start_helper(gateway)
-            lines += rows("KServe", kserve.http_port, gateway.port, rounds)
-        print(machine(lab.triton_version), "", sep="\n")
-    print(f"| {' | '.join(_COLUMNS)} |", "|---|---:|---:|---:|---:|---:|", *lines, sep="\n")
+            kserve = measure(server.http_port, gateway.port, rounds)
+        print(machine(lab.triton_version), "", _HEADER, sep="\n")
+    for size, of_triton, of_kserve in zip(SIZES, triton, kserve, strict=True):
+        text = f"{len(_request(size).body) / 1000:,.1f} kB"
+        print(f"| {size:,} | {text} | {of_triton} | {of_kserve} |")
 
 
 if __name__ == "__main__":
