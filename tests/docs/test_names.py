@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate_settings import sections
+from gateway.errors import ErrorKind
 from tests.docs.markdown import PAGES, ROOT, name, prose, spans
 
 _SUFFIXES = r"(?:py|c|md|toml|service|json|yaml|yml)"
@@ -94,3 +95,9 @@ def test_every_dependency_is_named_with_its_reason() -> None:
 def _libraries() -> str:
     text = (ROOT / "docs" / "architecture.md").read_text()
     return text.partition("## Libraries")[2]
+
+
+def test_the_page_on_troubleshooting_has_every_status_of_an_error() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    told = {int(each) for each in re.findall(r"^\| (\d{3})\b", text, re.MULTILINE)}
+    assert {kind.value.status for kind in ErrorKind} <= told
