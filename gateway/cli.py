@@ -294,7 +294,7 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+        lines.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
         lines.append(f"answers compressed with {' or '.join(route.compression)}")
     if route.deny_operations:

@@ -79,7 +79,7 @@ class RetryBudget(Section):
     """Bound how many requests are sent again, so that retries do not multiply an outage."""
 
     percent: Percentage = Field(
-        default=0.5,
+        default=50.0,
         description="How many there may be, of the requests to the upstream.",
         json_schema_extra={"default": "50%"},
     )
@@ -101,7 +101,7 @@ class OutlierDetection(Section):
     )
     max_ejection_time: _EjectionTime = Field(default=300.0, description="For how long at most.")
     max_ejection_percent: Percentage = Field(
-        default=0.5,
+        default=50.0,
         description="How many of the upstream's endpoints at a time, as a share of all.",
         json_schema_extra={"default": "50%"},
     )

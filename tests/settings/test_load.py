@@ -166,7 +166,7 @@ upstreams:
 """
     )
     upstream = load(file, {}).upstreams["u"]
-    assert upstream.outlier_detection.max_ejection_percent == 0.125
+    assert upstream.outlier_detection.max_ejection_percent == 12.5
     ejection = {
         "consecutive_failures": 0,
         "base_ejection_time": 1,

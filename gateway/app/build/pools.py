@@ -74,7 +74,7 @@ def _ejection(declared: OutlierDetection) -> OutlierPolicy:
         declared.consecutive_failures,
         declared.base_ejection_time,
         declared.max_ejection_time,
-        declared.max_ejection_percent,
+        declared.max_ejection_percent / 100,
         frozenset(declared.failure_statuses),
     )
 
