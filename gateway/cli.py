@@ -307,8 +307,8 @@ def _care(upstream: Upstream) -> str:
     done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
     if upstream.health_check is not None:
         done.append(f"probed every {upstream.health_check.interval:g} s")
-    if upstream.model_discovery is not None:
-        done.append(f"asked for their {upstream.model_discovery}")
+    if upstream.model_discovery:
+        done.append("asked for their models")
     return f" ({', '.join(done)})" if done else ""
 
 

@@ -173,10 +173,10 @@ class Upstream(Section):
         description="How often host names are looked up, if each of their addresses is to be an"
         " endpoint of its own.",
     )
-    model_discovery: Literal["models"] | None = Field(
-        default=None,
-        description="What endpoints are asked for that differ in it: models, if requests are to go"
-        " where their model is ready.",
+    model_discovery: StrictBool = Field(
+        default=False,
+        description="Whether endpoints are asked which models they have ready, so that a request"
+        " goes where its model is.",
     )
     required: StrictBool = Field(
         default=True, description="Whether the gateway is ready only if this upstream is."

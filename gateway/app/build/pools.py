@@ -55,7 +55,7 @@ def build_pool(
         resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
     keeper = PoolSupervisor(
         None if declared.health_check is None else _prober(declared.health_check),
-        None if declared.model_discovery is None else ModelDiscovery(_DISCOVER_EVERY),
+        ModelDiscovery(_DISCOVER_EVERY) if declared.model_discovery else None,
         resolver,
         dialect_detector,
     )
