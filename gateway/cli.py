@@ -298,7 +298,7 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+        lines.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
         lines.append(f"answers compressed with {' or '.join(route.compression)}")
     if route.deny_operations:
@@ -311,8 +311,8 @@ def _care(upstream: Upstream) -> str:
     done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
     if upstream.health_check is not None:
         done.append(f"probed every {upstream.health_check.interval:g} s")
-    if upstream.model_discovery is not None:
-        done.append(f"asked for their {upstream.model_discovery}")
+    if upstream.model_discovery:
+        done.append("asked for their models")
     return f" ({', '.join(done)})" if done else ""
 
 

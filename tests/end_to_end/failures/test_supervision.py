@@ -207,9 +207,7 @@ async def test_requests_follow_their_model() -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
-            running_gateway(
-                *[server.url for server in servers], upstream={"model_discovery": "models"}
-            )
+            running_gateway(*[server.url for server in servers], upstream={"model_discovery": True})
         )
         client = await stack.enter_async_context(gateway.client())
 

@@ -164,7 +164,8 @@ async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
                     "idle": {"endpoints": [idle.url], "dialect": "triton"},
                 },
                 "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
-                "limits": {**LIMITS, "max_requests": 2, "max_queue": 0},
+                "concurrency": {"max_requests": 2, "max_queue": 0},
+                "limits": LIMITS,
             }
         )
         async with Gateway(settings) as running, AsyncExitStack() as stack:
