@@ -20,6 +20,7 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
 from tests.codec import strategies
 from tests.codec.strategies_v1 import model
+from tests.support.scale import scaled
 
 CAP, DEPTH = 10_000, 64
 
@@ -152,7 +153,7 @@ def test_valid_bodies_are_accepted(convert: Convert, body: bytes) -> None:
     assert error is None
 
 
-@settings(max_examples=1500)
+@settings(max_examples=scaled(1500))
 @given(st.sampled_from(TEXTS), st.integers(0, 2**20), st.integers(0, 12), st.sampled_from(CRUMBS))
 @example(TEXTS[0], 2**20, 0, b"x")
 def test_error_quotes_a_broken_body_where_it_breaks(
@@ -169,7 +170,7 @@ def test_error_quotes_a_broken_body_where_it_breaks(
         assert fast_convert_request(body, DEPTH) is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(st.sampled_from(TEXTS), st.integers(0, 2**20))
 def test_error_quotes_a_truncated_body_at_its_end(good: tuple[Convert, bytes], size: int) -> None:
     convert, body = good

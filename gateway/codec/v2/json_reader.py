@@ -18,7 +18,7 @@ from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.json_errors import ExtractedArray
-from gateway.protocol.request_header import Fields, found, has_base64_content
+from gateway.protocol.request_header import Fields, describe_value, has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CHUNK_OVERHEAD
 
@@ -337,7 +337,7 @@ class JsonMessageReader(ABC):
                 f'{label}: data must be given once, under the key "data" written without escapes'
             )
         return self._message.malformed(
-            f"{label}: data must be an array, got {found(entry['data'])}"
+            f"{label}: data must be an array, got {describe_value(entry['data'])}"
         )
 
     def _checked_tensor(self, array: DataArray, declared: Tensor) -> TensorDecoder:

@@ -212,7 +212,7 @@ async def _convert_raw(
         preamble = make_raw_binary_preamble(model, size)
     except GatewayError:
         # The model may have changed since: only what it takes now is a reason to refuse.
-        route.upstream.metadata.drop(asked.model or "")
+        route.upstream.metadata.invalidate(asked.model or "")
         model = await model_metadata(asked, route, deadline)
         preamble = make_raw_binary_preamble(model, size)
     header = await listing_outputs(preamble.header, ALL_BINARY, asked, route, deadline)

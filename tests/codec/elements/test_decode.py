@@ -23,6 +23,7 @@ from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
+from tests.support.scale import scaled
 
 
 def convert(datatype: str, text: str | bytes) -> bytes:
@@ -86,13 +87,13 @@ def check_rounding(datatype: str, text: str) -> None:
         assert convert(datatype, f"[{text}]") == expected
 
 
-@settings(strategies.LAW, max_examples=1000)
+@settings(strategies.LAW, max_examples=scaled(1000))
 @given(near_ties())
 def test_floats_are_rounded_once_to_nearest_ties_to_even(case: tuple[str, str]) -> None:
     check_rounding(*case)
 
 
-@settings(strategies.LAW, max_examples=300)
+@settings(strategies.LAW, max_examples=scaled(300))
 @given(st.lists(near_ties(), min_size=1), st.sampled_from([",", " ,\n", "],[[]],["]))
 def test_near_ties_in_an_array_are_each_rounded_once(
     cases: list[tuple[str, str]], between: str

@@ -16,6 +16,7 @@ from gateway.codec.offload import ConversionJob
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
+from tests.support.scale import scaled
 
 if not COMPILED:
     pytest.skip("the gateway is not compiled", allow_module_level=True)
@@ -125,7 +126,7 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
         assert read is None or read == without_c(text, size)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=scaled(1000))
 @given(near_ties())
 def test_c_reader_rounds_numbers_near_a_tie_once(case: tuple[str, str]) -> None:
     _, text = case

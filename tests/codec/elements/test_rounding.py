@@ -24,6 +24,7 @@ from tests.codec.near_ties import near_ties
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.test_request import convert as convert_v1
 from tests.codec.v2.test_binary_response import Brought, brought
+from tests.support.scale import scaled
 
 TWICE = {
     "FP16": "2049.0000000000000000001",
@@ -91,7 +92,7 @@ def test_number_beside_a_tie_is_rounded_once(form: object, datatype: str, count:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(strategies.LAW, max_examples=100)
+@settings(strategies.LAW, max_examples=scaled(100))
 @given(near_ties())
 def test_any_number_near_a_tie_is_rounded_once(form: object, case: tuple[str, str]) -> None:
     assert callable(form)
