@@ -142,9 +142,8 @@ class Decompressor:
         if self._stream_count > FREE_MEMBERS + size // MIN_MEMBER_BYTES:
             raise bad_request(
                 "the request's gzip body has too many tiny members: "
-                f"{self._stream_count} in {size} "
-                f"bytes, compressed and decompressed; at most {FREE_MEMBERS} are taken, and one more "
-                f"for each {MIN_MEMBER_BYTES} bytes"
+                f"{self._stream_count} in {size} bytes, compressed and decompressed; "
+                f"at most {FREE_MEMBERS} are taken, and one more for each {MIN_MEMBER_BYTES} bytes"
             )
 
     def _check_growth(self) -> None:

@@ -114,8 +114,8 @@ class BinaryResponseConverter(JsonMessageReader):
             if self._form.all_json:
                 encoding, advice = "base64", "ask for all outputs in binary form"
             raise bad_response(
-                f"a response that becomes {encoding} must be buffered, and exceeds {self._spool_cap} "
-                f"bytes (limits.spool_bytes); {advice}"
+                f"a response that becomes {encoding} must be buffered, and exceeds "
+                f"{self._spool_cap} bytes (limits.spool_bytes); {advice}"
             )
 
     def finish(self) -> tuple[bytes, Chunks]:
