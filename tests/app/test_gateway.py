@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app.build import pools as app_pools
+from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
 from gateway.errors import GatewayError
@@ -145,7 +145,7 @@ async def test_the_policies_of_the_route() -> None:
 async def test_large_conversions_of_all_routes_take_turns() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.runtime.straight._routes.rules
+        first, second = gateway.runtime.fast_path._routes.rules
         assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
@@ -156,7 +156,7 @@ async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     ]
     settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.runtime.straight._routes.rules
+        first, second = gateway.runtime.fast_path._routes.rules
     assert (
         second.limits.json_depth,
         second.limits.idle_timeout,
@@ -188,7 +188,7 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
         }
     )
     async with Gateway(settings) as gateway:
-        first, second, third = gateway.runtime.routes.rules
+        first, second, third = gateway.runtime.router.rules
         assert third.mirror is None
         assert first.mirror is not None
         assert second.mirror is not None
@@ -233,7 +233,7 @@ async def test_the_example_of_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway.runtime.straight._routes
+        routes = gateway.runtime.fast_path._routes
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:
@@ -392,7 +392,7 @@ async def test_an_upstream_that_is_required_or_not(required: bool) -> None:
 async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = NameService()
     names.ready.clear()
-    monkeypatch.setattr(app_pools, "resolve_host", names)
+    monkeypatch.setattr(build_upstreams, "resolve_host", names)
     address = free_address()
     upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)

@@ -178,7 +178,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
     names_fail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
-    monkeypatch.setattr("gateway.app.build.pools.resolve_host", names)
+    monkeypatch.setattr("gateway.app.build.upstreams.resolve_host", names)
     monkeypatch.setattr("gateway.upstream.pool.supervisor._FIRST_LOOK_UP", 0.05)
     async with _names("one") as one, AsyncExitStack() as stack:  # nothing listens at the other
 
@@ -258,7 +258,7 @@ async def test_an_exchange_that_waits_is_answered_by_the_old_server(warm: bool) 
                 held.go_on.clear()
             await client.send(request("GET", "/v2/x"))
             await until(lambda: len(old.requests) == 1 + warm)
-            assert bool(runtime.straight.in_flight) is warm
+            assert bool(runtime.fast_path.in_flight) is warm
             await gateway.reload(_settings(new.url))
             assert runtime.in_use
             held.go_on.set()
@@ -290,7 +290,7 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
 
         def places() -> tuple[int, int]:
             concurrency_limits = (
-                gateway.runtime.shared.concurrency_limit,
+                gateway.runtime.limits.concurrency_limit,
                 gateway.runtime.upstreams["u"].concurrency_limit,
             )
             (concurrency_limit,) = filter(None, concurrency_limits)
@@ -330,7 +330,7 @@ async def test_times_of_an_exchange_are_those_it_began_with() -> None:
         await client.call("GET", "/v2/x")
         held.go_on.clear()
         await client.send(request("GET", "/v2/x"))
-        await until(lambda: gateway.runtime.straight.in_flight)
+        await until(lambda: gateway.runtime.fast_path.in_flight)
         assert await gateway.reload(_settings(old.url)) == "limits changed"
         reply = await client.read_response()
         assert reply.status == 504
@@ -395,14 +395,14 @@ async def test_addresses_come_and_go(tmp_path: Path) -> None:
         _names("x") as server,
         _gateway(_settings(server.url, listen=[first, unix])) as (gateway, url),
     ):
-        sockets = {each.address: each.sockets for each in gateway._listening}
+        sockets = {each.address: each.sockets for each in gateway._bound}
         async with connect(url) as on_first:
             await gateway.reload(_settings(server.url, listen=[unix, second]))
             assert gateway.addresses == [unix, f"http://{second}"]
             with pytest.raises(ConnectionRefusedError):
                 async with connect(url):
                     pass
-            assert gateway._listening[0].sockets == sockets[gateway._listening[0].address]
+            assert gateway._bound[0].sockets == sockets[gateway._bound[0].address]
             for address in gateway.addresses:
                 async with connect(address) as client:
                     assert (await client.call("GET", "/v2/x")).status == 200
@@ -438,10 +438,10 @@ async def test_who_waits_at_an_address_that_changes_hands_is_served() -> None:
     first, second = free_address(), free_address()
     host, _, port = second.rpartition(":")
     async with _gateway(_settings(listen=first, admin=second)) as (gateway, _):
-        kept, admin = gateway._listening
+        kept, admin = gateway._bound
         waiting = admin.sockets[0].dup()
         gateway._admin.close_sockets(admin.sockets)  # so that nobody accepts meanwhile
-        gateway._listening = (kept, replace(admin, sockets=(waiting,)))
+        gateway._bound = (kept, replace(admin, sockets=(waiting,)))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
             await gateway.reload(_settings(listen=[first, second]))
@@ -458,14 +458,14 @@ async def test_who_waits_at_an_address_that_goes_is_served() -> None:
     async with _names("x") as server, _gateway(_settings(server.url, listen=first)) as (gateway, _):
         with socket.create_connection(first.split(":")) as waiting:  # type: ignore[arg-type]
             waiting.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
-            listening = gateway._listening
+            listening = gateway._bound
             await gateway._listener.stop_listening(listening[0].sockets)
             waiting.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=waiting)
             async with asyncio.timeout(5):
                 assert b"200 OK" in await reader.read()
             writer.close()
-            gateway._listening = ()
+            gateway._bound = ()
             await gateway.reload(_settings(server.url, listen=second))
 
 
@@ -509,7 +509,7 @@ async def test_a_fault_while_building_leaves_all_as_it_was(
 
     async with _names("one") as one, _gateway(_settings(one.url)) as (gateway, url):
         free = free_address()
-        monkeypatch.setattr("gateway.app.gateway.build_routes", fail)
+        monkeypatch.setattr("gateway.app.gateway.build_router", fail)
         with pytest.raises(RuntimeError):
             await gateway.reload(_settings(listen=free))
         with pytest.raises(ConnectionRefusedError):
@@ -585,12 +585,12 @@ async def test_the_helper_comes_and_goes() -> None:
     async with _gateway(_settings()) as (gateway, _):
         for helper in ("always", "never", "always"):
             await gateway.reload(_settings(offload=helper))
-            rule = gateway.runtime.routes.rules[0]
-            assert rule.routes[0].offloader is gateway._helper
-            assert (gateway._helper is not None) is (helper == "always")
-        before = gateway._helper
+            rule = gateway.runtime.router.rules[0]
+            assert rule.routes[0].offloader is gateway._offload
+            assert (gateway._offload is not None) is (helper == "always")
+        before = gateway._offload
         await gateway.reload(_settings(offload="always"))
-        assert gateway._helper is before
+        assert gateway._offload is before
 
 
 async def test_a_gateway_that_is_given_its_connections_does_not_listen() -> None:

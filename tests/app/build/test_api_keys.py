@@ -72,7 +72,7 @@ def test_the_header_of_a_group(file: Path) -> None:
 def test_keys_of_the_environment(value: str) -> None:
     keys = ApiKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
     assert _let_in(keys, "old", "kept", "") == [True, True, False]
-    assert not keys.look()
+    assert not keys.refresh()
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_new_keys_count_once_they_stay_the_same(
 ) -> None:
     caplog.set_level(logging.INFO)
     keys = _of(file)
-    assert not keys.look()
+    assert not keys.refresh()
     change(file, "kept\nsecret-new\nand-one\n")
-    assert not keys.look()
+    assert not keys.refresh()
     assert _let_in(keys, "old", "kept", "secret-new") == [True, True, False]
-    assert keys.look()
+    assert keys.refresh()
     assert _let_in(keys, "old", "kept", "secret-new") == [False, True, True]
-    assert not keys.look()
+    assert not keys.refresh()
     assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
 
 
@@ -173,8 +173,8 @@ def test_a_file_that_is_still_being_written_is_let_be(file: Path) -> None:
     keys = _of(file)
     for number in range(5):
         file.write_text("new\n" * (number + 1))
-        assert not keys.look()
-    assert keys.look()
+        assert not keys.refresh()
+    assert keys.refresh()
 
 
 def test_a_volume_of_kubernetes(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_volume_of_kubernetes(tmp_path: Path) -> None:
     keys = _of(tmp_path / "keys")
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "data")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "new") == [False, True]
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_used_leaves_the_old_keys(
     keys = _of(file)
     make(file)
     for _ in range(5):
-        assert not keys.look()
+        assert not keys.refresh()
     assert _let_in(keys, "old", "kept") == [True, True]
     (message,) = caplog.messages
     assert message.startswith(f"api_keys.team.file: {file}")
@@ -208,7 +208,7 @@ def test_what_cannot_be_used_leaves_the_old_keys(
     if file.is_dir():
         file.rmdir()
     _replace(file, "mended")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "mended") == [False, True]
 
 
@@ -218,7 +218,7 @@ def test_one_group_of_several(tmp_path: Path) -> None:
         file.write_text("old")
     keys = ApiKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
     _replace(files["two"], "new")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "new", group="one") == [True, False]
     assert _let_in(keys, "old", "new", group="two") == [False, True]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.app.preflight import probe as of_probe
-from gateway.app.preflight.probe import probe
+from gateway.app.preflight.probe import probe_servers
 from gateway.app.preflight.report import ProbeResult, Report, Verdict
-from gateway.app.reload.resources import gather
+from gateway.app.reload.resources import load_resources
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
@@ -40,7 +40,7 @@ TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
 async def _probed(upstreams: dict[str, Any], time: float = 5.0, **more: Any) -> Report:
     settings = Settings.model_validate({"upstreams": upstreams, **more})
     async with no_leaks():
-        return await probe(gather(settings), time)
+        return await probe_servers(load_resources(settings), time)
 
 
 def _to(*names: str) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ async def test_what_is_printed() -> None:
             f"  {two.url}: ready; dialect kserve, but triton is declared: it names itself "
             "'kserve', version '0.15.0'",
         ]
-    assert report.status == 3
+    assert report.exit_status == 3
 
 
 async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None:
@@ -103,11 +103,11 @@ async def test_upstreams_that_get_requests_are_asked_once(
         report = await _probed(upstreams, routes=routes)
         assert [name for name, server in servers.items() if server.requests] == asked.split()
     assert [finding.upstream for finding in report.servers] == asked.split()
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
 async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_probe, "_AT_ONCE", 3)
+    monkeypatch.setattr(of_probe, "_MAX_CONCURRENT", 3)
     go_on = asyncio.Event()
 
     async def wait(connection: Connection) -> None:
@@ -126,7 +126,7 @@ async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatc
         report = await probing
         assert len(server.connections) == 9
     assert [finding.url for finding in report.servers] == urls
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
 async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
@@ -143,7 +143,7 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
             "model n:",
             f"  {server.url} (upstream u): no answer within 0.1 s",
         ]
-    assert report.status == 4
+    assert report.exit_status == 4
 
 
 async def test_names_stay_names() -> None:
@@ -152,7 +152,7 @@ async def test_names_stay_names() -> None:
         care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
         report = await _probed({"u": {"endpoints": [url], **care}})
     assert [finding.url for finding in report.servers] == [url]
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
 async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
             routes=_to("known", "other", "named", "shown", "plain"),
             limits={"connect_timeout": "1s"},
         )
-        told = [finding.told[-1] for finding in report.servers]
+        told = [finding.messages[-1] for finding in report.servers]
     dialect = "dialect kserve: it names itself 'kserve', version '0.15.0'"
     assert told[0] == dialect
     assert told[1] == f"cannot connect to {expired.url}: its certificate has expired"
@@ -189,7 +189,7 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
     assert told[4] == f"cannot connect to {well.url}: its certificate does not name else.where"
     assert told[5] == dialect
     assert told[6].startswith(f"cannot connect to {no_tls}: ")
-    assert report.status == 4
+    assert report.exit_status == 4
 
 
 def _finding(verdict: Verdict) -> ProbeResult:
@@ -214,4 +214,4 @@ def test_what_it_comes_to(
     servers: list[Verdict], models: dict[str, list[Verdict]], status: int
 ) -> None:
     of_models = {name: [_finding(each) for each in found] for name, found in models.items()}
-    assert Report([_finding(each) for each in servers], of_models).status == status
+    assert Report([_finding(each) for each in servers], of_models).exit_status == status

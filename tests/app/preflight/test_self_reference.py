@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gateway.app.preflight.self_reference import self_references
+from gateway.app.preflight.self_reference import find_self_references
 from gateway.settings.schema import Settings
 
 
@@ -14,7 +14,7 @@ def _own(listen: object, *endpoints: str) -> list[str]:
     settings = Settings.model_validate(
         {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
     )
-    return [own.endpoint for own in self_references(settings)]
+    return [own.endpoint for own in find_self_references(settings)]
 
 
 @pytest.mark.parametrize(
