@@ -113,7 +113,7 @@ def schema() -> None:
 
 
 @main.command()
-@click.option("--once", is_flag=True, help="Leave after the show.")
+@click.option("--once", is_flag=True, help="Exit after the show.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -122,8 +122,11 @@ def schema() -> None:
     help="The gateway's port.",
 )
 def demo(once: bool, port: int) -> None:
-    """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
+    """Run a demo server behind the gateway, and show example calls.
+
+    After the show both keep running until Ctrl-C.
+    """
+    from gateway.demo.show.client import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -235,8 +238,7 @@ def _say_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.show.curl import curl_commands
-    from gateway.demo.show.show import run_show
+    from gateway.demo.show.show import next_steps, run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
@@ -245,7 +247,7 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(curl_commands(url))
+        click.echo(next_steps(url, server.url))
         click.echo("Ctrl-C ends the demo.")
         await stop.wait()
 
@@ -295,7 +297,7 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+        lines.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
         lines.append(f"answers compressed with {' or '.join(route.compression)}")
     if route.deny_operations:
@@ -308,8 +310,8 @@ def _care(upstream: Upstream) -> str:
     done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
     if upstream.health_check is not None:
         done.append(f"probed every {upstream.health_check.interval:g} s")
-    if upstream.model_discovery is not None:
-        done.append(f"asked for their {upstream.model_discovery}")
+    if upstream.model_discovery:
+        done.append("asked for their models")
     return f" ({', '.join(done)})" if done else ""
 
 

@@ -7,7 +7,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.listener import Page, Pages
 from gateway.admin.status import ObservedGateway, status
-from gateway.observe.metrics import exposition
+from gateway.observe.metrics import render_metrics
 from gateway.proxy.dispatch import error_body
 
 _JSON = "application/json"
@@ -34,7 +34,7 @@ def pages(gateway: ObservedGateway) -> Pages:
         return Page(body + b"\n", _JSON)
 
     async def metrics() -> Page:
-        return Page(exposition(status(gateway)), CONTENT_TYPE_PLAIN_0_0_4)
+        return Page(render_metrics(status(gateway)), CONTENT_TYPE_PLAIN_0_0_4)
 
     return {"/live": live, "/ready": ready, "/status": shown_status, "/metrics": metrics}
 

@@ -65,7 +65,7 @@ def status(gateway: ObservedGateway) -> dict[str, Any]:
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
+        "usable": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "places": _concurrency(upstream.concurrency_limit),

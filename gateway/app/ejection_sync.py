@@ -71,7 +71,7 @@ class EjectionSync:
             shared = self._shared_ejections.read(_name(upstream, member.endpoint.url))
             if shared is not None:
                 state = EjectionState(ejections=shared.ejections, until=shared.until)
-                pool.ejections.hear(member, state)
+                pool.outlier_detector.record_remote(member, state)
 
 
 def _name(upstream: str, url: str) -> str:

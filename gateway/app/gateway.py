@@ -29,7 +29,7 @@ from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.resources import Resources, load_resources, log_warnings
 from gateway.app.reload.revision import Revision
 from gateway.app.runtime import RetiredRuntimes, Runtime
-from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.offload.process import OffloadProcess
@@ -158,7 +158,7 @@ class Gateway:
     def take(self, connection: socket.socket, is_admin: bool = False) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         listener = self._admin if is_admin else self._listener
-        listener.take(connection)
+        listener.adopt(connection)
 
     def begin_draining(self) -> None:
         """Be not ready from now on; leaving the context drains."""
@@ -204,7 +204,7 @@ class Gateway:
         self._settings, self._bound = resources.settings, bound
         self._watch_files(resources)
         self._resources = resources
-        self._listener.use(
+        self._listener.reconfigure(
             runtime.fast_path,
             _access_log(resources.settings),
             resources.tls,

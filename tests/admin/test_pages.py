@@ -99,10 +99,9 @@ async def test_gateway_is_not_ready_while_it_drains() -> None:
 
 
 async def test_status_shows_calls_and_endpoints() -> None:
-    limits = {**LIMITS, "max_requests": 7}
     async with (
         ScriptedServer(never_respond) as server,
-        _admin(server.url, limits=limits) as (gateway, client),
+        _admin(server.url, concurrency={"max_requests": 7}) as (gateway, client),
     ):
         async with connect(gateway.addresses[0]) as busy:
             await busy.send(request("GET", "/v2/x"))

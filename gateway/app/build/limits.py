@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.app.build.processes import share_per_worker, worker_count
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.settings.limits import Concurrency, Limits
+from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 
 _MIRROR_DIVISOR = 4
@@ -18,7 +18,7 @@ _MIRROR_DIVISOR = 4
 class SharedLimits:
     """The limits of calls and of buffered bodies, with the settings that they have once applied."""
 
-    declared: Limits
+    declared: Settings
     workers: int
     concurrency_limit: ConcurrencyLimit | None
     memory_budget: MemoryBudget
@@ -26,24 +26,27 @@ class SharedLimits:
 
     def apply(self) -> None:
         """Limit by these settings from now on."""
-        apply_concurrency(self.concurrency_limit, self.declared, self.workers)
+        apply_concurrency(self.concurrency_limit, self.declared.concurrency, self.workers)
         self.memory_budget.set_limit(_memory_limit(self.declared, self.workers))
         self.mirror_memory_budget.set_limit(_mirror_memory_limit(self.declared, self.workers))
 
 
 def build_shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
     """Build the limits; those from ``before`` go on counting, and change when applied."""
-    limits, workers = settings.limits, worker_count(settings)
+    workers = worker_count(settings)
     return SharedLimits(
-        limits,
+        settings,
         workers,
         build_concurrency_limit(
-            "the gateway", limits, workers, before.concurrency_limit if before else None
+            "the gateway",
+            settings.concurrency,
+            workers,
+            before.concurrency_limit if before else None,
         ),
-        before.memory_budget if before else MemoryBudget(_memory_limit(limits, workers)),
+        before.memory_budget if before else MemoryBudget(_memory_limit(settings, workers)),
         before.mirror_memory_budget
         if before
-        else MemoryBudget(_mirror_memory_limit(limits, workers)),
+        else MemoryBudget(_mirror_memory_limit(settings, workers)),
     )
 
 
@@ -75,9 +78,9 @@ def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | No
     return share_per_worker(declared.max_requests, workers), queue, declared.queue_timeout
 
 
-def _memory_limit(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.max_buffered_bytes, workers)
+def _memory_limit(declared: Settings, workers: int) -> int:
+    return share_per_worker(declared.limits.max_buffered_bytes, workers)
 
 
-def _mirror_memory_limit(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.max_buffered_bytes // _MIRROR_DIVISOR, workers)
+def _mirror_memory_limit(declared: Settings, workers: int) -> int:
+    return share_per_worker(declared.limits.max_buffered_bytes // _MIRROR_DIVISOR, workers)

@@ -121,7 +121,7 @@ class _MirrorBuilder:
             concurrency_limits=_present(upstream.concurrency_limit),
             models=self._models,
         )
-        return Mirror(route, declared.percent, proxy_call, most=declared.max_concurrent)
+        return Mirror(route, declared.percent / 100, proxy_call, most=declared.max_concurrent)
 
 
 def _match(declared: MatchSettings) -> Match:

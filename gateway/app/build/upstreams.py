@@ -153,14 +153,14 @@ def build_pool(
     return Pool(
         resolver.endpoints if resolver else [connect(server) for server in servers],
         _outlier_policy(declared.outlier_detection),
-        keeper=PoolSupervisor(
+        supervisor=PoolSupervisor(
             None if declared.health_check is None else _health_checker(declared.health_check),
-            None if declared.model_discovery is None else ModelDiscovery(_DISCOVERY_INTERVAL),
+            ModelDiscovery(_DISCOVERY_INTERVAL) if declared.model_discovery else None,
             resolver,
             dialect_detector,
         ),
-        balance=_load_balancing_policy(declared.load_balancing),
-        tell=on_ejection,
+        load_balancing=_load_balancing_policy(declared.load_balancing),
+        notify=on_ejection,
         upstream=spec.name,
     )
 
@@ -197,7 +197,7 @@ def _build(
         detector or fixed_dialect_state(DIALECTS[declared.dialect]),
         build_pool(spec, buffers, on_ejection, detector),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
-        RetryBudget(declared.retry_budget.percent, declared.retry_budget.min_concurrency),
+        RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
         build_concurrency_limit(
             f"upstream '{spec.name}'", declared.concurrency, spec.workers, limit_before
         ),
@@ -215,7 +215,7 @@ def _outlier_policy(declared: OutlierDetection) -> OutlierPolicy:
         declared.consecutive_failures,
         declared.base_ejection_time,
         declared.max_ejection_time,
-        declared.max_ejection_percent,
+        declared.max_ejection_percent / 100,
         frozenset(declared.failure_statuses),
     )
 

@@ -65,7 +65,7 @@ def _used_upstreams(settings: Settings) -> set[str]:
 
 def _endpoints(spec: UpstreamSpec) -> Sequence[UpstreamEndpoint]:
     # Without DNS refresh an endpoint per name, whichever of its addresses model_results.
-    unsupervised = {"dns_refresh": None, "health_check": None, "model_discovery": None}
+    unsupervised = {"dns_refresh": None, "health_check": None, "model_discovery": False}
     declared = spec.declared.model_copy(update=unsupervised)
     return build_pool(replace(spec, declared=declared)).endpoints
 

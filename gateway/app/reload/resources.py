@@ -44,7 +44,7 @@ class Resources:
         """
         self.api_keys.refresh()
         if self.tls is not None:
-            self.tls.look()
+            self.tls.reload_if_changed()
 
 
 def load_resources(settings: Settings, before: Resources | None = None) -> Resources:
