@@ -71,7 +71,7 @@ async def _ask(client: RawClient, times: int) -> list[int]:
     return [(await client.call("GET", "/v2/x")).status for _ in range(times)]
 
 
-async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
+async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
     shared = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
@@ -94,7 +94,7 @@ async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
         assert len(bad.requests) >= 6
 
 
-async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
+async def test_worker_that_starts_later_knows_the_ejections() -> None:
     shared = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
@@ -108,7 +108,7 @@ async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
         assert len(bad.requests) == 5
 
 
-async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other(
+async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
@@ -139,7 +139,7 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
             await until(lambda: not any(pool.unreachable for pool in pools))
 
 
-async def test_without_a_board_each_finds_out_alone() -> None:
+async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
@@ -149,7 +149,7 @@ async def test_without_a_board_each_finds_out_alone() -> None:
             assert (await _ask(await _client(stack, gateway), 15)).count(502) == 5
 
 
-async def test_a_fault_of_our_own_is_logged_and_makes_nobody_deaf(
+async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     looks = 0

@@ -81,7 +81,9 @@ def _lines(report: Report) -> list[str]:
         ({}, 3, 'does not know it: 404 {"error": "not found"}'),
     ],
 )
-async def test_what_is_told(documents: dict[str, bytes], status: int, told: str) -> None:
+async def test_differences_of_a_model_are_reported(
+    documents: dict[str, bytes], status: int, told: str
+) -> None:
     async with ScriptedServer(Server(**documents).play) as server:
         report = await _probed(server.url)
     assert _told(report) == [told]
@@ -92,7 +94,7 @@ async def test_what_is_told(documents: dict[str, bytes], status: int, told: str)
     ]
 
 
-async def test_a_model_that_batches() -> None:
+async def test_batch_size_is_compared() -> None:
     batched = {"m": {**MODEL, "max_batch_size": 4}}
     documents = {"m": BATCHED, "m_config": b'{"max_batch_size":4}'}
     async with ScriptedServer(Server(**documents).play) as server:
@@ -107,7 +109,7 @@ async def test_a_model_that_batches() -> None:
         (b"", "closed the connection before it answered"),
     ],
 )
-async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: str) -> None:
+async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, told: str) -> None:
     async def fail(connection: Connection) -> None:
         while True:
             await connection.request()
@@ -121,7 +123,7 @@ async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: st
     assert report.exit_status == 4
 
 
-async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
+async def test_every_endpoint_is_probed_until_it_fails() -> None:
     models = {"m": MODEL, "n": MODEL}
 
     async def hang_later(connection: Connection) -> None:
@@ -148,12 +150,12 @@ async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
     assert lines[6:] == [line.replace("model m", "model n") for line in lines[2:4]]
 
 
-async def test_nothing_that_differs_and_some_that_cannot_be_asked() -> None:
+async def test_unavailable_endpoint_among_matching_ones_is_reported() -> None:
     async with ScriptedServer(Server(m=SAME).play) as server:
         assert (await _probed(server.url, NOWHERE)).exit_status == 4
 
 
-async def test_tls_and_names(tmp_path: Any) -> None:
+async def test_probe_uses_tls_and_dns(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
     async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
@@ -190,7 +192,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("routes", "asked"), ROUTES)
-async def test_those_are_asked_that_routes_lead_the_model_to(
+async def test_upstreams_that_serve_the_model_are_probed(
     routes: list[dict[str, Any]], asked: str
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -47,7 +47,7 @@ def _to(*names: str) -> list[dict[str, Any]]:
     return [{"upstream": [{"name": name, "weight": 1} for name in names]}]
 
 
-async def test_what_is_printed() -> None:
+async def test_report_lists_servers_and_models() -> None:
     async with DemoServer() as one, ScriptedServer(KSERVE) as two:
         report = await _probed(
             {
@@ -68,7 +68,7 @@ async def test_what_is_printed() -> None:
     assert report.exit_status == 3
 
 
-async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None:
+async def test_control_characters_of_servers_are_replaced() -> None:
     async with ScriptedServer(
         always_respond(http_response(b"\x1b[2J\n\x00 \xff", status="500 Oh"))
     ) as server:
@@ -91,9 +91,7 @@ async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None
     ],
     ids=str,
 )
-async def test_upstreams_that_get_requests_are_asked_once(
-    routes: list[dict[str, Any]], asked: str
-) -> None:
+async def test_used_upstreams_are_probed_once(routes: list[dict[str, Any]], asked: str) -> None:
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(ScriptedServer(KSERVE))
@@ -106,7 +104,7 @@ async def test_upstreams_that_get_requests_are_asked_once(
     assert report.exit_status == 0
 
 
-async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probes_run_concurrently_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_probe, "_MAX_CONCURRENT", 3)
     go_on = asyncio.Event()
 
@@ -129,7 +127,7 @@ async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatc
     assert report.exit_status == 0
 
 
-async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
+async def test_silent_server_is_not_asked_for_models() -> None:
     async with ScriptedServer(never_respond) as server:
         report = await _probed(
             {"u": {"endpoints": [server.url]}}, time=0.1, models={"m": TENSOR, "n": TENSOR}
@@ -146,7 +144,7 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
     assert report.exit_status == 4
 
 
-async def test_names_stay_names() -> None:
+async def test_names_are_not_resolved_to_several_endpoints() -> None:
     async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
@@ -155,7 +153,7 @@ async def test_names_stay_names() -> None:
     assert report.exit_status == 0
 
 
-async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
+async def test_tls_errors_name_endpoint_and_reason(tmp_path: Path) -> None:
     ca = {"ca": ca_file(tmp_path)}
     (tmp_path / "files").mkdir()
     certificate, key = certificate_files(tmp_path / "files")
@@ -210,7 +208,7 @@ def _finding(verdict: Verdict) -> ProbeResult:
         ([Verdict.AS_DECLARED], {"m": []}, 3),
     ],
 )
-def test_what_it_comes_to(
+def test_exit_status_is_that_of_the_worst_result(
     servers: list[Verdict], models: dict[str, list[Verdict]], status: int
 ) -> None:
     of_models = {name: [_finding(each) for each in found] for name, found in models.items()}

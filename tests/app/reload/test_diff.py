@@ -47,12 +47,12 @@ B2 = {"endpoints": ["http://b:2"]}
         (_settings(listen="127.0.0.1:9"), "listen changed"),
     ],
 )
-def test_what_has_changed(now: Settings, told: str) -> None:
+def test_changes_are_described(now: Settings, told: str) -> None:
     before = load_resources(_settings())
     assert describe_changes(load_resources(now, before), before) == told
 
 
-def test_many_upstreams_are_not_all_named() -> None:
+def test_long_list_of_upstreams_is_shortened() -> None:
     many = {f"u{i}": C for i in range(100)}
     before = load_resources(_settings())
     told = describe_changes(load_resources(_settings({"b": B, **many}), before), before)
@@ -60,7 +60,7 @@ def test_many_upstreams_are_not_all_named() -> None:
     assert told.endswith("+u19 and 81 more")
 
 
-def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
+def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
     before = load_resources(settings)
@@ -70,7 +70,7 @@ def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
     assert describe_changes(load_resources(settings, before), before) == "upstreams ~b"
 
 
-def test_the_number_of_workers_is_kept() -> None:
+def test_worker_count_needs_a_restart() -> None:
     before, now = _settings(workers=2), _settings(workers="auto", watch=False)
     assert keep_startup_settings(now, before) == _settings(workers=2, watch=False)
     assert settings_needing_restart(now, before) == ["workers"]

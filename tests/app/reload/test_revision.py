@@ -1,7 +1,7 @@
 from gateway.app.reload.revision import Revision
 
 
-def test_what_it_tells() -> None:
+def test_revision_counts_reloads_and_failures() -> None:
     first = Revision(10.0, "f")
     assert (first.number, first.reloads, first.failures, first.last_failure) == (1, 0, 0, None)
     failed = first.after_failure("why", 20.0).after_failure("why not", 30.0)
