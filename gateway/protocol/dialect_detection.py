@@ -77,7 +77,7 @@ def _with_binary(name: str, who: str, extensions: frozenset[str]) -> DetectedDia
         return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_FORM}")
     dialect = replace(
         BINARY,
-        batches="model_configuration" in extensions,
+        has_config="model_configuration" in extensions,
         # What lists it serves clients that there are: those of Triton.
         trace=TRITON.trace if "trace" in extensions else None,
     )

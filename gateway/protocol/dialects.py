@@ -39,7 +39,7 @@ class Dialect:
     """Whether every output surely comes in the form that a request asks for."""
     versioned_paths: bool = True
     """Whether paths may name a model's version."""
-    batches: bool = False
+    has_config: bool = False
     """Whether ``/config`` tells if the leading dimension is that of a batch."""
     requires_json_type: bool = False
     """Whether a JSON body is refused that does not say that it is JSON."""
@@ -64,7 +64,7 @@ class Dialect:
 TRITON = Dialect(
     "triton",
     honors_output_encoding=True,
-    batches=True,
+    has_config=True,
     trace=TracePaths("/trace/setting", per_version=False),
     triton_extensions=True,
     limits_chunks=True,
@@ -97,7 +97,7 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         binary_only_if_listed=any(each.binary_only_if_listed for each in dialects),
         honors_output_encoding=all(each.honors_output_encoding for each in dialects),
         versioned_paths=all(each.versioned_paths for each in dialects),
-        batches=any(each.batches for each in dialects),
+        has_config=any(each.has_config for each in dialects),
         requires_json_type=any(each.requires_json_type for each in dialects),
         triton_extensions=any(each.triton_extensions for each in dialects),
         limits_chunks=any(each.limits_chunks for each in dialects),
