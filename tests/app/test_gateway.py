@@ -104,7 +104,7 @@ async def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
     message = await _refused(_settings(f"unix:{path}"))
-    assert message == f"cannot listen on unix:{path}: {path} exists and is no socket"
+    assert message == f"cannot listen on unix:{path}: {path} exists and is not a socket"
     assert path.read_text() == "precious"
 
 
