@@ -6,8 +6,9 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gateway.admin.listener import Admin
 from gateway.admin.pages import pages
@@ -25,7 +26,8 @@ from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.offload.process import OffloadProcess
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_state import SharedEjections
@@ -82,6 +84,30 @@ class Gateway:
     def settings(self) -> Settings:
         """Give the settings in use."""
         return self._settings
+
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """Return the upstreams by name."""
+        return self.runtime.upstreams
+
+    @property
+    def concurrency_limit(self) -> ConcurrencyLimit | None:
+        """Return the limit of all calls together, if there is one."""
+        return self.runtime.shared.concurrency_limit
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of bodies that are buffered."""
+        return self.runtime.shared.held.total
+
+    @property
+    def settings_status(self) -> dict[str, Any]:
+        """Return which settings are in use, and why newer ones are not."""
+        return asdict(self.revision)
+
+    async def not_ready_reason(self) -> str:
+        """Return why it is not ready, or an empty text."""
+        return await self.runtime.routes.readiness.missing()
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -224,7 +250,7 @@ class Gateway:
             await self._helper.close()
 
     def _pools(self) -> dict[str, Pool]:
-        return {name: each.pool for name, each in self.runtime.upstreams.items()}
+        return {name: each.pool for name, each in self.upstreams.items()}
 
     def _listen(self, settings: Settings) -> tuple[BoundAddress, ...]:
         if self._on_closed is not None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from hypothesis import settings
 from hypothesis import strategies as st
 
-LAW = settings(max_examples=150)
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(150))
 
 PLACES = st.lists(st.integers(0, 400), max_size=8)
 """Places to split at; those after the end count as the end."""

@@ -8,8 +8,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.lease import Outcome
-from gateway.upstream.pool.member import MemberState
+from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.upstream.pools import failing, pool_of
 
@@ -27,7 +26,7 @@ def _counts(pool: Pool) -> tuple[int, int, int]:
 
 def _answers(pool: Pool, status: int) -> None:
     """Have the first endpoint answer with a status."""
-    loan = pool.endpoint(pool.endpoints[1:])
+    loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
     loan.release(*loan.classify_status(status))
 
@@ -83,7 +82,7 @@ def test_an_endpoint_that_never_failed_has_no_last_error() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: int) -> None:
     pool = pool_of(count)
-    loan = pool.endpoint(pool.endpoints[1:])
+    loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
     loan.classify_status(500)
     loan.release(Outcome.UNKNOWN, "the client left")
@@ -93,7 +92,7 @@ def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: i
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count: int) -> None:
     pool = pool_of(count)
-    loan = pool.endpoint(pool.endpoints[1:])
+    loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
     loan.classify_status(500)
     loan.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
@@ -103,11 +102,11 @@ def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count
 
 def test_a_response_for_which_another_endpoint_is_asked_is_counted() -> None:
     pool = pool_of(2)
-    loan = pool.endpoint(pool.endpoints[1:])
+    loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
     loan.release(*loan.classify_retried(500))
     assert _counts(pool) == (1, 1, 1)
-    assert pool.members[0].health.failures == 1
+    assert pool.members[0].ejection.failures == 1
 
 
 @pytest.mark.parametrize(("status", "counts"), [(500, (1, 1, 1)), (404, (0, 0, 0))])
@@ -115,7 +114,7 @@ def test_a_refusal_of_metadata_is_counted_by_its_status(
     status: int, counts: tuple[int, int, int]
 ) -> None:
     pool = pool_of(1)
-    loan = pool.endpoint()
+    loan = pool.lease()
     loan.acquire()
     loan.finish(UpstreamResponseError(status, "application/json", b"{}"))
     assert _counts(pool) == counts
@@ -136,7 +135,7 @@ def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
 
     def call() -> "weakref.ref[_Body]":
         body = _Body()
-        with suppress(GatewayError), pool.endpoint():
+        with suppress(GatewayError), pool.lease():
             raise GatewayError(ErrorKind.BAD_RESPONSE, f"{body!r} was not answered")
         return weakref.ref(body)
 
