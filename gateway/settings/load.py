@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.settings.cross_checks import missing_files
 from gateway.settings.error_text import error_message
-from gateway.settings.named_files import missing_files
 from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
 from gateway.settings.sections import section_keys

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from gateway.settings.json_schema import settings_schema
+from gateway.settings.schema import settings_schema
 from gateway.settings.yaml.loader import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"

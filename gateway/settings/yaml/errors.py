@@ -47,7 +47,7 @@ def translate(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     for pattern, message in _UNQUOTED:
         if re.search(pattern, line):
-            return at(mark, message)
+            return error_at(mark, message)
     if mark and line and _MAY_BE_INDENTATION.search(problem):
         found = _amiss(lines, mark.line, error)
         if found is not None:
@@ -55,12 +55,12 @@ def translate(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
     for pattern, message, at_start in _REWORDED:
         if re.search(pattern, problem):
             shown = (at_start and error.context_mark) or mark
-            return at(shown, message.format(sign=_sign(lines, shown)))
-    return at(mark, f"not valid YAML: {problem}")
+            return error_at(shown, message.format(sign=_sign(lines, shown)))
+    return error_at(mark, f"not valid YAML: {problem}")
 
 
-def at(mark: Any, message: str, kind: str = "") -> UnreadableError:
-    """Return an error at a mark of PyYAML's, if there is one."""
+def error_at(mark: Any, message: str, kind: str = "") -> UnreadableError:
+    """Return an error at a mark of PyYAML, if there is one."""
     if mark is None:
         return UnreadableError(message)
     return UnreadableError(message, mark.line + 1, mark.column + 1, kind)
