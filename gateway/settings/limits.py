@@ -74,8 +74,8 @@ class Limits(Section):
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
         description="Most bytes that the gateway buffers of one body. It buffers bodies without a"
-        " length or for several servers, responses in mixed form, and responses of servers that"
-        " speak JSON only to clients that want the binary form.",
+        " length, and bodies for several servers. It buffers responses in mixed form, and binary"
+        " responses that it makes of JSON.",
     )
     max_buffered_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
         default=1 * _GIB,
