@@ -107,7 +107,7 @@ def test_the_sidecar_sample_takes_values_from_the_environment() -> None:
         "LISTEN": "0.0.0.0:80",
         "TRITON_URL": "http://[::1]:9000",
         "REQUEST_BYTES": "1048576",
-        "DRAIN_TIME": "2",
+        "DRAIN_TIMEOUT": "2",
         "LOG_LEVEL": "debug",
     }
     settings = load(CONFIG / "sidecar.yaml", environ)
@@ -131,7 +131,7 @@ def test_the_tls_sample_takes_values_from_the_environment() -> None:
 
 
 def test_the_canary_sample_takes_values_from_the_environment() -> None:
-    environ = {"NEXT_URL": "http://next:8000", "MIRROR_SHARE": "100%"}
+    environ = {"NEXT_URL": "http://next:8000", "MIRROR_PERCENT": "100%"}
     settings = load(CONFIG / "canary.yaml", environ)
     assert settings.upstreams["next"].endpoints == ("http://next:8000",)
     shown = {"upstream": "next", "percent": "100%"}
