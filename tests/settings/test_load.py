@@ -246,7 +246,7 @@ models:
     ],
 )
 def test_a_valid_pattern_can_be_compiled(pattern: str, name: str) -> None:
-    assert Pattern.of(parse_pattern(pattern)).fits(name)
+    assert Pattern.of(parse_pattern(pattern)).matches(name)
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,22 @@ def build_pool(
     resolver = None
     if declared.dns_refresh is not None:
         resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
-    keeper = PoolSupervisor(
-        None if declared.health_check is None else _prober(declared.health_check),
+    supervisor = PoolSupervisor(
+        None if declared.health_check is None else _health_checker(declared.health_check),
         ModelDiscovery(_DISCOVER_EVERY) if declared.model_discovery else None,
         resolver,
         dialect_detector,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.outlier_detection), _balance(declared.load_balancing)
-    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
+    return Pool(
+        endpoints,
+        ejection,
+        supervisor=supervisor,
+        load_balancing=balance,
+        notify=tell,
+        upstream=name,
+    )
 
 
 def _balance(declared: LoadBalancing) -> LoadBalancingPolicy:
@@ -79,6 +86,6 @@ def _ejection(declared: OutlierDetection) -> OutlierPolicy:
     )
 
 
-def _prober(declared: HealthCheck) -> HealthChecker:
+def _health_checker(declared: HealthCheck) -> HealthChecker:
     policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
     return HealthChecker(declared.path, declared.interval, declared.timeout, policy)
