@@ -24,6 +24,7 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
+from tests.support.scale import scaled
 
 CAP = 1 << 24
 PIECE = 32 * 1024
@@ -148,7 +149,7 @@ def work_off(codec: Codec) -> None:
 def check(make: Callable[[], Codec], body: bytes) -> None:
     rng = random.Random(len(body))
     grown(make, [body], ends=True)  # what is cached once does not count
-    for size in [*(rng.randrange(len(body)) for _ in range(3)), len(body)]:
+    for size in [*(rng.randrange(len(body)) for _ in range(scaled(3))), len(body)]:
         pieces = [body[start : min(start + PIECE, size)] for start in range(0, size, PIECE)]
         held, memory = grown(make, pieces, ends=size == len(body))
         assert memory <= held * MOST_UNSEEN + SLACK, (size, held, memory)
