@@ -123,9 +123,9 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 
-def at_most(value: float, most: float, text: str) -> Bound:
+def at_most(value: float, maximum: float, text: str) -> Bound:
     """Make a bound from above; ``text`` is the largest value as it is shown."""
-    return Bound(f"≤ {text}", value <= most)
+    return Bound(f"≤ {text}", value <= maximum)
 
 
 def below(value: float, bound: float, text: str) -> Bound:
@@ -133,9 +133,9 @@ def below(value: float, bound: float, text: str) -> Bound:
     return Bound(f"< {text}", value < bound)
 
 
-def at_least(value: float, least: float, text: str) -> Bound:
+def at_least(value: float, minimum: float, text: str) -> Bound:
     """Make a bound from below; ``text`` is the least value as it is shown."""
-    return Bound(f"≥ {text}", value >= least)
+    return Bound(f"≥ {text}", value >= minimum)
 
 
 def _cpu_model() -> str:

@@ -47,12 +47,12 @@ def json_of_doubles(model: str, values: Values, flat: bool = False) -> Request:
     as the values are, unless ``flat``.
     """
     data = (values.ravel() if flat else values).tolist()
-    return _json_request(model, json.dumps(_asked(values, data)).encode())
+    return _json_request(model, json.dumps(_json_body(values, data)).encode())
 
 
 def json_of_shortest(model: str, values: Values) -> Request:
     """Ask in JSON with the shortest digits that give the same float32 back, as orjson prints."""
-    text = orjson.dumps(_asked(values, values), option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(_json_body(values, values), option=orjson.OPT_SERIALIZE_NUMPY)
     return _json_request(model, text)
 
 
@@ -75,7 +75,7 @@ def binary_of_blocks(model: str, shape: Sequence[int], blocks: Sequence[bytes]) 
     return Request([head + text, *blocks])
 
 
-def _asked(values: Values, data: object) -> dict[str, Any]:
+def _json_body(values: Values, data: object) -> dict[str, Any]:
     datatype = _DATATYPES[values.dtype.name]
     shape = list(values.shape)
     return {"inputs": [{"name": "INPUT0", "shape": shape, "datatype": datatype, "data": data}]}

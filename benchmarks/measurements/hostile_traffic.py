@@ -7,7 +7,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.environment import Environment
 from benchmarks.report import Row, below, mebibytes
 from tests.resilience.hostile_traffic import (
     HELD,
@@ -29,13 +29,13 @@ _BODY = 50_000_000
 _QUIET = 22.0
 """Seconds in which a gateway looks twice for memory that is free, to give it back."""
 _LEFT = 64 * MIB
-_MOST = 1.25 * HELD + 96 * MIB
+_MAX = 1.25 * HELD + 96 * MIB
 """What may be held, with the gaps between blocks of memory, and freed memory that stays."""
 
 
-def memory(lab: Lab) -> list[Row]:
+def memory(env: Environment) -> list[Row]:
     """Measure how memory grows while clients misbehave, and what is left of that."""
-    aborted = lab.rounds(200)
+    aborted = env.rounds(200)
     deaf = knows_a_model_and_never_reads
     rows = [
         _row(
@@ -63,7 +63,7 @@ def _row(name: str, script: Script, attack: Attack) -> list[Row]:
             f"{name}: memory growth",
             "",
             mebibytes(peak),
-            bound=below(peak, _MOST, mebibytes(_MOST)),
+            bound=below(peak, _MAX, mebibytes(_MAX)),
         ),
         Row(f"{name}: left", "", mebibytes(left), bound=below(left, _LEFT, mebibytes(_LEFT))),
     ]

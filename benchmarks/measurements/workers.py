@@ -21,20 +21,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.cpu_limit import limit
-from benchmarks.harness.environment import Lab
-from benchmarks.harness.load import Load, Loader, wrk_on
+from benchmarks.harness.cores import limit_cpu
+from benchmarks.harness.environment import Environment
+from benchmarks.harness.load import LoadGenerator, LoadResult, wrk_load
 from benchmarks.harness.proc_stats import cpu_time
-from benchmarks.harness.processes import running_gateway, server
-from benchmarks.harness.ratio import Ratio
+from benchmarks.harness.processes import Cores, running_gateway, server
 from benchmarks.harness.requests import Request, json_of_doubles, normal
-from benchmarks.harness.rounds import go_rounds
-from benchmarks.harness.subprocesses import Cores
+from benchmarks.harness.rounds import Ratio, run_rounds
 from benchmarks.report import Row, at_least
 
 _CONNECTIONS = 32
 """For each worker, from a client of their own."""
-_LEAST = 1.8
+_MIN = 1.8
 _SECONDS = 1
 _SHARE = 0.4
 """Of a core, for each worker, where there are too few cores."""
@@ -57,7 +55,7 @@ class _Case:
     pid: int
     workers: tuple[int, ...]
     server_pid: int
-    load: Loader
+    load: LoadGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class _Run:
         return f"{workers}; server {self.server:.0%}, clients {self.clients:.0%}"
 
 
-def scaling(lab: Lab) -> list[Row]:
+def scaling(env: Environment) -> list[Row]:
     """Measure small JSON requests, in front of a server that answers at once."""
     what = f"JSON 16 FP32, {_CONNECTIONS} connections for each worker, two to one"
     cores = sorted(os.sched_getaffinity(0))
@@ -86,7 +84,7 @@ def scaling(lab: Lab) -> list[Row]:
     places = _Places(cores[:2], 1, cores[2:]) if len(cores) > 2 else _Places(cores, _SHARE, cores)
     with ExitStack() as stack:
         cases = {count: _case(stack, count, places) for count in (1, 2)}
-        runs = _runs(cases, json_of_doubles("static", normal(16)), lab.rounds(10))
+        runs = _runs(cases, json_of_doubles("static", normal(16)), env.rounds(10))
     one, two = (_middle(runs[count]) for count in cases)
     ratio = Ratio.of([run.rate for run in runs[2]], [run.rate for run in runs[1]])
     return [
@@ -95,7 +93,7 @@ def scaling(lab: Lab) -> list[Row]:
             f"one {one.rate:,.0f} /s",
             f"two {two.rate:,.0f} /s",
             ratio.shown(2, "one"),
-            at_least(ratio.median, _LEAST, f"{_LEAST} ×"),
+            at_least(ratio.median, _MIN, f"{_MIN} ×"),
         ),
         Row(
             "… CPU time of workers and others",
@@ -107,7 +105,7 @@ def scaling(lab: Lab) -> list[Row]:
 
 
 def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
-    load = wrk_on(places.others)
+    load = wrk_load(places.others)
     static = stack.enter_context(server("static_server", places.others))
     gateway = stack.enter_context(
         running_gateway(static.ports[1], cores=places.workers, workers=count)
@@ -115,7 +113,7 @@ def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
     workers = _children(gateway.pid) or (gateway.pid,)
     if places.share < 1:
         for worker in workers:
-            limit(worker, places.share)
+            limit_cpu(worker, places.share)
     return _Case(gateway.port, gateway.pid, workers, static.pid, load)
 
 
@@ -127,7 +125,9 @@ def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int
     """Go some rounds, and one before unnoted."""
     for case in cases.values():
         _run(case, request)
-    return go_rounds(rounds, {count: partial(_run, case, request) for count, case in cases.items()})
+    return run_rounds(
+        rounds, {count: partial(_run, case, request) for count, case in cases.items()}
+    )
 
 
 def _run(case: _Case, request: Request) -> _Run:
@@ -141,7 +141,7 @@ def _run(case: _Case, request: Request) -> _Run:
     return _Run(rate, tuple(workers), parent, of_server, clients)
 
 
-def _loads(case: _Case, request: Request) -> list[Load]:
+def _loads(case: _Case, request: Request) -> list[LoadResult]:
     """Put load on the gateway, from as many clients as it has workers."""
     with ThreadPoolExecutor(len(case.workers)) as pool:
         clients = [

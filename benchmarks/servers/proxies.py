@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from benchmarks.harness.client import HOST, NotInstalledError
-from benchmarks.harness.processes import Server, free_port, listening
-from benchmarks.harness.subprocesses import Cores
+from benchmarks.harness.processes import Cores, Server, free_port, listening
 
 _TYPE = "type.googleapis.com/envoy.extensions.filters"
 

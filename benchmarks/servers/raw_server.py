@@ -29,7 +29,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _BLOCK = memoryview(normal(SCRATCH_BYTES // 4).tobytes())
 
 
-def model_answering(size: int, pausing: bool = False) -> str:
+def model_responding(size: int, pausing: bool = False) -> str:
     """Name the model that answers with so many bytes."""
     return f"answer_{size}{'_pausing' if pausing else ''}"
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    answer_size: int
+    response_size: int
     pausing: bool
     missing: int
     """Bytes of the body that did not come with the head."""
@@ -66,7 +66,7 @@ def _serve(connection: socket.socket) -> None:
                 if not size:
                     return
                 missing -= size
-            _answer(connection, head.answer_size)
+            _response(connection, head.response_size)
 
 
 def _read_head(connection: socket.socket) -> _Head | None:
@@ -84,7 +84,7 @@ def _read_head(connection: socket.socket) -> _Head | None:
     return _Head(int(target[1]), target[2] is not None, int(length[1]) - len(rest))
 
 
-def _answer(connection: socket.socket, size: int) -> None:
+def _response(connection: socket.socket, size: int) -> None:
     output = {
         "name": "OUTPUT0",
         "datatype": "FP32",

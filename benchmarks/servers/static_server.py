@@ -25,10 +25,10 @@ _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *(\d+)")
 
 
 class _Connection(asyncio.Protocol):
-    __slots__ = ("_answer", "_received", "_transport")
+    __slots__ = ("_received", "_response", "_transport")
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self, response: bytes) -> None:
+        self._response = response
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -38,7 +38,7 @@ class _Connection(asyncio.Protocol):
         if self._received:
             data = self._received + data
         if _is_whole(data):
-            self._transport.write(self._answer)
+            self._transport.write(self._response)
             data = b""
         self._received = data
 
@@ -51,13 +51,13 @@ def _is_whole(text: bytes) -> bool:
     return len(text) >= end + 4 + (0 if length is None else int(length[1]))
 
 
-def json_answer() -> bytes:
+def json_response() -> bytes:
     """Make the answer at the first port."""
     body = orjson.dumps(_document({"data": _VALUES}), option=orjson.OPT_SERIALIZE_NUMPY)
     return _http(body, "Content-Type: application/json")
 
 
-def binary_answer() -> bytes:
+def binary_response() -> bytes:
     """Make the answer at the second port."""
     header = orjson.dumps(_document({"parameters": {"binary_data_size": _VALUES.nbytes}}))
     fields = ("Content-Type: application/octet-stream", f"{HEADER_LENGTH}: {len(header)}")
@@ -77,8 +77,8 @@ def _http(body: bytes, *fields: str) -> bytes:
 async def _serve() -> None:
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(partial(_Connection, answer), HOST, 0)
-        for answer in (json_answer(), binary_answer())
+        await loop.create_server(partial(_Connection, response), HOST, 0)
+        for response in (json_response(), binary_response())
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))

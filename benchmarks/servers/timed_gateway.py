@@ -41,15 +41,15 @@ _SHORTEST = 50_000
 """Nanoseconds below which a turn is none in which anything was converted."""
 
 
-class TurnWatch:
+class SliceTimer:
     """Notes the length of each turn of the running loop, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.turns: list[int] = []
+        self.slices: list[int] = []
         self._loop = asyncio.get_running_loop()
         self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._look()
-        self._loop.call_soon(self._turn)
+        self._loop.call_soon(self._slice)
 
     def _look(self) -> None:
         self._blocked = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
@@ -57,15 +57,15 @@ class TurnWatch:
         self._cpu_time = thread_time_ns()
         self._time = perf_counter_ns()
 
-    def _turn(self) -> None:
+    def _slice(self) -> None:
         blocked, waited, cpu_time, time = self._blocked, self._waited, self._cpu_time, self._time
         self._look()
         length = self._cpu_time - cpu_time
         if self._blocked != blocked:
             length = self._time - time - (self._waited - waited)
         if length >= _SHORTEST:
-            self.turns.append(length)
-        self._loop.call_soon(self._turn)
+            self.slices.append(length)
+        self._loop.call_soon(self._slice)
 
 
 async def _serve(settings: Settings) -> None:
@@ -75,9 +75,9 @@ async def _serve(settings: Settings) -> None:
         gc.collect()
         gc.freeze()  # as ``tensorgate serve`` does once it has started
         print(f"listening on {gateway.addresses[0]}", flush=True)
-        watch = TurnWatch()
+        watch = SliceTimer()
         await stop.wait()
-    print(RESULT_MARK + orjson.dumps(watch.turns).decode(), flush=True)
+    print(RESULT_MARK + orjson.dumps(watch.slices).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.client import NotInstalledError
-from benchmarks.harness.processes import Server
-from benchmarks.harness.subprocesses import Cores
+from benchmarks.harness.processes import Cores, Server
 from benchmarks.servers.proxies import envoy_before, haproxy_before, nginx_before
 from gateway.demo.server.server import DemoServer
 from tests.support.gateway import running_gateway
