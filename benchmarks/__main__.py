@@ -1,4 +1,4 @@
-"""Measure and print the table: python -m benchmarks [--quick] [--only NAME]."""
+"""Measures and prints the table: python -m benchmarks [--quick] [--only NAME]."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
 
 
 def main() -> None:
-    """Print the table; exit with 1 and name them, if bounds are missed."""
+    """Print the table; exit with 1 and the missed bounds, if there are any."""
     arguments = _parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, _stop)
     try:

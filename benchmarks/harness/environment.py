@@ -91,12 +91,11 @@ def start_offload(gateway: Gateway) -> None:
 
 
 def time_jobs(rounds: int, jobs: Mapping[str, Job], repeats: int = 1) -> dict[str, list[float]]:
-    """Give the seconds that each job takes in each of some rounds.
+    """Return the seconds of each job in each round.
 
-    Each round does every job, so that what disturbs them disturbs all alike; every second round
-    goes backwards, so that none always follows the same one. The first is not timed. A job is
-    done ``in_a_row`` times, of which the median counts, where one alone would pay for what another
-    job did to the caches.
+    Each job runs once untimed, then in every round, so that disturbances hit all jobs alike. A job
+    runs ``repeats`` times in a row and the median counts, if the previous job's use of the CPU
+    caches would slow it down.
     """
     for job in jobs.values():
         job()

@@ -1,4 +1,4 @@
-"""What a number costs, in small JSON requests and in large ones."""
+"""Measures the time per number in small and in large JSON requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_UNEVEN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """A number of FP32 values, and how often it is asked for in each round."""
+    """A number of FP32 values, and how many requests of it each round sends."""
 
     name: str
     count: int
@@ -58,7 +58,7 @@ def cost(env: Environment) -> list[Row]:
 
 
 def _per_number(env: Environment, offload: str) -> tuple[float, list[float]]:
-    """Give the seconds for a request of one number, and those for each number of the sizes."""
+    """Return the seconds of a request of one number, and the seconds per number of each size."""
     one = _to_and_fro(1)
     requests = {size: _to_and_fro(size.count) for size in _SIZES}
     gateway_running = running_gateway(env.raw_port, offload=offload)

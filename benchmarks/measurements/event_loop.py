@@ -1,4 +1,4 @@
-"""How long one exchange keeps the event loop from all others."""
+"""Measures for how long one call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _PER_VALUE_SHORTEST, _PER_VALUE_OF_DOUBLE = 10.9, 20.6  # bytes, with what stand
 
 
 def holds(env: Environment) -> list[Row]:
-    """Measure the holds while JSON requests of 16 MB are converted, and answers of their size."""
+    """Measure the time slices during the conversion of 16 MB JSON requests and their responses."""
     count = env.rounds(3)
     requests = _requests() * _TIMES
     slices = np.concatenate(repeat(count, partial(_slices, env.raw_port, requests)))
     longest = float(slices.max())
     return [
         Row(
-            f"event loop held, {count * len(requests)} JSON requests of 16 MB",
+            f"event loop blocked, {count * len(requests)} JSON requests of 16 MB",
             "",
             f"{longest:.2f} ms",
             f"p50 {np.quantile(slices, 0.5):.2f} ms, p99.9 {np.quantile(slices, 0.999):.2f} ms",
@@ -46,7 +46,7 @@ def holds(env: Environment) -> list[Row]:
 
 
 def _slices(raw_port: int, requests: Sequence[Request]) -> NDArray[np.float64]:
-    """Give the milliseconds of each turn of a gateway's loop meanwhile that was not idle."""
+    """Return the milliseconds of each busy time slice of a gateway's event loop."""
     with running_gateway(raw_port, _COMMAND) as gateway:
         with Connection(gateway.port) as to_gateway:
             for request in requests:
@@ -54,7 +54,7 @@ def _slices(raw_port: int, requests: Sequence[Request]) -> NDArray[np.float64]:
         printed = gateway.stop()
     _, mark, result = printed.partition(RESULT_MARK)
     if not mark:
-        raise BenchmarkError(f"the watched gateway failed:\n{printed}")
+        raise BenchmarkError(f"the timed gateway failed:\n{printed}")
     return np.array(orjson.loads(result)) / 1e6
 
 

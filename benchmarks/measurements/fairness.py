@@ -1,7 +1,7 @@
-"""What small requests have to wait for large ones in the same process.
+"""Measures how long small requests wait for large ones in the same process.
 
-The gateway has a core to itself, so that what is waited for is the gateway. Even so others may
-take it away for a while; that spoils some rounds, and not the medians of all.
+The gateway has a core to itself, so that the wait is for the gateway alone. CPU steal may still
+spoil some rounds; the median of all rounds is robust against that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT = 16_000_000
 _PER_VALUE = 10.9  # bytes, with what stands between them
 _SMALL_REQUESTS = 300
 _MAX_ADDED = 0.010  # seconds
-_GETTING_GOING = 0.5  # seconds, after which the large requests are at all stages
+_GETTING_GOING = 0.5  # seconds, after which large requests are in every stage
 
 _Times = Sequence[float]
 
@@ -102,7 +102,7 @@ def _times(port: int, request: Request) -> _Times:
 
 
 def _send_on(port: int, request: Request, stop: threading.Event) -> int:
-    """Send the request without pause; give the number of answers."""
+    """Send the request without pause, and return the number of responses."""
     responses = 0
     with Connection(port) as connection:
         while not stop.is_set():

@@ -1,4 +1,4 @@
-"""What connections cost that do nothing."""
+"""Measures the memory of idle connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMALL_SCRATCH = 4096
 
 
 def connections(env: Environment) -> list[Row]:
-    """Measure the memory of connections that have each sent a small request, and stay."""
+    """Measure the memory of keep-alive connections that have each sent a small request."""
     request = json_of_shortest(model_responding(64), normal(16))
     wanted = env.rounds(_IDLE)
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def connections(env: Environment) -> list[Row]:
 
 @contextmanager
 def _many_files() -> Iterator[int]:
-    """Let this process, and what it starts, open as many files as it may; give their number."""
+    """Raise the limit of open files to its maximum, for child processes too, and return it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     maximum = before[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))

@@ -1,4 +1,4 @@
-"""JSON requests: directly to Triton, which parses JSON itself, and through the gateway."""
+"""Measures JSON requests directly to Triton, which parses JSON itself, and through the gateway."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from gateway.proxy.body_io import CHUNK_SIZE
 _IMAGE = (1, 3, 224, 224)
 IMAGE_COUNT = 150_528
 NAN_SHARE = 0.004
-"""As much as NVIDIA's perf_analyzer puts into its random data."""
+"""The share that NVIDIA's perf_analyzer has in its random data."""
 _NAN_COSTS_AT_MOST = 2.0
 _NESTING_COSTS_AT_MOST = 1.3
 _IN_A_ROW = 5
-"""Exchanges one after the other, as a client has them: one takes most caches from the next kind."""
+"""Requests of one kind in a row, as a client sends them; each kind evicts the caches of others."""
 _HEADER_CAP, _DEPTH_CAP = 2**20, 64
 _PARSER = simdjson.Parser()  # kept, as its memory is most of what a new one costs
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """A way in which clients print float32 values."""
+    """How a client writes float32 values in JSON."""
 
     name: str
     request: Callable[[str, Values], Request]
@@ -89,7 +89,7 @@ def nested(env: Environment) -> list[Row]:
 
 
 def nonfinite(env: Environment) -> list[Row]:
-    """Compare data in which there are bare NaN tokens with data in which there are none."""
+    """Compare data with bare NaN tokens to data without."""
     values = normal(IMAGE_COUNT)
     some_nan = with_nan(values, NAN_SHARE)
     clean = json_of_doubles("identity_fp32", values)
@@ -138,7 +138,7 @@ def _directly(port: int, request: Request) -> str:
 
 
 def small(env: Environment) -> list[Row]:
-    """Measure what the gateway adds to a request so small that nothing can be gained."""
+    """Measure the latency that the gateway adds to a small request."""
     values = normal(16)
     request = json_of_doubles("identity_fp32", values)
     check(env.to_gateway, request, values)
@@ -227,7 +227,7 @@ def _rows(count: int, digits: Digits, times: dict[str, list[float]], min_speedup
 
 
 def _parse(body: bytes) -> Values:
-    """Take the text in one go, with all of it at hand."""
+    """Parse a fully buffered request."""
     document = _PARSER.parse(body)
     assert isinstance(document, simdjson.Object)
     data = document.at_pointer("/inputs/0/data")
@@ -236,7 +236,7 @@ def _parse(body: bytes) -> Values:
 
 
 def _convert_request(body: bytes) -> None:
-    """Do what the gateway does with a request's body, and nothing else."""
+    """Convert a request body as the gateway does."""
     codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
     for start in range(0, len(body), CHUNK_SIZE):
         codec.feed(body[start : start + CHUNK_SIZE])
@@ -245,7 +245,7 @@ def _convert_request(body: bytes) -> None:
 
 
 def _convert_response(response: Response) -> None:
-    """Do what the gateway does with a binary answer's body, and nothing else."""
+    """Convert a binary response body as the gateway does."""
     assert response.json_length is not None
     codec = JsonResponseConverter(response.json_length, JsonPolicies())
     for start in range(0, len(response.body), CHUNK_SIZE):
@@ -254,7 +254,7 @@ def _convert_response(response: Response) -> None:
 
 
 def check(connection: Connection, request: Request, values: Values) -> None:
-    """See to it that nobody is quick by being wrong."""
+    """Raise BenchmarkError unless the response has the values that were sent."""
     data = json.loads(connection.fetch(request).body)["outputs"][0]["data"]
     if not np.array_equal(np.array(data, values.dtype), values.ravel(), equal_nan=True):
-        raise BenchmarkError("the answer does not hold the values that were sent")
+        raise BenchmarkError("the response does not hold the values that were sent")

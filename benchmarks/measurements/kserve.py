@@ -1,4 +1,4 @@
-"""JSON requests: directly to KServe, which works on lists of Python, and through the gateway."""
+"""Measures JSON requests directly to KServe, which uses Python lists, and through the gateway."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Large bodies: how fast they pass, and what the gateway holds of them meanwhile.
+"""Measures how fast large bodies pass, and how much of them the gateway buffers.
 
-The server behind the gateway is the raw one, so that it is not what is measured. Before anything
-is timed, each body passes once while the other side pauses: what a gateway without backpressure
-holds, it holds then.
+The server is the raw one, which is never the bottleneck. Before the timed rounds each body passes
+once while the other side pauses: a gateway without backpressure would buffer all of it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _TEXT = 100_000_000
 _TEXT_PER_VALUE = 10.9  # bytes of a normal FP32 value in its shortest digits, with its comma
 _HELD_PER_BINARY_SIZE = 1.3
 
-_ANSWERED = 512 * _MIB
-_FIRST_BYTE_WITHIN = 0.05  # of the time that the whole answer takes
+_RESPONSE_SIZE = 512 * _MIB
+_FIRST_BYTE_WITHIN = 0.05  # of the time of the whole response
 
 
 def pass_through(env: Environment) -> list[Row]:
@@ -34,10 +33,10 @@ def pass_through(env: Environment) -> list[Row]:
     shape, blocks = [_PASSED // 4], [block] * (_PASSED // _MIB)
     large_request = binary_of_blocks(model_responding(4), shape, blocks)
     refused_a_while = binary_of_blocks(model_responding(4, pausing=True), shape, blocks)
-    large_answer = binary(model_responding(_PASSED), normal(16))
+    large_response = binary(model_responding(_PASSED), normal(16))
     return [
         *_pass(env, "request", refused_a_while, large_request, 0.0),
-        *_pass(env, "answer", large_answer, large_answer, PAUSE),
+        *_pass(env, "answer", large_response, large_response, PAUSE),
     ]
 
 
@@ -72,7 +71,7 @@ def _pass(env: Environment, what: str, first: Request, request: Request, pause: 
 
 
 def text(env: Environment) -> list[Row]:
-    """Measure a JSON request of 100 MB, of which the binary form is held."""
+    """Measure a JSON request of 100 MB, which the gateway buffers in binary form."""
     values = normal(int(_TEXT / _TEXT_PER_VALUE))
     request = json_of_shortest(model_responding(4), values)
     with running_gateway(env.raw_port) as gateway, Connection(gateway.port) as to_gateway:
@@ -87,14 +86,14 @@ def text(env: Environment) -> list[Row]:
 
 
 def response(env: Environment) -> list[Row]:
-    """Measure a binary answer of 512 MiB that becomes JSON."""
-    request = json_of_shortest(model_responding(_ANSWERED), normal(16))
+    """Measure a binary response of 512 MiB that becomes JSON."""
+    request = json_of_shortest(model_responding(_RESPONSE_SIZE), normal(16))
     with running_gateway(env.raw_port) as gateway, Connection(gateway.port) as to_gateway:
         _warm_up(to_gateway)
         memory = PeakMemory(gateway.process.pid)
         timing = to_gateway.time(request, PAUSE)
         growth = memory.growth()
-    name = f"answer of {mebibytes(_ANSWERED)} as JSON"
+    name = f"response of {mebibytes(_RESPONSE_SIZE)} as JSON"
     share = timing.first_byte / timing.total
     return [
         Row(
@@ -114,6 +113,6 @@ def _growth_row(name: str, growth: int, maximum: float, result: str = "") -> Row
 
 
 def _warm_up(connection: Connection) -> None:
-    """Let the gateway do once what it does for every request: its code is no growth."""
+    """Send one request, so that code loaded by it does not count as growth."""
     for ask in (json_of_shortest, binary):
         connection.time(ask(model_responding(64), normal(16)))

@@ -1,8 +1,8 @@
-"""What the way through the gateway adds to a small request, with nothing else to do.
+"""Measures the latency that an idle gateway adds to a small request.
 
-As beside a server in one pod, gateway and server share a core, and the client has others. Left to
-the kernel, the three share cores in another way in each run; and what it takes to wake a sleeping
-core, in a virtual machine as long as all that the gateway does, counts twice or not at all.
+Gateway and server share a core, as in one pod, and the client has the others. Without pinning, the
+three share cores differently in each run. Waking a sleeping core takes as long in a virtual machine
+as all the gateway's work, and would count twice or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_ADDED = 0.0002  # seconds
 
 
 def added(env: Environment) -> list[Row]:
-    """Compare with a server that gives its answer in JSON at once, one request at a time."""
+    """Compare with a server that has its JSON response ready, one request at a time."""
     request = json_of_doubles("static", normal(16))
     cores = split_cores()
     with server("static_server", cores.measured) as static:
@@ -40,7 +40,7 @@ def added(env: Environment) -> list[Row]:
     added = took["gateway"] - took["direct"]
     return [
         Row(
-            f"JSON 16 FP32, the server's answer at hand, client apart{cores.note}",
+            f"JSON 16 FP32, the server's response ready, client apart{cores.note}",
             milliseconds(took["direct"]),
             milliseconds(took["gateway"]),
             f"{milliseconds(added)} added",

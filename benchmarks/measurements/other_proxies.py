@@ -29,12 +29,12 @@ from benchmarks.servers.proxies import envoy_before, nginx_before
 from benchmarks.servers.raw_server import model_responding
 
 _SECONDS = 1
-"""How long each runs in a round: the shorter, the more alike is what the machine gives them."""
+"""Seconds of load on each target in a round; in short rounds CPU steal is alike for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A proxy, or the server alone; ``server_pid`` is the one behind the proxy."""
+    """A proxy and the server behind it, or the server alone."""
 
     port: int
     pid: int
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """What each contender has to do, and where: ``cores`` are those that all were started on."""
+    """The load on each target, and the cores that proxies and other processes have."""
 
     request: Request
     connections: int
@@ -53,10 +53,7 @@ class LoadProfile:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Answers in a second, and CPU time of processes and cores as shares of the time taken.
-
-    All are medians but ``rates``, which are those of each round.
-    """
+    """Responses per second in each round, and the median CPU use of processes and cores."""
 
     rates: Sequence[float]
     own: float
@@ -67,12 +64,12 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Give the median of the rates."""
+        """Return the median of the rates."""
         return statistics.median(self.rates)
 
     @property
     def shares(self) -> str:
-        """Write the shares for the table."""
+        """Format the CPU use for the table."""
         return (
             f"its core {self.core:.0%}, by it {self.own:.0%}; the others "
             f"{self.other_cores:.0%}, by server {self.server:.0%}, client {self.client:.0%}"
@@ -82,15 +79,12 @@ class Result:
 def compare(
     targets: Mapping[str, Target], profile: LoadProfile, load: LoadGenerator
 ) -> dict[str, Result]:
-    """Give what each comes to in some rounds.
-
-    All run in each round, every second one backwards, and once before unnoted.
-    """
+    """Return the result of each target; each gets the load once before, for warming up."""
     for target in targets.values():
         load(target.port, profile.request, profile.connections, _SECONDS)
-    ways = {name: partial(_run, each, profile, load) for name, each in targets.items()}
-    runs = run_rounds(profile.rounds, ways)
-    return {name: _together(all_runs) for name, all_runs in runs.items()}
+    jobs = {name: partial(_run, each, profile, load) for name, each in targets.items()}
+    runs = run_rounds(profile.rounds, jobs)
+    return {name: _median(all_runs) for name, all_runs in runs.items()}
 
 
 def _run(target: Target, profile: LoadProfile, load: LoadGenerator) -> Result:
@@ -112,7 +106,7 @@ def _used(target: Target, cores: CoreSplit) -> tuple[float, float, float, float]
     )
 
 
-def _together(runs: Sequence[Result]) -> Result:
+def _median(runs: Sequence[Result]) -> Result:
     shares = ("own", "server", "client", "core", "other_cores")
     medians = (statistics.median(map(attrgetter(share), runs)) for share in shares)
     return Result([run.rate for run in runs], *medians)
@@ -124,7 +118,7 @@ _LARGE_COUNT = 150_000
 
 
 def small(env: Environment) -> list[Row]:
-    """Measure small JSON requests, which the gateway alone converts, there and back."""
+    """Measure small JSON requests, which the gateway alone converts, with their responses."""
     cores = split_cores()
     load = wrk_load(cores.others)
     values = normal(16)
@@ -153,7 +147,7 @@ def small(env: Environment) -> list[Row]:
 
 
 def large(env: Environment) -> list[Row]:
-    """Measure tensors of 600 KB that stay binary, there and back."""
+    """Measure binary tensors of 600 KB that pass unchanged in both directions."""
     cores = split_cores()
     values = normal(_LARGE_COUNT)
     request = binary(model_responding(values.nbytes), values)
@@ -202,7 +196,7 @@ def _rows(what: str, results: dict[str, Result], minimum: float, cores: CoreSpli
 
 
 def _check(port: int, request: Request, values: Values) -> None:
-    """See to it that all give the same answer."""
+    """Raise BenchmarkError unless the target returns the tensor of the server."""
     with Connection(port) as connection:
         output = orjson.loads(connection.fetch(request).body)["outputs"][0]
     if values.astype(float).tolist() != [float(values.dtype.type(x)) for x in output["data"]]:
@@ -215,4 +209,4 @@ def _check_same(targets: Mapping[str, Target], request: Request) -> None:
         with Connection(target.port) as connection:
             bodies.add(connection.fetch(request).body)
     if len(bodies) > 1:
-        raise BenchmarkError("not all give the answer that the server gives")
+        raise BenchmarkError("not all targets return the response of the server")

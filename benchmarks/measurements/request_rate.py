@@ -1,4 +1,4 @@
-"""Requests per second over many connections at once."""
+"""Measures requests per second over many connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 def rate(env: Environment) -> list[Row]:
-    """Measure small JSON requests, each sent as soon as the answer before it was there."""
+    """Measure small JSON requests; each connection sends the next after each response."""
     request = b"".join(json_of_doubles("identity_fp32", normal(16)).wire)
     ports = {"direct": env.triton_port, "gateway": env.gateway.port}
     responses = dict.fromkeys(ports, 0)
@@ -45,7 +45,7 @@ async def _count(port: int, request: bytes) -> int:
 
 
 async def _call(port: int, request: bytes, until: float) -> int:
-    """Send the same request again and again; give the number of answers."""
+    """Send the same request repeatedly, and return the number of responses."""
     loop = asyncio.get_running_loop()
     responses = 0
     with socket.socket() as sock:
@@ -54,13 +54,13 @@ async def _call(port: int, request: bytes, until: float) -> int:
         while loop.time() < until:
             await loop.sock_sendall(sock, request)
             received = b""
-            while not _whole(received):
+            while not _is_complete(received):
                 received += await loop.sock_recv(sock, 65536)
             responses += 1
     return responses
 
 
-def _whole(received: bytes) -> bool:
+def _is_complete(received: bytes) -> bool:
     head, mark, body = received.partition(b"\r\n\r\n")
     if not mark:
         return False

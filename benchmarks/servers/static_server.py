@@ -1,10 +1,10 @@
-"""A server for small requests: its answer is always the same, and costs it next to nothing.
+"""A server for small requests with one prepared response.
 
-It looks for the end of a request and for nothing else in it. Each client sends its next request
-when it has the answer to the one before.
+It only looks for the end of each request. A client may not send a request before the response to
+the last one.
 
-Usage: python -m benchmarks.servers.static_server; it prints two ports: at the first it
-answers in JSON, at the second with the same tensor in binary form.
+Usage: python -m benchmarks.servers.static_server; it prints two ports. The first
+responds in JSON, the second with the same tensor in binary form.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _is_whole(text: bytes) -> bool:
 
 
 def json_response() -> bytes:
-    """Make the answer at the first port."""
+    """Return the response at the first port."""
     body = orjson.dumps(_document({"data": _VALUES}), option=orjson.OPT_SERIALIZE_NUMPY)
     return _http(body, "Content-Type: application/json")
 
 
 def binary_response() -> bytes:
-    """Make the answer at the second port."""
+    """Return the response at the second port."""
     header = orjson.dumps(_document({"parameters": {"binary_data_size": _VALUES.nbytes}}))
     fields = ("Content-Type: application/octet-stream", f"{HEADER_LENGTH}: {len(header)}")
     return _http(header + _VALUES.tobytes(), *fields)
