@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from gateway.codec.json.nesting import NestingCheck
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, joined, response_chunks, write

@@ -11,7 +11,7 @@ from gateway.protocol.operations import OPERATION_KINDS, Operation, strip_versio
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientRequest, Upstream
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 
 _OF_FORMS = "application/x-www-form-urlencoded"
 
@@ -47,10 +47,10 @@ async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None
 
 async def _ask(upstream: Upstream, deadline: Deadline) -> None:
     """Wait until the dialect is known; a call that fails for it counts as one of an endpoint."""
-    loan = upstream.pool.endpoint()
+    loan = upstream.pool.lease()
     deadline.expect_server(loan.acquire().url)
     try:
-        await upstream.dialect_state.known()
+        await upstream.dialect_state.wait_until_known()
     except BaseException as error:
         loan.finish(error)
         raise

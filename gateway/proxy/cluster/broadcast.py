@@ -71,7 +71,7 @@ async def load(
         )
     finally:
         for upstream in upstreams:
-            upstream.metadata.drop(asked.model or "")
+            upstream.metadata.invalidate(asked.model or "")
             upstream.pool.refresh_models()
 
 

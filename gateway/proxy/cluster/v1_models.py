@@ -8,8 +8,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import Operation, model_path
+from gateway.protocol.operations import Operation, model_name_of, model_path
 from gateway.protocol.v1 import (
     error_document,
     models_document,

@@ -14,11 +14,9 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
-from gateway.codec.v2.fast_request import FastRequest, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
 from gateway.errors import GatewayError
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import OperationKind
+from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import leave, try_acquire
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
@@ -121,9 +119,7 @@ class FastPath:
         sent = None
         try:
             pool = route.upstream.pool
-            loan = pool.endpoint(
-                (), plan.model, pool.hash_key_of(plan.passed, client.added_headers)
-            )
+            loan = pool.lease((), plan.model, pool.hash_key_of(plan.passed, client.added_headers))
             exchange = FastPathCall(plan, route, headers, body, loan, client)
             sent = loan.endpoint.try_send_nowait(plan.start, headers, body, exchange)
         except GatewayError:

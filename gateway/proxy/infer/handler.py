@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gateway.codec.v2.json_request import JsonRequestConverter
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.cloud_content_types import in_ordinary_form
@@ -57,7 +56,7 @@ async def send_converted(
         response = attempt.response
         if response.status != 200 and (converted.by_metadata or dialect.binary_only_if_listed):
             # The header may have been made from metadata that is no longer true.
-            route.upstream.metadata.drop(asked.model or "")
+            route.upstream.metadata.invalidate(asked.model or "")
         await relay(response, answer, converted.answer, route, attempt.url, deadline)
 
 

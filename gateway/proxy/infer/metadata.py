@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from gateway.protocol.declared_model import complete_metadata
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Route
 from gateway.proxy.retry import use_reachable_endpoint
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import UpstreamEndpoint
 
 _FIRST_FAILURE = 500

@@ -8,8 +8,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document, infer_path
 from gateway.proxy.admission.deadline import Deadline
@@ -50,7 +49,7 @@ async def predict(
             converted = await _convert(body, model, route, holding, _id_of(request))
         except GatewayError:
             # The model may have changed since: the next request is judged by what it takes then.
-            route.upstream.metadata.drop(asked.model or "")
+            route.upstream.metadata.invalidate(asked.model or "")
             raise
         header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
         ready = _as_converted(header, converted)
