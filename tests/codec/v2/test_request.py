@@ -18,6 +18,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.sizes import QUOTED_NAME
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request, pack_bytes
+from tests.support.scale import scaled
 
 HEADER_CAP = 1 << 20
 DEPTH_CAP = 12
@@ -161,7 +162,7 @@ def test_broken_text_is_refused_however_split(window: int, body: bytes, seed: in
 @pytest.mark.parametrize("seeds", range(4))
 def test_broken_arrays_are_refused_however_split(window: int, seeds: int) -> None:
     # No strategy here: many small bodies in which only the array is broken.
-    for seed in range(seeds * 500, seeds * 500 + 500):
+    for seed in range(seeds * 500, seeds * 500 + scaled(500)):
         body = strategies.array_body(random.Random(seed))
         check_law(body, seed, window)
 
