@@ -64,7 +64,7 @@ class Decompressor:
         self._has_more_output = False
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes that wait to be decompressed, and zlib's own state."""
         state = 0 if self._stream is None else _STATE
         return len(self._input) + len(self._window) + state
@@ -74,7 +74,7 @@ class Decompressor:
         self._input += data
         self.last = last
 
-    def work(self) -> bytes | None:
+    def step(self) -> bytes | None:
         """Decompress one piece, possibly an empty one; return None if more input is needed.
 
         Raises GatewayError: 400 for a body that is invalid, truncated, followed by other bytes or

@@ -75,7 +75,7 @@ def convert_request(pieces: list[bytes], offloader: _RandomOffloader | None) -> 
             codec.feed(piece)
         codec.feed(b"", last=True)
         while True:
-            while codec.work():
+            while codec.step():
                 pass
             if codec.future is None:
                 break
@@ -182,11 +182,11 @@ def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
         codec.feed(body)
         for _ in range(100):
             codec.feed(b"1234567,1234567,1234567,1234567,1234567,1234567,1234567,1234567,")
-            codec.work()
+            codec.step()
             while codec.future is not None:
                 if not codec.future.done:
                     offloader.run_one()
-                codec.work()
+                codec.step()
     assert offloader.count > 90
 
 

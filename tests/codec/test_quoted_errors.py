@@ -51,7 +51,7 @@ def convert_v1(pieces: list[bytes]) -> None:
     codec = PredictRequestConverter(model(declared, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
-        while codec.work():
+        while codec.step():
             pass
     codec.finish("")
 
@@ -60,7 +60,7 @@ def convert_v1_of_one(pieces: list[bytes]) -> None:
     codec = PredictRequestConverter(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
-        while codec.work():
+        while codec.step():
             pass
     codec.finish("")
 

@@ -150,7 +150,7 @@ class ArrayScanner:
         """The offset of that text in the array."""
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes of text held beside the buffer."""
         return len(self._before_long_string or b"")
 

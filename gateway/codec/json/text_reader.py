@@ -73,7 +73,7 @@ class JsonTextReader:
         return WINDOW - self.size % WINDOW
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered; text that was taken is released by the next ``feed``."""
         return len(self._buffer)
 

@@ -98,9 +98,9 @@ class BinaryResponseConverter(JsonMessageReader):
         super().feed(text, last)
         self._check_spool()
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Do one step; see JsonMessageReader."""
-        more = super().work()
+        more = super().step()
         self._check_spool()
         return more
 

@@ -52,7 +52,7 @@ def convert(
     codec = PredictRequestConverter(model(declared, batching), header_cap, depth_cap)
     for piece in (*pieces, None):
         codec.feed(piece or b"", last=piece is None)
-        while codec.work():
+        while codec.step():
             pass
     return codec.finish("7")
 
@@ -587,10 +587,10 @@ def test_conversion_pauses_between_time_slices() -> None:
     codec = PredictRequestConverter(model(declared), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
-    while codec.work():
+    while codec.step():
         shares += 1
     assert shares >= len(body) / v1_request._ROWS_WINDOW
-    assert 0 < codec.held - 20_000 * (8 + 8) < 20_000
+    assert 0 < codec.buffered_bytes - 20_000 * (8 + 8) < 20_000
 
 
 def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
@@ -598,10 +598,10 @@ def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
     codec = PredictRequestConverter(model(TEXT), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
-    while codec.work():
+    while codec.step():
         shares += 1
     assert shares >= len(body) / array_scanner.STRING_WINDOW
-    assert 0 < codec.held - 100_000 * 4 < 20_000
+    assert 0 < codec.buffered_bytes - 100_000 * 4 < 20_000
 
 
 def test_preferred_read_size_fills_a_window() -> None:
@@ -609,7 +609,7 @@ def test_preferred_read_size_fills_a_window() -> None:
     assert codec.preferred_read_size == WINDOW
     begin, numbers = b'{"instances":', b"[" + b"1," * 100
     codec.feed(begin + numbers)
-    codec.work()
+    codec.step()
     assert codec.preferred_read_size + len(numbers) == WINDOW
 
 

@@ -144,7 +144,7 @@ def test_single_output_is_written_as_it_arrives() -> None:
     assert codec.feed(body[:size]) == b'{"predictions":'
     assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
     assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
-    assert codec.held < 2000  # the header
+    assert codec.buffered_bytes < 2000  # the header
     assert b"".join(codec.finish()) == b"}"
 
 

@@ -48,7 +48,7 @@ def brought(
     try:
         for piece in pieces:
             codec.feed(piece)
-            while work and codec.work():
+            while work and codec.step():
                 pass
         codec.feed(b"", last=True)
         header, tensors = codec.finish()

@@ -63,7 +63,7 @@ def outcome(
     try:
         for piece in pieces:
             codec.feed(piece)
-            while work and codec.work():
+            while work and codec.step():
                 pass
         codec.feed(b"", last=True)
         request = codec.finish()
@@ -72,11 +72,11 @@ def outcome(
     return Accepted(
         request.header,
         [part if isinstance(part, int) else b"".join(part) for part in request.tensors],
-        request.answer.binary_by_default,
-        dict(request.answer.binary_by_output),
+        request.output_encoding.binary_by_default,
+        dict(request.output_encoding.binary_by_output),
         request.content_length,
         request.expected_size,
-        request.answer.as_base64,
+        request.output_encoding.as_base64,
     )
 
 
@@ -691,10 +691,10 @@ def test_data_before_its_datatype_is_converted_in_steps() -> None:
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"data":' + numbers.encode())
     codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
-    assert not codec.work()
+    assert not codec.step()
     codec.feed(b"", last=True)
     rounds = 0
-    while codec.work():
+    while codec.step():
         rounds += 1
     assert rounds > 3
     (tensor,) = codec.finish().tensors
@@ -711,7 +711,7 @@ def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: i
     codec.feed(body)
     assert codec.buffered_data_bytes > len(body) - 200
     rounds = 0
-    while codec.work():
+    while codec.step():
         rounds += 1
     assert rounds >= len(body) // window
     assert codec.buffered_data_bytes == 200_000 * (4 if datatype == "BYTES" else 1)
@@ -723,7 +723,7 @@ def test_many_arrays_are_converted_in_steps() -> None:
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
     rounds, before = 0, codec.buffered_data_bytes
-    while codec.work():
+    while codec.step():
         rounds += 1
         assert abs(codec.buffered_data_bytes - before) <= 64 * len("[00]")
         before = codec.buffered_data_bytes
@@ -736,10 +736,10 @@ def test_queued_data_is_converted_in_steps() -> None:
     numbers = json.dumps(list(range(100_000)))
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
-    assert not codec.work()
+    assert not codec.step()
     codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')
     rounds = 0
-    while codec.work():
+    while codec.step():
         rounds += 1
     assert rounds > 3
     codec.feed(b'"datatype":"INT8","shape":[1]}]}', last=True)
@@ -844,7 +844,7 @@ def test_base64_is_decoded_in_steps() -> None:
     codec.feed(keyed("ndspc", shape="[50001]", content=texts))
     codec.feed(b"", last=True)
     rounds, held, most = 0, codec.buffered_data_bytes, codec.buffered_data_bytes
-    while codec.work():
+    while codec.step():
         rounds += 1
         assert codec.buffered_data_bytes <= held + 8
         held = codec.buffered_data_bytes
