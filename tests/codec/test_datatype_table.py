@@ -22,7 +22,7 @@ from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies import output, response_body
 from tests.codec.strategies_v1 import model
-from tests.codec.v1 import test_request
+from tests.codec.v1 import predict_requests
 from tests.codec.v1 import test_response as test_v1_response
 from tests.codec.v2 import test_response
 from tests.codec.v2.test_binary_response import Converted, convert_response
@@ -110,11 +110,11 @@ def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
         {"instances": [{"x": value} for value in VALUES]},
         {"inputs": VALUES},
     ):
-        request = test_request.convert([json.dumps(fields).encode()], declared)
+        request = predict_requests.convert([json.dumps(fields).encode()], declared)
         assert b"".join(request.tensors) == packed(new)
-    error = test_request.refusal({"instances": [1, 10**9]}, declared)
+    error = predict_requests.refusal({"instances": [1, 10**9]}, declared)
     assert error.message.endswith(f"(1000000000) does not fit {new.name}")
-    error = test_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
+    error = predict_requests.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
     assert error.kind is ErrorKind.BAD_REQUEST
 
 

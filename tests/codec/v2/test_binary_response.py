@@ -82,8 +82,7 @@ def error_message(body: bytes, form: OutputEncoding = ALL) -> str:
     return found.message
 
 
-# ---------------------------------------------------------------------------- independence of
-# splits
+# ----------------------------------------------------------------------- independence of splits
 
 
 @st.composite
