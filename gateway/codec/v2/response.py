@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from binascii import b2a_base64
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.binary_response import (
@@ -213,4 +213,4 @@ def _encode_strings(data: Any) -> Any:
     """Encode the strings of an array of any nesting."""
     if isinstance(data, list):
         return [_encode_strings(item) for item in data]
-    return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data
+    return encode_base64(data.encode()).decode() if isinstance(data, str) else data
