@@ -17,7 +17,7 @@ FREE_OUTPUT_BYTES = 1024 * 1024
 FREE_MEMBERS = 256
 """Members that any gzip body may have, however small they are."""
 MIN_MEMBER_BYTES = 1024
-"""A body may have one further member for each so many bytes, compressed and decompressed together.
+"""For each further member, a body must have this size, compressed and decompressed together.
 
 To open a member costs as much CPU as to decompress 1 KiB. The blocks of bgzip hold 64 KiB each.
 """

@@ -28,7 +28,7 @@ from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
 
 _LONG_DIGITS = 19
-"""Integers with so many digits may exceed 64 bits."""
+"""An integer with this number of digits may exceed 64 bits."""
 _LONG_INTEGERS = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
 """Such an integer, with the byte before it."""
 _IS_DIGIT = bytes(code in b"0123456789" for code in range(256))

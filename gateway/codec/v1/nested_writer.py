@@ -299,7 +299,7 @@ class NestedBytesEncoder(BytesElementEncoder):
 
 
 def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
-    """Raise GatewayError (502) unless a shape has so many elements."""
+    """Raise GatewayError (502) unless ``count`` matches the shape."""
     if count != element_count(shape):
         raise bad_response(
             f"{label} of the server's answer holds {count} elements or more, its shape "
