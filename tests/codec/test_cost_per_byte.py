@@ -8,7 +8,6 @@ cannot fail a test. TENSORGATE_FUZZ_SECONDS in the environment sets the duration
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -28,8 +27,9 @@ from gateway.errors import GatewayError
 from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
 from tests.codec.strategies_v1 import model
+from tests.support.scale import fuzz_seconds
 
-SECONDS = float(os.environ.get("TENSORGATE_FUZZ_SECONDS", "12"))
+SECONDS = fuzz_seconds(12)
 SIZE = 256 * 1024
 PIECE = 128 * 1024
 HEADER_CAP = 1 << 20

@@ -24,6 +24,7 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
+from tests.support.scale import scaled
 
 CAP = 1 << 24
 PIECE = 32 * 1024
@@ -150,7 +151,7 @@ def run_steps(codec: Codec) -> None:
 def check_report(make: Callable[[], Codec], body: bytes) -> None:
     rng = random.Random(len(body))
     measure(make, [body], ends=True)  # fills caches first
-    for size in [*(rng.randrange(len(body)) for _ in range(3)), len(body)]:
+    for size in [*(rng.randrange(len(body)) for _ in range(scaled(3))), len(body)]:
         pieces = [body[start : min(start + PIECE, size)] for start in range(0, size, PIECE)]
         held, memory = measure(make, pieces, ends=size == len(body))
         assert memory <= held * MAX_UNREPORTED + SLACK, (size, held, memory)
