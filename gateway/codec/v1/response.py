@@ -54,10 +54,10 @@ class PredictResponseConverter:
         self._writer: NestedEncoder | None = None
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return (
-            self._reader.held
+            self._reader.buffered_bytes
             + self._buffered_rows_size
             + _OUTPUT_OVERHEAD * len(self._shapes or ())
         )
@@ -128,9 +128,9 @@ class PredictResponseConverter:
     def _write_piece(self, piece: TensorPiece) -> Iterator[bytes]:
         if self._rows is not None:
             rows = self._rows[piece.index]
-            before = rows.held
+            before = rows.buffered_bytes
             rows.feed(piece.data)
-            self._buffered_rows_size += rows.held - before
+            self._buffered_rows_size += rows.buffered_bytes - before
             if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
                     f"a response of rows of several outputs must be buffered, and exceeds "
@@ -191,7 +191,7 @@ class RowBuffer(Protocol):
     """Buffers a tensor until its rows are written."""
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
 
     @property
@@ -225,7 +225,7 @@ class NumberRowBuffer:
         self.row_size = element_count(self._shape) * (datatype.size or 1)
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return len(self._data)
 
@@ -279,7 +279,7 @@ class BytesRowBuffer(BytesElementEncoder):
         self._brackets = BracketWriter(shape[1:])
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return len(self._text) + self._starts.itemsize * len(self._starts)
 

@@ -211,7 +211,7 @@ async def _relay_as_json(
         async for chunk in response_chunks(response, url, deadline):
             for start in range(0, len(chunk), CONVERT_CHUNK):
                 waiting.extend(codec.parts(chunk[start : start + CONVERT_CHUNK], offloader))
-                holding.note(codec.held + sum(map(_size_of, waiting)))
+                holding.note(codec.buffered_bytes + sum(map(_size_of, waiting)))
                 if waiting and not answer.started:
                     await answer.start(200, response.reason, headers)
                 await _write_parts(waiting, answer, deadline, _MOST_WAITING)

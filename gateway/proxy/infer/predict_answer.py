@@ -72,7 +72,7 @@ class PredictAnswer(ClientResponse):
         for start in range(0, len(data), ENCODE_CHUNK):
             piece = data[start : start + ENCODE_CHUNK]
             text = self._codec.feed(piece)
-            self._holding.resize(self._codec.held + len(self._waiting))
+            self._holding.resize(self._codec.buffered_bytes + len(self._waiting))
             await self._tell(text, len(piece))
 
     async def finish(self) -> None:

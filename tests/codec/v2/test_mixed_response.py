@@ -73,7 +73,7 @@ def mixed(
     codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, spool_cap)
     for piece in pieces:
         codec.feed(piece)
-        while codec.work():
+        while codec.step():
             pass
     header, tensors = codec.finish()
     return header, b"".join(tensors)
@@ -309,7 +309,7 @@ def test_large_json_output_is_converted_in_steps() -> None:
     codec = MixedResponseConverter(len(header), ALL, JsonPolicies(), CAP, CAP)
     codec.feed(body)
     steps = 0
-    while codec.work():
+    while codec.step():
         steps += 1
     assert steps > len(header) / WINDOW - 1
     tensors = b"".join(codec.finish()[1])
