@@ -145,7 +145,7 @@ async def test_error_while_building_changes_nothing(
 
     async with server_named("one") as one, running_gateway(settings_for(one.url)) as (gateway, url):
         free = free_address()
-        monkeypatch.setattr("gateway.app.gateway.build_router", fail)
+        monkeypatch.setattr("gateway.app.gateway.build_routes", fail)
         with pytest.raises(RuntimeError):
             await gateway.reload(settings_for(listen=free))
         with pytest.raises(ConnectionRefusedError):
