@@ -33,11 +33,10 @@ from gateway.app.reload.source import SettingsSource
 from gateway.app.reloader import Reloader
 from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.build import COMPILED
-from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
-from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
