@@ -231,7 +231,7 @@ def _say_stopping(settings: Settings) -> None:
 
 def _say_stopped(dropped: int) -> None:
     if dropped:
-        _log.warning("%d exchanges took longer and were dropped", dropped)
+        _log.warning("%d calls took longer and were dropped", dropped)
     _log.info("stopped")
 
 

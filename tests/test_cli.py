@@ -266,7 +266,7 @@ async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
             async with asyncio.timeout(5):
                 await connection.left.wait()
     assert status == 0
-    assert "1 exchanges took longer and were dropped" in err
+    assert "1 calls took longer and were dropped" in err
     assert "Traceback" not in err
 
 
