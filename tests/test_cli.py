@@ -108,7 +108,7 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
         "; as model m, version 7",
         "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
         "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
-        "; answers compressed with deflate or gzip"
+        "; responses compressed with deflate or gzip"
         "; but not trace, other",
         "every request → upstream green (auto): http://c:3",
     ]
@@ -117,11 +117,11 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
 @pytest.mark.parametrize(
     ("care", "told"),
     [
-        ("health_check: {}", "probed every 5 s"),
+        ("health_check: {}", "checked every 5 s"),
         ("dns_refresh: 500ms", "looked up every 0.5 s"),
         (
             "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 10s",
-            "looked up every 10 s, probed every 60 s, asked for their models",
+            "looked up every 10 s, checked every 60 s, asked for their models",
         ),
     ],
 )
@@ -266,7 +266,7 @@ async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
             async with asyncio.timeout(5):
                 await connection.left.wait()
     assert status == 0
-    assert "1 exchanges took longer and were dropped" in err
+    assert "1 calls took longer and were dropped" in err
     assert "Traceback" not in err
 
 

@@ -318,7 +318,7 @@ async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
         assert [await _outcome(client) for client in clients] == [0] * 4
     assert status == 0
     assert err.count("dropped") == 1
-    assert "4 exchanges took longer and were dropped" in err
+    assert "4 calls took longer and were dropped" in err
 
 
 async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> None:
