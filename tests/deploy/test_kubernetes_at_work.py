@@ -28,7 +28,7 @@ def asked(container: Document, probe: str) -> str:
     return str(container[probe]["httpGet"]["path"])
 
 
-async def test_the_gateway_serves_and_its_probes_are_answered(
+async def test_the_gateway_serves_and_answers_its_probes(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     async with DemoServer() as server:

@@ -39,20 +39,20 @@ def command(key: str, config: str) -> list[str]:
     return mapped(arguments, {SETTINGS: Path(config)})
 
 
-async def test_the_settings_are_checked_first(tmp_path: Path) -> None:
+async def test_the_service_checks_its_settings_first(tmp_path: Path) -> None:
     config = write_settings(tmp_path / "gateway.yaml", "http://127.0.0.1:1")
     status, out, _ = await run(TENSORGATE, *command("ExecStartPre", config))
     assert (status, "http://127.0.0.1:1" in out) == (0, True)
 
 
-async def test_it_serves(tmp_path: Path) -> None:
+async def test_the_service_serves(tmp_path: Path) -> None:
     async with DemoServer() as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url)
         async with at_work(command("ExecStart", config)) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200
 
 
-async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
+async def test_a_reload_does_not_end_the_service(tmp_path: Path) -> None:
     _, option, process_id = UNIT.command("ExecReload")
     assert process_id == "$MAINPID"
     async with DemoServer() as server:
@@ -63,14 +63,14 @@ async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
                 assert (await client.call("GET", "/v2/health/ready")).status == 200
 
 
-def test_what_runs_may_finish() -> None:
+def test_running_calls_may_finish() -> None:
     drain_timeout = Settings.model_fields["limits"].get_default().drain_timeout
     assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_timeout + LAST_MOMENT
     # Else the helper would be told to end too.
     assert UNIT.value("Service", "KillMode") == "mixed"
 
 
-def test_it_has_no_rights_to_speak_of() -> None:
+def test_the_service_has_no_unneeded_rights() -> None:
     said = {
         "CapabilityBoundingSet": "",
         "DynamicUser": "yes",
@@ -100,7 +100,7 @@ def assert_done(command: list[str], environ: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-async def test_what_the_comment_says_installs_all_that_the_unit_needs(tmp_path: Path) -> None:
+async def test_the_commands_of_the_comment_install_the_service(tmp_path: Path) -> None:
     site = sysconfig.get_path("purelib")
     environ = {
         # What pip would fetch is that of the tests.
@@ -147,7 +147,7 @@ def analyze(*arguments: str) -> tuple[int, str]:
 
 
 @needs_systemd
-def test_systemd_understands_all_of_it(unit: Path) -> None:
+def test_systemd_verifies_the_unit(unit: Path) -> None:
     status, said = analyze("verify", str(unit))
     assert [line for line in said.splitlines() if unit.name in line] == []
     assert status == 0
@@ -158,7 +158,7 @@ def test_systemd_understands_all_of_it(unit: Path) -> None:
     ("line", "other"),
     [("NoNewPrivileges=yes", "NoNewPriveleges=yes"), ("TimeoutStopSec=40", "TimeoutStopSec=x")],
 )
-def test_what_systemd_does_not_understand(unit: Path, line: str, other: str) -> None:
+def test_systemd_finds_errors_in_the_unit(unit: Path, line: str, other: str) -> None:
     text = unit.read_text()
     assert line in text
     unit.write_text(text.replace(line, other))
@@ -167,7 +167,7 @@ def test_what_systemd_does_not_understand(unit: Path, line: str, other: str) -> 
 
 
 @needs_systemd
-def test_it_is_little_exposed(unit: Path) -> None:
+def test_systemd_rates_the_unit_as_little_exposed(unit: Path) -> None:
     _, said = analyze("security", "--offline=yes", str(unit))
     if "--offline" in said:
         pytest.skip("this systemd-analyze, older than 250, rates services that are loaded alone")
