@@ -1,4 +1,4 @@
-"""What deploy/compose.yaml says fits together, and the gateway runs as it says."""
+"""The parts of deploy/compose.yaml fit together, and the gateway runs with them."""
 
 import re
 import subprocess
@@ -12,9 +12,9 @@ from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from gateway.settings.load import load
 from gateway.settings.values.units import parse_duration
-from tests.deploy.at_work import at_work
 from tests.deploy.dockerfile import read_stages
-from tests.deploy.files import DEPLOY, Document, documents, mapped
+from tests.deploy.files import DEPLOY, Document, documents, replace_folders
+from tests.deploy.running import run_gateway
 from tests.support.raw_client import connect
 
 FILE = DEPLOY / "compose.yaml"
@@ -23,7 +23,7 @@ CHECKER = str(Path(sys.executable).with_name("check-jsonschema"))
 
 @pytest.fixture
 def services() -> dict[str, Document]:
-    """What the services are, by name."""
+    """The services, by name."""
     (compose,) = documents(FILE)
     services: dict[str, Document] = compose["services"]
     return services
@@ -34,7 +34,7 @@ def environment(service: Document) -> dict[str, str]:
 
 
 def volume(service: Document) -> tuple[Path, str]:
-    """Give the only volume of the gateway: where it is here, and where in the container."""
+    """Return the gateway's only volume: its folder here, and in the container."""
     (text,) = service["volumes"]
     here, there, mode = text.split(":")
     assert mode == "ro"
@@ -42,13 +42,13 @@ def volume(service: Document) -> tuple[Path, str]:
 
 
 def settings_file(service: Document) -> Path:
-    """Give the settings file that the gateway's command names, as it is here."""
+    """Return the settings file of the gateway's command, on this machine."""
     here, there = volume(service)
-    return Path(mapped(service["command"], {there: here})[-1])
+    return Path(replace_folders(service["command"], {there: here})[-1])
 
 
 def check(file: Path) -> tuple[int, str]:
-    """Hold a file to the schema of the Compose specification."""
+    """Check a file by the schema of the Compose specification."""
     done = subprocess.run(
         [CHECKER, "--builtin-schema", "vendor.compose-spec", str(file)],
         capture_output=True,
@@ -143,6 +143,6 @@ async def test_the_gateway_serves_with_these_settings(services: dict[str, Docume
             "LISTEN": "127.0.0.1:0",
             "TRITON_URL": server.url,
         }
-        arguments = mapped(gateway["command"], {there: here})
-        async with at_work(arguments, **environ) as (_, url), connect(url) as client:
+        arguments = replace_folders(gateway["command"], {there: here})
+        async with run_gateway(arguments, **environ) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200

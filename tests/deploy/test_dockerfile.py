@@ -1,4 +1,4 @@
-"""The image that deploy/Dockerfile describes, built and run without what builds and runs images."""
+"""The image of deploy/Dockerfile, built and run without a container runtime."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ import pytest
 from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
-from tests.deploy.files import DEPLOY, ROOT, mapped
+from tests.deploy.files import DEPLOY, ROOT, replace_folders
 from tests.support.gateway_process import Process, run, running_process
 from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
@@ -49,13 +49,13 @@ sys.addaudithook(refuse)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image on this machine: what would be its root is a folder."""
+    """An image whose root is a folder of this machine."""
 
     builder: Builder
     environ: dict[str, str]
 
     def command(self, instruction: str) -> list[str]:
-        """Give a command of the image, its program found as the image finds it."""
+        """Return a command of the image with the path of its program."""
         program, *rest = (self.builder.here(word) for word in IMAGE.command(instruction))
         if instruction == "CMD":
             return [program, *rest]
@@ -65,7 +65,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the image; its packages are those that the tests run with, and not fetched."""
+    """Build the image with the packages of the tests, without a download."""
     root = tmp_path_factory.mktemp("image")
     path = {"PATH": f"{BIN}:{os.environ['PATH']}"}
     pip = {
@@ -87,7 +87,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def lint(file: Path) -> list[str]:
-    """Give the codes of what a linter finds."""
+    """Return the codes of the linter's findings."""
     done = subprocess.run(
         [LINTER, "--no-fail", "--format", "json", str(file)],
         capture_output=True,
@@ -121,7 +121,7 @@ def test_the_image_has_a_compiled_gateway() -> None:
 
 
 def test_the_last_stage_runs_nothing() -> None:
-    """So neither a compiler nor a cache of packages is left in it."""
+    """So it has neither a compiler nor a cache of packages."""
     assert IMAGE.values("RUN") == []
 
 
@@ -187,7 +187,7 @@ def infer_body(count: int) -> bytes:
 
 
 async def health(image: Built, url: str) -> int:
-    """Give the status of the image's health check, asked of a gateway that is elsewhere."""
+    """Return the status of the image's health check for another gateway."""
     port = url.rpartition(":")[2]
     command = image.command("HEALTHCHECK")
     assert str(PORT) in command[-1]
@@ -196,7 +196,7 @@ async def health(image: Built, url: str) -> int:
 
 
 async def end(process: Process, stage: Stage) -> str:
-    """Stop a process as its image is stopped; give what it said."""
+    """Stop a process by the image's signal; return its output."""
     process.signal(signal.Signals[stage.value("STOPSIGNAL")])
     status, _, err = await process.end()
     assert status == 0, err
@@ -222,7 +222,7 @@ async def test_the_image_serves_and_changes_no_file(image: Built) -> None:
 
 async def test_the_settings_of_the_image_are_the_sidecar_sample(image: Built) -> None:
     settings = Path(image.builder.here("/etc/tensorgate/gateway.yaml"))
-    assert mapped(image.command("CMD"), {}) == ["serve", "--config", str(settings)]
+    assert replace_folders(image.command("CMD"), {}) == ["serve", "--config", str(settings)]
     text = await asyncio.to_thread(settings.read_text)
     assert text == (ROOT / "config" / "sidecar.yaml").read_text()
 

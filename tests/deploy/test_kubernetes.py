@@ -1,4 +1,4 @@
-"""What the manifests in deploy/kubernetes/ say is valid, and fits together."""
+"""The manifests in deploy/kubernetes/ are valid, and their parts fit together."""
 
 import re
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
 SIDECAR, GATEWAYS = DEPLOY / "kubernetes/sidecar.yaml", DEPLOY / "kubernetes/gateway.yaml"
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
-"""Bytes that the gateway and its helper take beside what `limits.max_buffered_bytes` "
-"counts, and more."""
+"""Bytes that gateway and offload process take beyond `limits.max_buffered_bytes`, and some more."""
 
 
 # What Kubernetes says
@@ -63,7 +62,7 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_every_selector_matches_pods(manifest: Manifest) -> None:
     chosen = [
-        [pod for pod in manifest.pods if pod.chosen_by(labels)]
+        [pod for pod in manifest.pods if pod.is_selected_by(labels)]
         for _, labels in manifest.selectors()
     ]
     assert [len(pods) for pods in chosen] == [1] * len(chosen)
@@ -72,14 +71,14 @@ def test_every_selector_matches_pods(manifest: Manifest) -> None:
 
 def test_workloads_match_their_own_pods(manifest: Manifest) -> None:
     for pod in manifest.pods:
-        assert pod.chosen_by(pod.workload["spec"]["selector"]["matchLabels"])
+        assert pod.is_selected_by(pod.workload["spec"]["selector"]["matchLabels"])
         for constraint in pod.spec.get("topologySpreadConstraints", []):
-            assert pod.chosen_by(constraint["labelSelector"]["matchLabels"])
+            assert pod.is_selected_by(constraint["labelSelector"]["matchLabels"])
 
 
 def test_services_lead_to_existing_ports(manifest: Manifest) -> None:
     for service in manifest.all("Service"):
-        (pod,) = [pod for pod in manifest.pods if pod.chosen_by(service["spec"]["selector"])]
+        (pod,) = [pod for pod in manifest.pods if pod.is_selected_by(service["spec"]["selector"])]
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= pod.ports.keys()
 
 
@@ -91,7 +90,7 @@ def test_services_lead_to_existing_ports(manifest: Manifest) -> None:
 def test_the_service_of_clients_leads_to_the_gateway(file: Path, name: str) -> None:
     manifest = Manifest(file)
     service = manifest.one("Service", name)["spec"]
-    assert manifest.pod_with(GATEWAY).chosen_by(service["selector"])
+    assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
     (http,) = manifest.gateway["ports"]
     (port,) = service["ports"]
     assert port["targetPort"] == http["name"]
@@ -120,7 +119,7 @@ def test_every_volume_exists_and_is_mounted(manifest: Manifest) -> None:
 
 
 def test_settings_are_mounted_as_a_folder(manifest: Manifest) -> None:
-    """A file mounted by subPath is not renewed when its ConfigMap changes."""
+    """Kubernetes never updates a file mounted by subPath."""
     (mount,) = manifest.gateway["volumeMounts"]
     assert mount.keys() == {"name", "mountPath", "readOnly"}
     assert Path(manifest.gateway["args"][-1]).parent == Path(mount["mountPath"])
@@ -165,7 +164,7 @@ def test_gateways_find_each_pod_by_the_headless_service(tmp_path: Path) -> None:
     (url,) = upstream.endpoints
     service = manifest.one("Service", urlsplit(url).hostname or "")
     assert service["spec"]["clusterIP"] == "None"
-    assert manifest.pod_with(TRITON).chosen_by(service["spec"]["selector"])
+    assert manifest.pod_with(TRITON).is_selected_by(service["spec"]["selector"])
     assert upstream.dns_refresh is not None
 
 
@@ -185,7 +184,7 @@ def pause(container: Document) -> int:
 
 
 def exit_time(container: Document) -> int:
-    """Give the seconds that a Triton takes at most to end."""
+    """Return the seconds after which Triton ends at the latest."""
     (seconds,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))
     return int(seconds)
 
@@ -202,7 +201,7 @@ def test_running_calls_may_finish(manifest: Manifest, tmp_path: Path) -> None:
 
 
 def test_the_gateway_in_the_sidecar_ends_before_triton() -> None:
-    """Restarted init containers end when all others have, in the opposite order to their start."""
+    """Init containers that always restart end after all others, in reverse order."""
     spec = Manifest(SIDECAR).pod_with(GATEWAY).spec
     assert [(each["name"], each["restartPolicy"]) for each in spec["initContainers"]] == [
         (TRITON, "Always")
@@ -238,9 +237,9 @@ def test_only_gateways_reach_triton() -> None:
     manifest = Manifest(GATEWAYS)
     policy = manifest.one("NetworkPolicy", "triton")["spec"]
     gateways, metrics = policy["ingress"]
-    assert manifest.pod_with(TRITON).chosen_by(policy["podSelector"]["matchLabels"])
+    assert manifest.pod_with(TRITON).is_selected_by(policy["podSelector"]["matchLabels"])
     (peer,) = gateways["from"]
-    assert manifest.pod_with(GATEWAY).chosen_by(peer["podSelector"]["matchLabels"])
+    assert manifest.pod_with(GATEWAY).is_selected_by(peer["podSelector"]["matchLabels"])
     assert [port["port"] for port in gateways["ports"]] == ["triton"]
     assert [port["port"] for port in metrics["ports"]] == ["triton-metrics"]
 

@@ -1,4 +1,4 @@
-"""The service that deploy/tensorgate.service describes, without systemd where it can be."""
+"""The service of deploy/tensorgate.service, mostly without systemd."""
 
 import os
 import re
@@ -14,8 +14,8 @@ import pytest
 
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
-from tests.deploy.at_work import at_work
-from tests.deploy.files import DEPLOY, ROOT, Unit, mapped
+from tests.deploy.files import DEPLOY, ROOT, Unit, replace_folders
+from tests.deploy.running import run_gateway
 from tests.support.gateway_process import TENSORGATE, run, write_settings
 from tests.support.raw_client import connect
 
@@ -24,19 +24,19 @@ UNIT = Unit(FILE)
 PROGRAM = "/opt/tensorgate/bin/tensorgate"
 SETTINGS = "/etc/tensorgate/gateway.yaml"
 LAST_MOMENT = 5
-"""Seconds that workers have beyond the time to drain."""
+"""Seconds that workers have beyond limits.drain_timeout."""
 MOST_EXPOSED = 2.0
-"""Of 10, as systemd-analyze reckons; a service without any protection has 9.6."""
+"""Highest exposure level by systemd-analyze, of 10; a service without protection has 9.6."""
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
 
 
 def command(key: str, config: str) -> list[str]:
-    """Give the arguments of a command of the unit, for settings that are here."""
+    """Return the arguments of a command of the unit, for a settings file of this machine."""
     program, *arguments = UNIT.command(key)
     assert program == PROGRAM
-    return mapped(arguments, {SETTINGS: Path(config)})
+    return replace_folders(arguments, {SETTINGS: Path(config)})
 
 
 async def test_the_service_checks_its_settings_first(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_the_service_checks_its_settings_first(tmp_path: Path) -> None:
 async def test_the_service_serves(tmp_path: Path) -> None:
     async with DemoServer() as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url)
-        async with at_work(command("ExecStart", config)) as (_, url), connect(url) as client:
+        async with run_gateway(command("ExecStart", config)) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200
 
 
@@ -57,7 +57,7 @@ async def test_a_reload_does_not_end_the_service(tmp_path: Path) -> None:
     assert process_id == "$MAINPID"
     async with DemoServer() as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url)
-        async with at_work(command("ExecStart", config)) as (process, url):
+        async with run_gateway(command("ExecStart", config)) as (process, url):
             process.signal(signal.Signals[f"SIG{option.removeprefix('-')}"])
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/health/ready")).status == 200
@@ -82,7 +82,7 @@ def test_the_service_has_no_unneeded_rights() -> None:
 
 
 def instructions() -> list[list[str]]:
-    """Give the commands by which the unit's comment says that it is installed."""
+    """Return the commands of the unit's comment that install it."""
     comment = FILE.read_text().partition("[Unit]")[0]
     return [shlex.split(line.removeprefix("#   ")) for line in re.findall("^#   .*", comment, re.M)]
 
@@ -118,23 +118,23 @@ async def test_the_commands_of_the_comment_install_the_service(tmp_path: Path) -
         if program == "systemctl":
             continue
         found = sys.executable if program == "python3" else program
-        assert_done(mapped([found, *arguments], here), environ)
+        assert_done(replace_folders([found, *arguments], here), environ)
     assert (tmp_path / "etc/systemd/system/tensorgate.service").read_text() == FILE.read_text()
-    command = mapped(UNIT.command("ExecStartPre"), here)
+    command = replace_folders(UNIT.command("ExecStartPre"), here)
     status, out, _ = await run(*command, PYTHONPATH=site)
     assert (status, out.splitlines()[0]) == (0, "listen on 127.0.0.1:8080")
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, with programs that are there."""
+    """The unit, with programs of this machine."""
     file = tmp_path / FILE.name
     file.write_text(FILE.read_text().replace(PROGRAM, TENSORGATE))
     return file
 
 
 def analyze(*arguments: str) -> tuple[int, str]:
-    """Ask systemd of units, of which none has to run."""
+    """Run systemd-analyze, which needs no running systemd."""
     assert ANALYZE is not None
     done = subprocess.run(
         [ANALYZE, "--no-pager", *arguments],
