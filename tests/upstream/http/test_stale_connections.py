@@ -57,7 +57,9 @@ async def _error(endpoint: HttpEndpoint, body: Body = None) -> GatewayError:
 
 
 @pytest.mark.parametrize("body", [None, (b"",), (b"ab", b"c"), LARGE], ids=["no", "0", "3", "400k"])
-async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
+async def test_request_over_a_stale_connection_is_sent_again(
+    endpoint_at: EndpointAt, body: Body
+) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
@@ -69,7 +71,7 @@ async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
         assert len(server.connections) == 2
 
 
-async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_request_of_try_send_nowait_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
@@ -83,7 +85,7 @@ async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> No
         _at_once(endpoint, receiver).close()
 
 
-async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b"abc")[:-1])
@@ -103,7 +105,7 @@ async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt
         sent.close()
 
 
-async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
@@ -120,7 +122,7 @@ class Rereadable(AsyncIterable[bytes]):
         return _pieces()
 
 
-async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_repeatable_body_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
@@ -129,7 +131,7 @@ async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: Endpoint
         assert server.requests[-1].body == b"onetwo"
 
 
-async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: EndpointAt) -> None:
+async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
         error = await _error(endpoint)
@@ -138,7 +140,7 @@ async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: Endpoint
 
 
 @pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_what_was_answered_in_part_is_not_sent_again(
+async def test_partly_responded_request_is_not_sent_again(
     endpoint_at: EndpointAt, data: bytes
 ) -> None:
     async with ScriptedServer(
@@ -159,7 +161,7 @@ async def test_what_was_answered_in_part_is_not_sent_again(
         assert len(server.requests) == 2
 
 
-async def test_a_server_that_takes_its_time_has_taken_the_request_up(
+async def test_late_close_means_that_the_server_has_seen_the_request(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
@@ -179,7 +181,7 @@ async def test_a_server_that_takes_its_time_has_taken_the_request_up(
         assert len(server.connections) == 1
 
 
-async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
+async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)
@@ -198,7 +200,9 @@ async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
         sent.close()
 
 
-async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> None:
+async def test_server_that_refuses_the_second_connection_is_unreachable(
+    endpoint_at: EndpointAt,
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -222,7 +226,7 @@ async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> 
 
 
 @needs_source
-async def test_closing_while_it_is_sent_again(
+async def test_close_while_a_request_is_sent_again(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never() -> None:

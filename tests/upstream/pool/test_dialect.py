@@ -78,13 +78,15 @@ def asking(endpoint_at: EndpointAt) -> Asking:
     return asking
 
 
-async def test_what_is_declared_is_known() -> None:
+async def test_fixed_dialect_is_known() -> None:
     dialect_state = fixed_dialect_state(KSERVE)
     await dialect_state.wait_until_known()
     assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "the settings say so")
 
 
-async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_that_shows_its_dialect_is_asked_once(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
@@ -103,7 +105,7 @@ async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureF
     assert caplog.records[0].levelno == logging.INFO
 
 
-async def test_one_that_does_not_show_what_it_is_is_asked_again(
+async def test_server_that_shows_no_dialect_is_asked_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Something may stand in for it while it starts."""
@@ -122,7 +124,7 @@ async def test_one_that_does_not_show_what_it_is_is_asked_again(
     assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
 
 
-async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> None:
+async def test_replaced_server_is_detected_without_a_failure(asking: Asking) -> None:
     itself = _Itself(OF_TRITON)
     async with (
         ScriptedServer(itself) as server,
@@ -134,7 +136,7 @@ async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> N
         await until(lambda: dialect_detector.dialect == KSERVE)
 
 
-async def test_one_that_is_down_is_asked_by_who_needs_it(
+async def test_waiting_call_asks_an_unreachable_server_at_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(_Itself(OF_KSERVE)) as server:
@@ -152,7 +154,7 @@ async def test_one_that_is_down_is_asked_by_who_needs_it(
         assert dialect_detector.dialect == KSERVE
 
 
-async def test_one_that_is_down_is_asked_without_anybody_who_needs_it(asking: Asking) -> None:
+async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -> None:
     async with ScriptedServer() as server:
         port = server.port
     async with asking(server.url, again=0.01) as (_, dialect_detector):
@@ -162,7 +164,7 @@ async def test_one_that_is_down_is_asked_without_anybody_who_needs_it(asking: As
 
 
 @pytest.mark.parametrize("status", ["500 Broken", "503 Service Unavailable", "429 Too Many"])
-async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str) -> None:
+async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
         with pytest.raises(GatewayError, match=f"{server.url}/v2, which .* answered {status[:3]}"):
@@ -173,7 +175,7 @@ async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str)
         assert dialect_detector.dialect == JSON
 
 
-async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
+async def test_hanging_server_does_not_delay_the_others(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -190,7 +192,7 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
 
-async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None:
+async def test_lack_of_descriptors_is_not_the_servers_error(asking: Asking) -> None:
     async with ScriptedServer(_Itself(OF_TRITON)) as server:
         with no_descriptors():
             async with asking(server.url) as (_, dialect_detector):
@@ -199,7 +201,7 @@ async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None
     assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
 
-async def test_who_waits_may_leave(asking: Asking) -> None:
+async def test_waiting_call_may_be_cancelled(asking: Asking) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -217,7 +219,7 @@ async def test_who_waits_may_leave(asking: Asking) -> None:
         assert dialect_detector.dialect == TRITON
 
 
-async def test_who_waits_is_told_when_it_ends(asking: Asking) -> None:
+async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:
     async with (
         ScriptedServer(never_respond) as server,
         asking(server.url) as (pool, dialect_detector),
@@ -236,7 +238,7 @@ def _fail(pool: Pool, number: int = 0) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: int) -> None:
+async def test_failed_call_rechecks_the_dialect(asking: Asking, count: int) -> None:
     itself = _Itself(OF_MLSERVER)
     async with (
         ScriptedServer(itself) as server,
@@ -251,7 +253,7 @@ async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: in
         assert len(other.requests) == count - 1
 
 
-async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
+async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
         asking(server.url, again=0.05) as (pool, dialect_detector),
@@ -266,7 +268,7 @@ async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
         assert dialect_detector.dialect is dialect
 
 
-async def test_what_is_known_stays_while_a_server_is_down(asking: Asking) -> None:
+async def test_known_dialect_stays_while_a_server_is_down(asking: Asking) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
     async with ScriptedServer(script) as server, asking(server.url, again=0.01) as (pool, one):
         await one.wait_until_known()
@@ -291,7 +293,7 @@ async def _asked(server: ScriptedServer, more: int) -> None:
     await until(lambda: len(server.requests) >= before + more)
 
 
-async def test_the_loss_of_the_only_server_is_logged_once(
+async def test_loss_of_the_only_server_is_logged_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -320,7 +322,7 @@ async def test_the_loss_of_the_only_server_is_logged_once(
             ]
 
 
-async def test_a_loss_that_others_log_is_not_logged_again(
+async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Probes do, and so does ejection where there are several endpoints."""
@@ -339,7 +341,7 @@ async def test_a_loss_that_others_log_is_not_logged_again(
     assert _told(caplog) == []
 
 
-async def test_what_all_find_out_alike_is_logged_by_one(
+async def test_first_detection_is_logged_by_one_worker(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "tensorgate.upstream")
@@ -360,7 +362,7 @@ async def test_what_all_find_out_alike_is_logged_by_one(
         assert [level for level, _ in _told(caplog)] == [logging.INFO]
 
 
-async def test_servers_that_differ_are_named(
+async def test_different_servers_are_logged(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = _Itself(OF_MLSERVER)
@@ -386,7 +388,7 @@ async def test_servers_that_differ_are_named(
         assert "differ" not in dialect_detector.reason
 
 
-async def test_releases_that_differ_are_named(asking: Asking) -> None:
+async def test_different_releases_are_logged(asking: Asking) -> None:
     old = {**OF_KSERVE, "version": "0.13.0"}
     async with (
         ScriptedServer(_Itself(OF_KSERVE)) as first,
@@ -399,7 +401,9 @@ async def test_releases_that_differ_are_named(asking: Asking) -> None:
         assert second.url in dialect_detector.reason
 
 
-async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> None:
+async def test_dialect_follows_the_servers_of_the_pool(
+    asking: Asking, endpoint_at: EndpointAt
+) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as first,
         ScriptedServer(_Itself(OF_KSERVE)) as second,
@@ -419,9 +423,7 @@ async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> N
         assert dialect_detector.dialect == KSERVE
 
 
-async def test_a_pool_that_replaces_another_knows_what_that_knew(
-    asking: Asking, endpoint_at: EndpointAt
-) -> None:
+async def test_new_pool_adopts_detected_dialects(asking: Asking, endpoint_at: EndpointAt) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
     async with (
         ScriptedServer(script, never_respond) as server,
@@ -435,7 +437,7 @@ async def test_a_pool_that_replaces_another_knows_what_that_knew(
             await server.connection(1)  # it is asked nevertheless
 
 
-async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking) -> None:
+async def test_recovery_in_another_worker_rechecks_the_dialect(asking: Asking) -> None:
     itself = _Itself(OF_TRITON)
     async with (
         ScriptedServer(itself) as server,

@@ -32,7 +32,7 @@ def _answers(pool: Pool, status: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_endpoints_failed_calls_are_counted_even_where_it_is_alone(count: int) -> None:
+def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
     pool = pool_of(count)
     failing(pool, 0, UNREACHABLE, times=2)
     assert _counts(pool) == (2, 2, 0)
@@ -42,9 +42,7 @@ def test_an_endpoints_failed_calls_are_counted_even_where_it_is_alone(count: int
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [500, 503])
-def test_responses_of_5xx_are_failed_calls_whether_they_eject_or_not(
-    count: int, status: int
-) -> None:
+def test_responses_of_5xx_count_as_failed_calls(count: int, status: int) -> None:
     pool = pool_of(count)
     for _ in range(3):
         _answers(pool, status)
@@ -53,7 +51,7 @@ def test_responses_of_5xx_are_failed_calls_whether_they_eject_or_not(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_500_does_not_eject(count: int) -> None:
+def test_500_does_not_eject(count: int) -> None:
     pool = pool_of(count)
     for _ in range(20):
         _answers(pool, 500)
@@ -62,7 +60,7 @@ def test_a_500_does_not_eject(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_good_response_ends_the_row_of_failed_calls(count: int, status: int) -> None:
+def test_success_ends_the_row_of_failed_calls(count: int, status: int) -> None:
     pool = pool_of(count)
     failing(pool, 0, UNREACHABLE)
     _answers(pool, 500)
@@ -71,7 +69,7 @@ def test_a_good_response_ends_the_row_of_failed_calls(count: int, status: int) -
     assert _state(pool).last_error == "it answered 500"
 
 
-def test_an_endpoint_that_never_failed_has_no_last_error() -> None:
+def test_endpoint_without_failures_has_no_last_error() -> None:
     pool = pool_of(1)
     _answers(pool, 200)
     failing(pool, 0, ConnectionError("the client left"))
@@ -80,7 +78,7 @@ def test_an_endpoint_that_never_failed_has_no_last_error() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: int) -> None:
+def test_5xx_counts_although_the_client_leaves(count: int) -> None:
     pool = pool_of(count)
     loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
@@ -90,7 +88,7 @@ def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: i
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count: int) -> None:
+def test_response_that_is_cut_short_is_one_failed_call(count: int) -> None:
     pool = pool_of(count)
     loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
@@ -100,7 +98,7 @@ def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count
     assert _state(pool).last_error == "it closed the connection"
 
 
-def test_a_response_for_which_another_endpoint_is_asked_is_counted() -> None:
+def test_retried_response_is_a_failed_call() -> None:
     pool = pool_of(2)
     loan = pool.lease(pool.endpoints[1:])
     loan.acquire()
@@ -110,7 +108,7 @@ def test_a_response_for_which_another_endpoint_is_asked_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("status", "counts"), [(500, (1, 1, 1)), (404, (0, 0, 0))])
-def test_a_refusal_of_metadata_is_counted_by_its_status(
+def test_error_response_for_metadata_is_counted_by_its_status(
     status: int, counts: tuple[int, int, int]
 ) -> None:
     pool = pool_of(1)
@@ -120,7 +118,7 @@ def test_a_refusal_of_metadata_is_counted_by_its_status(
     assert _counts(pool) == counts
 
 
-def test_a_long_error_is_stored_in_part() -> None:
+def test_long_error_is_cut() -> None:
     pool = pool_of(1)
     failing(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
     assert _state(pool).last_error == "x" * 300
@@ -130,7 +128,7 @@ class _Body:
     """A request's body, in a frame that an error passes."""
 
 
-def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
+def test_stored_error_keeps_no_frames_alive() -> None:
     pool = pool_of(1)
 
     def call() -> "weakref.ref[_Body]":
@@ -148,7 +146,7 @@ def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
     assert "was not answered" in (_state(pool).last_error or "")
 
 
-def test_a_pool_that_replaces_another_goes_on_counting() -> None:
+def test_new_pool_goes_on_counting() -> None:
     before, after = pool_of(2), pool_of(2)
     failing(before, 0, UNREACHABLE, times=2)
     after.adopt_state(before)

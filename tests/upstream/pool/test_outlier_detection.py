@@ -22,13 +22,13 @@ from tests.upstream.pools import Times, failing, pool_of, used_by
         (None, "012"),
     ],
 )
-def test_who_fails_is_left_out(error: Exception | None, used: str) -> None:
+def test_failing_endpoint_is_ejected(error: Exception | None, used: str) -> None:
     pool = pool_of(3)
     failing(pool, 0, error, times=5)
     assert set(used_by(pool)) == set(used)
 
 
-def test_four_failures_are_not_enough_nor_five_with_an_answer_between() -> None:
+def test_only_five_failures_in_a_row_eject() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     pool = pool_of(3)
     failing(pool, 0, error, times=4)
@@ -37,7 +37,7 @@ def test_four_failures_are_not_enough_nor_five_with_an_answer_between() -> None:
     assert set(used_by(pool)) == set("012")
 
 
-def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixture) -> None:
+def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixture) -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "nobody\nthere")
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
@@ -59,7 +59,9 @@ def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixt
     assert "http://0 is used again" in caplog.text
 
 
-def test_an_outage_of_all_leaves_nobody_out_for_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_of_all_endpoints_does_not_extend_ejections(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Each exchange fails at one, and then at the one that is left out, as there is no other."""
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock, told = Times(), _Told()
@@ -75,7 +77,7 @@ def test_an_outage_of_all_leaves_nobody_out_for_longer(caplog: pytest.LogCapture
     assert set(used_by(pool)) == set("01")
 
 
-def test_where_all_fail_half_of_them_go_on() -> None:
+def test_half_of_the_endpoints_stay_in_use_if_all_fail() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     pool = pool_of(4)
     for number in range(4):
@@ -83,7 +85,7 @@ def test_where_all_fail_half_of_them_go_on() -> None:
     assert set(used_by(pool)) == set("23")
 
 
-def test_one_alone_is_never_left_out() -> None:
+def test_single_endpoint_is_never_ejected() -> None:
     pool = pool_of(1)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=20)
     assert used_by(pool) == "0" * 8
@@ -100,13 +102,13 @@ def test_one_alone_is_never_left_out() -> None:
         (503, Outcome.FAILED),
     ],
 )
-def test_what_a_status_tells(status: int, outcome: Outcome) -> None:
+def test_failure_statuses_are_failures(status: int, outcome: Outcome) -> None:
     pool = Pool([], OutlierPolicy(failure_statuses=frozenset((429, 503))))
     reason = f"it answered {status}" if outcome is Outcome.FAILED else ""
     assert pool.outlier_detector.classify_status(status) == (outcome, reason)
 
 
-def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
+def test_default_failure_statuses() -> None:
     pool = pool_of(1)
     failures = [
         status
@@ -116,7 +118,7 @@ def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
     assert failures == [502, 503, 504]
 
 
-async def test_a_failure_of_one_that_left_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_of_a_removed_endpoint_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     pool = pool_of(3)
     _, one, two = pool.endpoints
     loans = [pool.lease([one, two]) for _ in range(5)]
@@ -130,7 +132,7 @@ async def test_a_failure_of_one_that_left_is_nobodys(caplog: pytest.LogCaptureFi
     await pool.close()
 
 
-def test_one_that_is_left_out_and_answers_is_used_again() -> None:
+def test_success_ends_an_ejection() -> None:
     pool = pool_of(3)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     with pool.lease_all()[0]:
@@ -153,7 +155,7 @@ def _telling_pool(count: int, clock: Times, told: _Told) -> Pool:
     return Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock, notify=told)
 
 
-def test_it_tells_who_is_ejected_and_who_answers_again() -> None:
+def test_listener_hears_of_ejections_and_recoveries() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock, told = Times(), _Told()
     pool = _telling_pool(3, clock, told)
@@ -169,7 +171,7 @@ def test_it_tells_who_is_ejected_and_who_answers_again() -> None:
     assert told.all[1:] == [("http://0", 2, 30), ("http://0", 0, 0)]
 
 
-def test_what_is_used_as_there_is_no_better_one_is_not_told_to_be_well() -> None:
+def test_return_to_use_after_a_failure_is_no_recovery() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock, told = Times(), _Told()
     pool = _telling_pool(2, clock, told)
@@ -181,7 +183,7 @@ def test_what_is_used_as_there_is_no_better_one_is_not_told_to_be_well() -> None
     assert told.all == [("http://0", 1, 10)]
 
 
-def test_what_others_say_counts_and_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
     clock, told = Times(), _Told()
     pool = _telling_pool(3, clock, told)
@@ -202,7 +204,7 @@ def test_what_others_say_counts_and_is_not_told_again(caplog: pytest.LogCaptureF
     ]
 
 
-def test_what_others_have_ejected_is_tried_here_when_its_time_is_over() -> None:
+def test_remote_ejection_ends_with_a_trial_here() -> None:
     clock, told = Times(), _Told()
     pool = _telling_pool(3, clock, told)
     pool.outlier_detector.record_remote(pool.members[0], EjectionState(ejections=1, until=10))
@@ -212,7 +214,7 @@ def test_what_others_have_ejected_is_tried_here_when_its_time_is_over() -> None:
     assert set(used_by(pool)) == set("12")
 
 
-def test_an_endpoint_that_is_alone_is_used_whatever_others_say() -> None:
+def test_single_endpoint_ignores_remote_ejections() -> None:
     pool = pool_of(1)
     pool.outlier_detector.record_remote(pool.members[0], EjectionState(ejections=1, until=1e9))
     assert pool.members[0].ejection == NOT_EJECTED

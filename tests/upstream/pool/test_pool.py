@@ -17,7 +17,7 @@ from tests.support.gateway import no_leaks
 from tests.upstream.pools import Times, failing, pool_of, used_by
 
 
-def test_one_endpoint_takes_all() -> None:
+def test_single_endpoint_gets_all_calls() -> None:
     pool = pool_of(1)
     with pool.lease() as first, pool.lease() as second:
         assert first is second
@@ -34,7 +34,7 @@ def test_idle_endpoints_take_turns() -> None:
     assert "".join(urls) == "012012"
 
 
-def test_the_least_busy_goes_first() -> None:
+def test_least_busy_endpoint_is_chosen() -> None:
     pool = pool_of(2)
     with pool.lease() as busy, pool.lease() as other:
         assert other is not busy
@@ -46,14 +46,14 @@ def test_the_least_busy_goes_first() -> None:
                 assert endpoint is not busy
 
 
-def test_it_is_given_back_whatever_happens() -> None:
+def test_lease_is_released_after_any_outcome() -> None:
     pool = pool_of(1)
     with pytest.raises(KeyError), pool.lease():
         raise KeyError
     assert pool.outstanding == [0]
 
 
-def test_a_loan_lasts_until_it_is_given_back() -> None:
+def test_lease_lasts_until_its_release() -> None:
     pool = pool_of(1)
     loans = [pool.lease() for _ in range(2)]
     assert pool.outstanding == [0]
@@ -64,7 +64,7 @@ def test_a_loan_lasts_until_it_is_given_back() -> None:
         assert pool.outstanding == [left]
 
 
-def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
+def test_new_pool_adopts_state_by_url() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     before, after = pool_of(3), pool_of(4)
     failing(before, 1, error, times=5)
@@ -78,7 +78,7 @@ def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
     assert before.members[2].ejection.failures == 3
 
 
-def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None:
+def test_trial_in_flight_reports_only_to_its_own_pool() -> None:
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
     before, after = Pool(endpoints, clock=clock), Pool(endpoints, clock=clock)
@@ -91,7 +91,7 @@ def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None
     on_trial.release(Outcome.UNKNOWN)
 
 
-def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
+def test_retry_prefers_another_endpoint_even_if_it_is_ejected() -> None:
     pool = pool_of(2)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     one, two = pool.endpoints
@@ -129,14 +129,16 @@ def _probed(states: str) -> Pool:
         ("+", "0", True),
     ],
 )
-def test_probes_tell_which_are_used(states: str, used: str, usable: bool) -> None:
+def test_health_checks_decide_which_endpoints_are_used(
+    states: str, used: str, usable: bool
+) -> None:
     pool = _probed(states)
     assert set(used_by(pool)) == set(used)
     assert pool.any_healthy is usable
     assert len(pool.endpoints) == len(states)
 
 
-async def test_without_probes_nothing_is_said_of_the_whole() -> None:
+async def test_any_healthy_is_unknown_without_health_checks() -> None:
     pool = pool_of(2)
     assert pool.any_healthy is None
     await pool.wait_until_probed()
@@ -145,9 +147,7 @@ async def test_without_probes_nothing_is_said_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("states", "told"), [("?-?", "---"), ("???", "-+"), ("?", "+"), ("+??", ""), ("--", "")]
 )
-async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
-    states: str, told: str
-) -> None:
+async def test_first_health_checks_are_waited_for(states: str, told: str) -> None:
     pool = _probed(states)
     waiting = asyncio.create_task(pool.wait_until_probed())
     await asyncio.sleep(0)
@@ -160,13 +160,13 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
     assert pool.any_healthy is ("+" in states + told)
 
 
-def test_a_probe_of_its_own_counts_where_no_other_is_known() -> None:
+def test_new_pool_keeps_its_own_first_checks() -> None:
     before, after = pool_of(2), _probed("+-")
     after.adopt_state(before)
     assert [member.probed.healthy for member in after.members] == [True, False]
 
 
-def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
+def test_ejected_endpoint_is_preferred_to_an_unhealthy_one() -> None:
     pool = _probed("+-+-")
     for number in (0, 2):
         failing(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
@@ -202,7 +202,7 @@ def _with_models(*models: Sequence[str]) -> Pool:
         (("",), "a", "0"),
     ],
 )
-async def test_models_tell_which_are_used(
+async def test_models_decide_which_endpoints_are_used(
     models: tuple[str, ...], wanted: str | None, used: str
 ) -> None:
     assert set(used_by(_with_models(*models), wanted)) == set(used)
@@ -222,13 +222,13 @@ async def test_models_tell_which_are_used(
         ((["n"], ["n"], []), "m/2", "012"),
     ],
 )
-async def test_versions_tell_which_are_used(
+async def test_versions_decide_which_endpoints_are_used(
     models: tuple[Sequence[str], ...], wanted: str, used: str
 ) -> None:
     assert set(used_by(_with_models(*models), wanted)) == set(used)
 
 
-async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy() -> None:
+async def test_endpoint_with_the_model_is_used_even_if_it_is_ejected_or_unhealthy() -> None:
     """From elsewhere, the client would be told that there is no such model."""
     pool = _with_models("a", "a", "b")
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
@@ -242,7 +242,7 @@ async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy()
     assert pool.lease(model=ModelName("a")).endpoint is pool.endpoints[1]
 
 
-def test_without_discovery_a_model_makes_no_difference() -> None:
+def test_model_is_ignored_without_discovery() -> None:
     pool = pool_of(2)
     pool.members[0].models = ready("a")
     assert set(used_by(pool, "a")) == set("01")
@@ -271,7 +271,7 @@ async def test_endpoints_come_and_go() -> None:
         await pool.close()
 
 
-async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None:
+async def test_removed_endpoint_is_closed_and_its_calls_still_count() -> None:
     log = EventLog()
     pool = Pool(
         [ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(EventLog(), url="http://1")]
@@ -292,7 +292,7 @@ async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None
     assert zero not in pool.endpoints
 
 
-async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> None:
+async def test_endpoint_on_trial_is_used_again_after_it_was_single() -> None:
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
     pool = Pool(endpoints, clock=clock)
@@ -309,7 +309,7 @@ async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> Non
     await pool.close()
 
 
-async def test_where_there_is_no_endpoint() -> None:
+async def test_pool_without_endpoints_refuses_calls() -> None:
     pool = pool_of(2)
     pool.set_endpoints([])
     with pytest.raises(GatewayError) as caught:
@@ -319,7 +319,7 @@ async def test_where_there_is_no_endpoint() -> None:
     await pool.close()
 
 
-async def test_a_snapshot_tells_how_all_do() -> None:
+async def test_snapshot_describes_all_endpoints() -> None:
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
     supervisor = PoolSupervisor(PROBER, ModelDiscovery(1))
@@ -354,7 +354,7 @@ async def test_a_snapshot_tells_how_all_do() -> None:
     assert pool.snapshot()[0].ejected_for == 0.0
 
 
-def test_every_endpoint_is_lent_whether_it_fails_or_not() -> None:
+def test_lease_all_includes_ejected_endpoints() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]

@@ -24,7 +24,7 @@ def _pool_of(count: int) -> Pool:
     return Pool(endpoints, upstream="u")
 
 
-def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
+def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = _pool_of(1)
@@ -47,7 +47,7 @@ def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
         None,
     ],
 )
-def test_a_call_that_connects_ends_the_row(error: Exception | None) -> None:
+def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
     pool = _pool_of(1)
     for _ in range(5):
         failing(pool, 0, UNREACHABLE, times=2)
@@ -55,7 +55,7 @@ def test_a_call_that_connects_ends_the_row(error: Exception | None) -> None:
     assert pool.unreachable is None
 
 
-def test_a_client_that_leaves_says_nothing_of_the_server() -> None:
+def test_client_that_leaves_does_not_count_as_connected() -> None:
     pool = _pool_of(1)
     for _ in range(3):
         failing(pool, 0, UNREACHABLE)
@@ -63,7 +63,7 @@ def test_a_client_that_leaves_says_nothing_of_the_server() -> None:
     assert pool.unreachable is not None
 
 
-def test_an_upstream_is_reachable_while_one_of_its_endpoints_is() -> None:
+def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     pool = _pool_of(2)
     failing(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None  # nobody has called the other one
@@ -74,7 +74,7 @@ def test_an_upstream_is_reachable_while_one_of_its_endpoints_is() -> None:
     assert pool.unreachable is not None
 
 
-async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
+async def test_probes_find_that_an_upstream_is_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -98,7 +98,7 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
     ]
 
 
-async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
+async def test_server_that_does_not_respond_is_not_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -112,7 +112,7 @@ async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
         await pool.close()
 
 
-async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
+async def test_internal_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -128,7 +128,7 @@ async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
     assert caplog.messages[1] == "an endpoint could not be probed"
 
 
-async def test_what_another_worker_says_is_heeded_once_and_then_tried(
+async def test_remote_report_counts_once_and_starts_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -152,7 +152,7 @@ async def test_what_another_worker_says_is_heeded_once_and_then_tried(
     assert len(endpoint.requests) == 2
 
 
-async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
+async def test_probes_run_only_once_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
@@ -170,7 +170,7 @@ async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
     assert len(endpoint.requests) == 1
 
 
-async def test_a_pool_that_is_closed_tries_no_more() -> None:
+async def test_closed_pool_does_not_probe() -> None:
     async with no_leaks():
         pool = _pool_of(1)
         await pool.start()
