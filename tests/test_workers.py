@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workers.cores import usable_cores
+from gateway.app.build.processes import usable_cores
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
@@ -329,7 +329,7 @@ async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> 
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
-            await process.wait_for_output("the parent is gone")
+            await process.wait_for_output("the supervisor is gone")
             held.go_on.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)

@@ -277,8 +277,8 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
         if of_upstream:
             server |= {"concurrency": places, "retry_budget": {"min_concurrency": other}}
             return _settings(upstreams={"u": server}, **more)
-        limits = {**places, "metadata_ttl": other}
-        return _settings(upstreams={"u": server}, limits=limits, **more)
+        limits = {"metadata_ttl": other}
+        return _settings(upstreams={"u": server}, concurrency=places, limits=limits, **more)
 
     async with ScriptedServer(held) as server, AsyncExitStack() as stack:
         server_url = server.url

@@ -26,7 +26,7 @@ async def _all(body: ClientBody) -> list[bytes]:
     return [bytes(piece) async for piece in body.rest()]
 
 
-async def test_pieces_come_as_they_arrive() -> None:
+async def test_client_body_arrives_in_pieces() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", b"two"), 100, turns)
         assert body.size == 6
@@ -35,7 +35,7 @@ async def test_pieces_come_as_they_arrive() -> None:
         assert await body.read() == b""
 
 
-async def test_a_body_that_comes_too_slowly() -> None:
+async def test_client_body_below_the_minimum_rate_is_refused() -> None:
     late = asyncio.Event()
     asyncio.get_running_loop().call_later(0.02, late.set)
     with (
@@ -46,13 +46,13 @@ async def test_a_body_that_comes_too_slowly() -> None:
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
-async def test_pieces_of_the_readers_size() -> None:
+async def test_client_body_is_read_in_the_size_that_the_reader_wants() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
         assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
 
 
-async def test_by_default_a_chunk_at_most() -> None:
+async def test_client_body_is_read_in_chunks_by_default() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(bytes(CHUNK_SIZE + 1)), 2 * CHUNK_SIZE, turns)
         assert len(await body.read()) == CHUNK_SIZE
@@ -63,7 +63,7 @@ async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
     yield piece
 
 
-async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
+async def test_copied_chunks_pin_no_extra_memory() -> None:
     large = memoryview(bytes(3 * CHUNK_SIZE))[:CHUNK_SIZE]
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:
@@ -76,7 +76,7 @@ async def test_a_body_that_is_held_keeps_no_more_than_it_is() -> None:
     assert [type(piece) async for piece in kept(_one(large))] == [bytes]
 
 
-async def test_exactly_so_many_bytes() -> None:
+async def test_read_exactly_yields_the_given_size() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
         assert b"".join([piece async for piece in body.read_exactly(0)]) == b""
@@ -84,7 +84,7 @@ async def test_exactly_so_many_bytes() -> None:
         assert await _all(body) == [b"hree"]
 
 
-async def test_fewer_bytes_than_wanted() -> None:
+async def test_read_exactly_refuses_a_body_that_ends_early() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", headers=CHUNKED), 100, turns)
         with pytest.raises(GatewayError, match="ends 2 bytes before") as caught:
@@ -92,7 +92,7 @@ async def test_fewer_bytes_than_wanted() -> None:
     assert caught.value.kind is ErrorKind.BAD_REQUEST
 
 
-async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
+async def test_content_length_over_the_cap_is_refused_before_reading() -> None:
     log = EventLog()
     with Deadline(9, 9) as turns:
         request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
@@ -102,7 +102,7 @@ async def test_a_size_over_the_cap_is_refused_before_anything_is_read() -> None:
     assert log == []
 
 
-async def test_bytes_over_the_cap_are_refused_as_they_come() -> None:
+async def test_body_over_the_cap_is_refused_while_reading() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, turns)
         assert body.size is None
@@ -112,7 +112,7 @@ async def test_bytes_over_the_cap_are_refused_as_they_come() -> None:
     assert caught.value.kind is ErrorKind.TOO_LARGE
 
 
-async def test_a_broken_body_says_so() -> None:
+async def test_broken_body_raises_its_error() -> None:
     with Deadline(9, 9) as turns:
         body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, turns)
         assert await body.read() == b"one"
@@ -120,21 +120,21 @@ async def test_a_broken_body_says_so() -> None:
             await body.read()
 
 
-async def test_reading_is_the_clients_turn() -> None:
+async def test_client_is_expected_while_reading_its_body() -> None:
     with Deadline(9, 9) as turns:
         turns.expect_server(URL)
         await ClientBody(_request(b"x"), 100, turns).read()
         assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
-async def test_the_answers_chunks_are_the_servers_turn() -> None:
+async def test_server_is_expected_while_reading_its_response() -> None:
     with Deadline(9, 9) as turns:
         chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, turns)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
         assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
-async def test_writing_is_the_clients_turn() -> None:
+async def test_client_is_expected_while_writing_to_it() -> None:
     with Deadline(9, 9) as turns:
         turns.expect_server(URL)
         answer = ScriptedClientResponse(EventLog())

@@ -67,21 +67,21 @@ async def _exchange(
         ("DELETE", "/anything?x", "DELETE /anything?x"),
     ],
 )
-async def test_what_becomes_of_a_request(method: str, target: str, sent: str) -> None:
+async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
     answer, _ = await _exchange(make_route(endpoint), method, target)
     assert answer.status == 200
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
-async def test_infer_requests_are_converted() -> None:
+async def test_infer_request_is_converted() -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
     await _exchange(make_route(endpoint), "POST", INFER, json_request())
     assert HEADER_LENGTH in endpoint.requests[0].headers
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-async def test_errors_become_answers(kind: ErrorKind) -> None:
+async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
     answer, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
     assert answer.status == kind.value.status
@@ -95,12 +95,12 @@ async def test_errors_become_answers(kind: ErrorKind) -> None:
     assert log[-1] == "client has got all"
 
 
-async def test_errors_of_the_client_become_answers() -> None:
+async def test_client_error_becomes_an_error_response() -> None:
     answer, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
     assert answer.status == 400
 
 
-async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
     answer, log = await _exchange(make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x")
@@ -110,7 +110,7 @@ async def test_an_error_within_an_answer_cuts_it(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == [rf"request -: answer aborted: {URL} fell\nover"]
 
 
-async def test_a_refusal_of_the_server_is_passed_on() -> None:
+async def test_upstream_error_response_passes_to_the_client() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
     route = make_route(ScriptedEndpoint(EventLog(), refusal))
     answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
@@ -118,7 +118,7 @@ async def test_a_refusal_of_the_server_is_passed_on() -> None:
     assert dict(answer.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
 
-async def test_the_client_that_leaves_is_nobodys_error() -> None:
+async def test_client_disconnect_is_no_error_response() -> None:
     log = EventLog()
     answer = ScriptedClientResponse(log, fault=ConnectionResetError())
     request = ScriptedRequest(log, "GET", "/v2/x")
@@ -130,21 +130,21 @@ async def test_the_client_that_leaves_is_nobodys_error() -> None:
 SHORT = replace(LIMITS, idle_timeout=0.02)
 
 
-async def test_waiting_for_the_client() -> None:
+async def test_client_that_does_not_send_is_a_408() -> None:
     route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
     answer, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
     assert answer.status == 408
     assert b"waiting for the client" in answer.body
 
 
-async def test_waiting_for_the_server() -> None:
+async def test_server_that_does_not_respond_is_a_504() -> None:
     route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
     answer, _ = await _exchange(route, "POST", INFER, json_request())
     assert answer.status == 504
     assert URL.encode() in answer.body
 
 
-async def test_waiting_for_the_servers_metadata() -> None:
+async def test_server_that_gives_no_metadata_is_a_504() -> None:
     route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
     answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await route.upstream.metadata.close()
@@ -152,14 +152,14 @@ async def test_waiting_for_the_servers_metadata() -> None:
     assert URL.encode() in answer.body
 
 
-async def test_waiting_for_the_client_to_send_what_the_server_reads() -> None:
+async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:
     route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
     chunked = {"Transfer-Encoding": "chunked"}
     answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked)
     assert answer.status == 408
 
 
-async def test_waiting_for_the_client_to_read() -> None:
+async def test_client_that_does_not_read_is_aborted() -> None:
     log = EventLog()
     answer = ScriptedClientResponse(log, ready=asyncio.Event())
     request = ScriptedRequest(log, "GET", "/v2/x")
@@ -169,7 +169,7 @@ async def test_waiting_for_the_client_to_read() -> None:
     assert log[-1] == "client is cut off"
 
 
-async def test_waiting_for_the_client_to_read_a_refusal() -> None:
+async def test_client_that_does_not_read_an_error_is_aborted() -> None:
     log = EventLog()
     answer = ScriptedClientResponse(log, ready=asyncio.Event())
     refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
@@ -186,7 +186,7 @@ async def _raw(route: Route) -> int:
 @pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
 @pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
-async def test_load_and_unload_make_metadata_forgotten(
+async def test_load_and_unload_drop_cached_metadata(
     room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
 ) -> None:
     """Whether or not the server says that it worked."""
@@ -201,7 +201,7 @@ async def test_load_and_unload_make_metadata_forgotten(
     assert targets.count("/v2/models/m") == 2
 
 
-async def test_load_of_another_model_forgets_nothing() -> None:
+async def test_load_of_another_model_keeps_cached_metadata() -> None:
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
     route = make_route(endpoint)
     assert await _raw(route) == 200
@@ -226,7 +226,7 @@ BINARY = {HEADER_LENGTH: str(len(binary_header(8)))}
         ("POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
     ],
 )
-async def test_what_names_a_model_goes_where_it_is(
+async def test_call_for_a_model_goes_to_an_endpoint_that_has_it(
     method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
     await _goes_to_the_second(("n", "m", "o"), method, target, body, headers)
@@ -241,7 +241,7 @@ async def test_what_names_a_model_goes_where_it_is(
         ("POST", "/generate", b"{}", {}),
     ],
 )
-async def test_what_names_a_version_goes_where_that_is(
+async def test_call_for_a_version_goes_to_an_endpoint_that_has_it(
     method: str, what: str, body: bytes, headers: dict[str, str]
 ) -> None:
     models = ("m/1", "m/2", "m/3")
@@ -268,7 +268,7 @@ async def _goes_to_the_second(
 
 
 @pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
-async def test_load_and_unload_make_models_asked_for(
+async def test_load_and_unload_refresh_the_model_discovery(
     turn: ScriptedUpstreamResponse | GatewayError,
 ) -> None:
     asked: list[str] = []
@@ -287,7 +287,7 @@ async def test_load_and_unload_make_models_asked_for(
     assert asked == ["again"]
 
 
-async def test_answer_error() -> None:
+async def test_send_error_writes_status_headers_and_body() -> None:
     log = EventLog()
     answer = ScriptedClientResponse(log)
     await send_error(answer, bad_request('say "what"'))
@@ -296,7 +296,7 @@ async def test_answer_error() -> None:
     assert log == ["client gets 400", f"client gets {len(answer.body)}", "client has got all"]
 
 
-def test_error_body() -> None:
+def test_error_body_is_a_json_object() -> None:
     assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
     # As aiohttp gives a header that is not UTF-8.
     assert error_body("caf\udce9") == b'{"error":"caf?"}'

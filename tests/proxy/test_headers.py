@@ -40,7 +40,7 @@ def test_hop_by_hop_headers_are_dropped(name: str, spelling: type[str]) -> None:
 
 
 @pytest.mark.parametrize("value", ["X-A,x-b", " x-a , X-B ", "close, x-a,,x-b", ",x-a,x-b,"])
-def test_headers_that_connection_names_are_dropped(value: str) -> None:
+def test_headers_named_by_connection_are_dropped(value: str) -> None:
     headers = _headers(("X-A", "1"), ("Connection", value), ("X-B", "2"), ("X-C", "3"))
     assert list(end_to_end(headers).items()) == [("X-C", "3")]
 
@@ -53,61 +53,61 @@ def test_several_connection_headers_count() -> None:
 @pytest.mark.parametrize(
     "name", ["Host", "Content-Length", "Content-Type", "Content-Encoding", HEADER_LENGTH]
 )
-def test_what_is_meant_for_all_cannot_be_named_by_connection(name: str) -> None:
+def test_end_to_end_headers_cannot_be_named_by_connection(name: str) -> None:
     # RFC 9110, section 7.6.1
     for value in (name, f"close, {name.lower()}", f"x-a,{name.upper()} "):
         headers = _headers((name, "1"), ("Connection", value), ("X-A", "2"))
         assert end_to_end(headers)[name] == "1"
 
 
-def test_connection_cannot_take_away_what_the_gateway_adds() -> None:
+def test_connection_cannot_drop_headers_that_the_gateway_adds() -> None:
     headers = _headers(("Connection", "x-request-id, via"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
     added_headers = (("X-Request-Id", "b"), ("Via", "1.1 a, 1.1 b"))
     dropped_headers = frozenset(("x-request-id", "via"))
     assert tuple(to_server(headers, dropped_headers, added_headers).items()) == added_headers
 
 
-def test_headers_can_be_withheld() -> None:
+def test_named_headers_are_dropped() -> None:
     headers = _headers(("X-Key", "1"), ("X", "2"), ("x-key", "3"), ("TE", "x"))
     assert dict(end_to_end(headers, frozenset(("x-key",)))) == {"X": "2"}
     assert dict(to_server(headers, frozenset(("x-key",)))) == {"X": "2"}
 
 
-def test_what_is_added_comes_last() -> None:
+def test_added_headers_come_last() -> None:
     headers = _headers(("Host", "h"), ("X", "1"))
     passed = to_server(headers, frozenset(), (("Y", "2"),))
     assert list(passed.items()) == [("Host", "h"), ("X", "1"), ("Y", "2")]
 
 
-def test_all_others_are_kept_in_order_and_repeated() -> None:
+def test_other_headers_keep_their_order_and_repetition() -> None:
     pairs = [("X-Two", "a"), ("Host", "h"), ("x-two", "b"), ("Content-Length", "7")]
     assert list(end_to_end(_headers(*pairs)).items()) == pairs
 
 
-def test_the_original_is_left_alone() -> None:
+def test_original_headers_are_not_modified() -> None:
     headers = _headers(("Connection", "close"))
     end_to_end(headers)
     assert "Connection" in headers
 
 
-def test_with_body_drops_what_was_said_of_the_old_body() -> None:
+def test_with_body_drops_headers_of_the_old_body() -> None:
     headers = _headers(("Content-Length", "7"), (HEADER_LENGTH, "5"), ("X", "1"), ("TE", "x"))
     assert list(with_body(headers, {}).items()) == [("X", "1")]
 
 
-def test_with_body_sets_and_leaves_out() -> None:
+def test_with_body_sets_and_drops_headers() -> None:
     headers = _headers(("content-type", "a"), ("Content-Type", "b"), ("ETag", "c"))
     changed = {"Content-Type": "d", "ETag": None, HEADER_LENGTH: "3"}
     assert dict(with_body(headers, changed)) == {"Content-Type": "d", HEADER_LENGTH: "3"}
 
 
 @pytest.mark.parametrize(("value", "length"), [("0", 0), ("7", 7), ("007", 7), ("9" * 19, None)])
-def test_header_length(value: str, length: int | None) -> None:
+def test_header_length_is_read(value: str, length: int | None) -> None:
     expected = int(value) if length is None else length
     assert header_length(_headers((HEADER_LENGTH, value))) == expected
 
 
-def test_no_header_length() -> None:
+def test_missing_header_length_is_none() -> None:
     assert header_length(_headers(("X", "1"))) is None
 
 
@@ -115,7 +115,7 @@ def test_no_header_length() -> None:
     "value",
     ["", " ", "-1", "+1", "1.0", "1e3", "0x1", "1 2", "1,2", "96abc", "٣", "²", "9" * 20, "1\n"],
 )
-def test_header_length_that_is_no_number(value: str) -> None:
+def test_invalid_header_length_is_refused(value: str) -> None:
     with pytest.raises(GatewayError) as caught:
         header_length(_headers((HEADER_LENGTH, value)))
     assert caught.value.kind.value.status == 400
@@ -123,7 +123,7 @@ def test_header_length_that_is_no_number(value: str) -> None:
 
 
 @pytest.mark.parametrize("values", [("1", "1"), ("1", "2"), ("0", "")])
-def test_more_than_one_header_length(values: tuple[str, str]) -> None:
+def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
     with pytest.raises(GatewayError, match="one number"):
         header_length(_headers(*((HEADER_LENGTH, value) for value in values)))
 
@@ -139,7 +139,7 @@ def _asked(target: str = "/v2", **headers: str) -> UpstreamRequest:
     "request_",
     [_asked(), _asked("/" * LONGEST), _asked(a="x" * LONGEST), _asked(**{"a" * 999: ""})],
 )
-def test_heads_that_a_server_takes(request_: UpstreamRequest) -> None:
+def test_head_within_the_limit_of_a_server_passes(request_: UpstreamRequest) -> None:
     check_lengths(request_, TRITON)
 
 
@@ -151,7 +151,7 @@ def test_heads_that_a_server_takes(request_: UpstreamRequest) -> None:
         (_asked(**{"a" * 9000: ""}), "the name of a header has 9000 bytes"),
     ],
 )
-def test_heads_that_a_server_does_not_answer(request_: UpstreamRequest, part: str) -> None:
+def test_head_beyond_the_limit_of_a_server_is_refused(request_: UpstreamRequest, part: str) -> None:
     with pytest.raises(GatewayError) as caught:
         check_lengths(request_, TRITON)
     assert caught.value.kind.value.status == 400

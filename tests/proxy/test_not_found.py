@@ -40,7 +40,7 @@ def _match(
         ),
     ],
 )
-def test_what_is_served_is_listed(matches: list[Match], served: str) -> None:
+def test_served_models_are_listed(matches: list[Match], served: str) -> None:
     listed = f"; models that are served: {served}" if served else ""
     for with_key, key in ((False, ""), (True, " with this key")):
         message = unmatched("GET", "/v2/models/m", matches, with_key)
@@ -59,6 +59,6 @@ def test_what_is_served_is_listed(matches: list[Match], served: str) -> None:
         ("/v2//logging", "/v2//logging; its path can be read in more than one way"),
     ],
 )
-def test_the_path_is_repeated(target: str, shown: str) -> None:
+def test_path_is_quoted(target: str, shown: str) -> None:
     message = unmatched("POST", target, [_match("m")], with_key=False)
     assert message == f"no route for POST {shown}; models that are served: m"

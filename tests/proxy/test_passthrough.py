@@ -50,7 +50,7 @@ class _Scene:
         return sum(self.route.upstream.pool.outstanding)
 
 
-async def test_without_a_body() -> None:
+async def test_request_without_a_body_passes() -> None:
     scene = _Scene(ScriptedUpstreamResponse(204, {"X": "1"}), method="GET", headers={"X": "2"})
     await scene.run()
     assert scene.log == [
@@ -65,7 +65,7 @@ async def test_without_a_body() -> None:
     assert dict(scene.answer.headers) == {"X": "1"}
 
 
-async def test_chunk_by_chunk() -> None:
+async def test_body_passes_chunk_by_chunk() -> None:
     body = [b"a" * 40_000, b"b" * 30_000]
     scene = _Scene(ScriptedUpstreamResponse(200, {}, [b"a", b"bc"]), body=body)
     await scene.run()
@@ -90,7 +90,7 @@ async def test_chunk_by_chunk() -> None:
 
 
 @pytest.mark.parametrize("steps", [[b"x"] * 200_000, [b"x", b"y" * 199_999], [b"z" * 200_000]])
-async def test_small_chunks_are_joined_for_a_server_that_dies_of_many(
+async def test_small_chunks_are_joined_for_a_server_that_limits_chunks(
     steps: list[BodyStep],
 ) -> None:
     """Triton keeps a place on its stack for each chunk of a body."""
@@ -105,7 +105,9 @@ async def test_small_chunks_are_joined_for_a_server_that_dies_of_many(
 @pytest.mark.parametrize(
     ("dialect", "headers"), [(KSERVE, CHUNKED), (TRITON, {})], ids=["chunked", "sized"]
 )
-async def test_others_go_on_as_they_come(dialect: Dialect, headers: dict[str, str]) -> None:
+async def test_small_chunks_pass_unjoined_to_other_servers(
+    dialect: Dialect, headers: dict[str, str]
+) -> None:
     body = [b"a" * 10, b"b" * 70_000]
     scene = _Scene(ScriptedUpstreamResponse(), headers=headers, body=body, dialect=dialect)
     await scene.run()
@@ -113,14 +115,14 @@ async def test_others_go_on_as_they_come(dialect: Dialect, headers: dict[str, st
     assert scene.endpoint.bodies == [b"".join(body)]
 
 
-async def test_joined_chunks_that_nest_too_deep_do_not_reach_the_server() -> None:
+async def test_joined_chunks_nested_too_deep_do_not_reach_the_server() -> None:
     scene = _Scene(ScriptedUpstreamResponse(), headers=CHUNKED, body=[b"["] * 65)
     with pytest.raises(GatewayError, match="nested deeper than 64"):
         await scene.run()
     assert scene.log.count_of("server gets") == 0
 
 
-async def test_a_small_body_is_sent_as_a_whole() -> None:
+async def test_small_body_is_sent_fully_buffered() -> None:
     scene = _Scene(ScriptedUpstreamResponse(), body=[b"one", b"three"])
     await scene.run()
     assert scene.log[:4] == [
@@ -132,19 +134,19 @@ async def test_a_small_body_is_sent_as_a_whole() -> None:
     assert scene.endpoint.requests[0].body == (b"onethree",)
 
 
-async def test_an_empty_body_is_told_from_none() -> None:
+async def test_empty_body_differs_from_no_body() -> None:
     scene = _Scene(ScriptedUpstreamResponse(), headers={"Content-Length": "0"})
     await scene.run()
     assert scene.endpoint.requests[0].body == (b"",)
 
 
-async def test_another_target() -> None:
+async def test_target_can_be_replaced() -> None:
     scene = _Scene(ScriptedUpstreamResponse())
     await scene.run("/elsewhere")
     assert scene.endpoint.requests[0].target == "/elsewhere"
 
 
-async def test_the_next_chunk_is_not_asked_for_while_the_client_does_not_read() -> None:
+async def test_next_chunk_is_not_read_while_the_client_does_not_read() -> None:
     ready = asyncio.Event()
     scene = _Scene(ScriptedUpstreamResponse(body=[b"one", b"two", b"three"]), ready=ready)
     task = asyncio.create_task(scene.run())
@@ -157,7 +159,7 @@ async def test_the_next_chunk_is_not_asked_for_while_the_client_does_not_read() 
     assert scene.answer.body == b"onetwothree"
 
 
-async def test_a_server_that_fails_before_it_answers() -> None:
+async def test_server_that_fails_before_its_response() -> None:
     scene = _Scene(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
@@ -166,7 +168,7 @@ async def test_a_server_that_fails_before_it_answers() -> None:
     assert scene.outstanding == 0
 
 
-async def test_a_server_that_fails_while_it_answers() -> None:
+async def test_server_that_fails_during_its_response() -> None:
     scene = _Scene(ScriptedUpstreamResponse(body=[b"begun", bad_response("it fell over")]))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
@@ -175,7 +177,7 @@ async def test_a_server_that_fails_while_it_answers() -> None:
     assert scene.outstanding == 0
 
 
-async def test_a_client_that_fails_to_read() -> None:
+async def test_client_that_fails_to_read() -> None:
     scene = _Scene(ScriptedUpstreamResponse(body=[b"begun"]), fault=ConnectionResetError())
     with pytest.raises(ConnectionResetError):
         await scene.run()
@@ -183,7 +185,7 @@ async def test_a_client_that_fails_to_read() -> None:
     assert scene.outstanding == 0
 
 
-async def test_a_client_that_leaves_at_any_moment() -> None:
+async def test_client_may_disconnect_at_any_time() -> None:
     for moment in range(100):
         scene = _Scene(ScriptedUpstreamResponse(body=[b"one", b"two"]), body=[b"three", b"four"])
         if not await cancelled_after(moment, scene.run()):

@@ -67,7 +67,7 @@ async def _ask(
 
 
 @pytest.mark.parametrize("up", range(3))
-async def test_one_that_can_be_reached_answers(up: int) -> None:
+async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> None:
     turns: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
     turns[up] = OK
     log = EventLog()
@@ -79,7 +79,7 @@ async def test_one_that_can_be_reached_answers(up: int) -> None:
     assert log[-1] == "server is let go"
 
 
-async def test_where_none_can_be_reached_the_last_error_tells() -> None:
+async def test_call_fails_with_the_last_error_if_no_endpoint_is_reachable() -> None:
     log = EventLog()
     upstream, endpoints = _servers(log, *[_fault(ErrorKind.UNREACHABLE, f"{i}") for i in range(3)])
     with pytest.raises(GatewayError) as caught:
@@ -100,7 +100,7 @@ async def test_where_none_can_be_reached_the_last_error_tells() -> None:
         ZeroDivisionError(),
     ],
 )
-async def test_what_may_have_had_an_effect_is_not_sent_again(error: Exception) -> None:
+async def test_call_that_may_have_had_an_effect_is_not_retried(error: Exception) -> None:
     upstream, endpoints = _servers(EventLog(), error, OK)
     with pytest.raises(type(error)):
         await _ask(upstream)
@@ -116,7 +116,7 @@ MORE = RetryPolicy(no_response=True, statuses=frozenset((503,)))
     [_fault(ErrorKind.NO_RESPONSE), ScriptedUpstreamResponse(503, {}, [b"no"])],
     ids=["unanswered", "unavailable"],
 )
-async def test_a_policy_may_allow_more(turn: ServerStep) -> None:
+async def test_retry_policy_allows_more_retries(turn: ServerStep) -> None:
     upstream, endpoints = _servers(EventLog(), turn, OK)
     assert await _ask(upstream, policy=MORE) == "http://1"
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
@@ -124,14 +124,14 @@ async def test_a_policy_may_allow_more(turn: ServerStep) -> None:
     assert upstream.pool.outstanding == [0] * 2
 
 
-async def test_an_answer_is_passed_on_where_there_is_no_other_server() -> None:
+async def test_error_response_passes_if_there_is_no_other_endpoint() -> None:
     upstream, endpoints = _servers(EventLog(), ScriptedUpstreamResponse(503, {}, [b"yes"]))
     assert await _ask(upstream, policy=MORE) == "http://0"
     endpoints[0]._turns.append(ScriptedUpstreamResponse(500, {}, [b"yes"]))
     assert await _ask(upstream, policy=MORE) == "http://0"
 
 
-async def test_what_has_streamed_through_is_not_sent_again() -> None:
+async def test_streamed_body_is_not_retried() -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"body"
 
@@ -145,7 +145,7 @@ async def test_what_has_streamed_through_is_not_sent_again() -> None:
     assert endpoints[1].requests == []
 
 
-async def test_what_nothing_was_taken_of_goes_to_another_server(endpoint_at: EndpointAt) -> None:
+async def test_body_that_nothing_was_read_of_is_retried(endpoint_at: EndpointAt) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"body"
 
@@ -156,7 +156,7 @@ async def test_what_nothing_was_taken_of_goes_to_another_server(endpoint_at: End
         assert [each.body for each in good.requests] == [b"body"]
 
 
-async def test_a_client_that_is_refused_while_its_body_streams(endpoint_at: EndpointAt) -> None:
+async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointAt) -> None:
     """By TLS 1.3, which looks at certificates when requests have begun already."""
     context = server_context(clients=authority())
     with refusing_server(context) as refusing:
@@ -184,7 +184,7 @@ class Rereadable(AsyncIterable[bytes]):
         yield b"dy"
 
 
-async def test_what_can_be_read_again_is_sent_again() -> None:
+async def test_repeatable_body_is_sent_again() -> None:
     upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.NO_RESPONSE), OK)
     assert await _ask(upstream, policy=MORE, body=Rereadable()) == "http://1"
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
@@ -193,7 +193,7 @@ async def test_what_can_be_read_again_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) -> None:
+async def test_deadline_expects_the_server_with_each_chunk_that_it_takes(once: bool) -> None:
     upstream, _ = _servers(EventLog(), OK)
     body = aiter(Rereadable()) if once else Rereadable()
     with mock.patch.object(Deadline, "expect_server", autospec=True) as turn:
@@ -201,7 +201,7 @@ async def test_it_is_the_servers_turn_with_each_piece_that_it_takes(once: bool) 
     assert [call.args[1] for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
 
 
-async def test_there_are_no_more_retries_than_the_budget_has() -> None:
+async def test_retry_budget_caps_the_retries() -> None:
     upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
         assert upstream.retry_budget.try_spend(0, 0)
@@ -211,7 +211,7 @@ async def test_there_are_no_more_retries_than_the_budget_has() -> None:
     assert not upstream.retry_budget.try_spend(upstream.pool.leases_total, 0)
 
 
-async def test_one_alone_is_asked_once() -> None:
+async def test_single_endpoint_is_tried_once() -> None:
     upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE))
     with pytest.raises(GatewayError):
         await _ask(upstream)
@@ -219,7 +219,7 @@ async def test_one_alone_is_asked_once() -> None:
     assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
 
 
-async def test_those_that_were_tried_before_are_not_tried_again() -> None:
+async def test_endpoints_tried_before_are_not_tried_again() -> None:
     upstream, endpoints = _servers(EventLog(), OK, OK)
     for _ in range(2):
         endpoints[1]._turns.append(OK)
@@ -227,7 +227,7 @@ async def test_those_that_were_tried_before_are_not_tried_again() -> None:
         assert await _ask(upstream, (endpoints[0],)) == "http://1"
 
 
-async def test_leaving_gives_all_back() -> None:
+async def test_client_disconnect_releases_lease_and_concurrency_limits() -> None:
     upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE), asyncio.Event())
     task = asyncio.create_task(_ask(upstream))
     await until(lambda: endpoints[1].requests)
@@ -237,7 +237,7 @@ async def test_leaving_gives_all_back() -> None:
     assert upstream.pool.outstanding == [0, 0]
 
 
-async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
+async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
     upstream, endpoints = _servers(EventLog(), OK, OK)
     for _ in range(5):
         endpoints[0]._turns.append(OK)
@@ -248,7 +248,7 @@ async def test_an_error_within_the_answer_is_told_of_its_endpoint() -> None:
 
 
 @pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
-async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) -> None:
+async def test_response_status_is_recorded_for_its_endpoint(status: int, ejections: int) -> None:
     upstream, endpoints = _servers(EventLog(), *[ScriptedUpstreamResponse(status)] * 2)
     endpoints[0]._turns *= 5
     for _ in range(5):
@@ -258,7 +258,7 @@ async def test_an_answer_is_told_of_its_endpoint(status: int, ejections: int) ->
     assert upstream.pool.members[0].ejection.ejections == ejections
 
 
-async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
+async def test_call_goes_to_an_endpoint_that_has_the_model() -> None:
     """The server there would answer that there is no such model."""
     error = _fault(ErrorKind.UNREACHABLE, "nobody there")
     endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
@@ -274,7 +274,7 @@ async def test_a_model_is_not_asked_for_where_it_is_not() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before its answer", "within its answer"])
-async def test_one_that_does_not_answer_in_time_has_failed(begun: bool) -> None:
+async def test_endpoint_that_times_out_is_recorded_as_failed(begun: bool) -> None:
     upstream, endpoints = _servers(EventLog(), OK if begun else asyncio.Event(), OK)
 
     async def ask() -> None:
@@ -291,7 +291,7 @@ async def test_one_that_does_not_answer_in_time_has_failed(begun: bool) -> None:
     assert upstream.pool.outstanding == [0, 0]
 
 
-async def test_one_whose_clients_leave_has_not_failed() -> None:
+async def test_endpoint_whose_clients_disconnect_has_not_failed() -> None:
     upstream, endpoints = _servers(EventLog(), asyncio.Event(), OK)
     for _ in range(6):
         endpoints[0]._turns = [asyncio.Event()]
@@ -304,7 +304,7 @@ async def test_one_whose_clients_leave_has_not_failed() -> None:
     assert upstream.pool.members[0].ejection.failures == 0
 
 
-async def test_anything_can_be_asked_of_an_endpoint() -> None:
+async def test_any_function_can_use_a_reachable_endpoint() -> None:
     async def use(endpoint: UpstreamEndpoint) -> str:
         if endpoint is endpoints[0]:
             raise _fault(ErrorKind.UNREACHABLE)
@@ -319,7 +319,7 @@ async def test_anything_can_be_asked_of_an_endpoint() -> None:
     assert upstream.pool.outstanding == [0, 0]
 
 
-def test_each_upstream_has_a_budget_of_its_own() -> None:
+def test_each_upstream_has_its_own_retry_budget() -> None:
     one, two = (_servers(EventLog(), OK)[0] for _ in range(2))
     assert isinstance(one.retry_budget, RetryBudget)
     assert one.retry_budget is not two.retry_budget

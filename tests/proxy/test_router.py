@@ -60,7 +60,7 @@ def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
 # ------------------------------------------------------------------------------ the first match
 
 
-async def test_the_first_rule_that_matches_tells() -> None:
+async def test_first_matching_rule_decides() -> None:
     first, second, last = (make_route(ScriptedEndpoint(EventLog())) for _ in range(3))
     routes = Router(
         [
@@ -83,7 +83,7 @@ async def test_the_first_rule_that_matches_tells() -> None:
         assert found.target == target
 
 
-async def test_what_matches_no_rule_is_told_what_is_served() -> None:
+async def test_unmatched_request_gets_the_served_models() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
     routes = Router([Rule(match, (route,)) for match in matches])
@@ -97,7 +97,7 @@ async def test_what_matches_no_rule_is_told_what_is_served() -> None:
 # ---------------------------------------------------------------------------------------- deny
 
 
-async def test_what_is_denied_is_not_looked_for_further() -> None:
+async def test_denied_operation_is_not_matched_by_later_rules() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     deny = _kinds("repository", "shared_memory")
     routes = Router([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
@@ -174,7 +174,7 @@ def _guarded() -> Router:
         ("POST", "/v2//x/", "open", "open"),
     ],
 )
-async def test_a_path_that_reads_in_several_ways(
+async def test_ambiguous_path_matches_only_if_all_readings_agree(
     method: str, target: str, outcome: str, with_key: str
 ) -> None:
     routes = _guarded()
@@ -182,7 +182,7 @@ async def test_a_path_that_reads_in_several_ways(
     assert _outcome(routes, method, target, "key") == with_key
 
 
-async def test_a_refusal_of_such_a_path_says_why() -> None:
+async def test_error_for_an_ambiguous_path_says_why() -> None:
     rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
     error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
@@ -194,7 +194,7 @@ async def test_a_refusal_of_such_a_path_says_why() -> None:
 @pytest.mark.parametrize(
     ("target", "status"), [("/v2/models/vgg/infer", 404), ("/v2/models/m/infer", 403)]
 )
-async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
+async def test_unmatched_request_is_an_error_response(target: str, status: int) -> None:
     endpoint = ScriptedEndpoint(EventLog())
     rule = Rule(_model("m"), (make_route(endpoint),), deny=_kinds("infer"))
     log = EventLog()
@@ -209,7 +209,7 @@ async def test_a_refusal_is_an_answer(target: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
-async def test_what_is_refused_goes_the_ordinary_way(target: str) -> None:
+async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
     rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), deny=_kinds("infer"))
     straight = FastPath(Router([rule]))
     assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
@@ -225,7 +225,7 @@ def _pair(route: Route | None = None) -> tuple[Route, Route]:
     )
 
 
-async def test_each_request_is_a_choice_of_its_own() -> None:
+async def test_each_request_has_its_own_weighted_choice() -> None:
     one, two = _pair()
     numbers = [0.1, 0.95, 0.5, 0.9, 0.0, 0.7]
     routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
@@ -236,7 +236,7 @@ async def test_each_request_is_a_choice_of_its_own() -> None:
     assert taken == [one, two, one, two, one]
 
 
-async def test_one_client_stays_with_one_upstream() -> None:
+async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     one, two = _pair()
     rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
     routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
@@ -261,7 +261,7 @@ def _begin(straight: FastPath, plan: CallPlan) -> bool:
     return straight.begin(plan, b"", ScriptedClient()) is not None
 
 
-async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
+async def test_plan_chooses_an_upstream_for_each_request() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
     rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky="x-user")
     straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
@@ -282,7 +282,7 @@ async def test_a_plan_holds_for_many_requests_and_chooses_for_each() -> None:
         assert after[stays] == before[stays] + 2
 
 
-async def test_shares_are_kept_where_one_upstream_is_never_ready_at_once() -> None:
+async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     """What is chosen for a request that leaves the straight way holds on the ordinary one."""
     ready, unready = ReadyEndpoint(), ReadyEndpoint()
     unready.ready = False
@@ -351,7 +351,7 @@ def _alias(
         ("GET", "/v2/health/ready", "/v2/health/ready", "/v2/health/ready"),
     ],
 )
-async def test_the_server_is_asked_for_the_other_model(
+async def test_rewrite_replaces_the_model(
     method: str, target: str, sent: str, sent_with_version: str, version: str | None
 ) -> None:
     endpoint, routes = _alias(OK, version=version)
@@ -362,7 +362,7 @@ async def test_the_server_is_asked_for_the_other_model(
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 
 
-async def test_metadata_is_that_of_the_other_model() -> None:
+async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
     turns = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
     endpoint, routes = _alias(*turns, version="3")
     request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
@@ -375,7 +375,7 @@ async def test_metadata_is_that_of_the_other_model() -> None:
 
 
 @pytest.mark.parametrize(("target", "below"), [(INFER, "/infer"), ("/v2/models/m/stats", "/stats")])
-async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, below: str) -> None:
+async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: str) -> None:
     endpoint = ReadyEndpoint()
     rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
     straight = FastPath(Router([rule]))
@@ -398,7 +398,7 @@ async def test_the_other_model_is_asked_for_on_the_straight_way(target: str, bel
         "/v2/repository/models%2Fsecret/load",
     ],
 )
-async def test_no_spelling_leads_to_any_but_the_other_model(target: str) -> None:
+async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None:
     _, routes = _alias(version="3")
     assert _refusal(routes, "POST", target).kind is ErrorKind.NOT_FOUND
     assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
@@ -406,7 +406,7 @@ async def test_no_spelling_leads_to_any_but_the_other_model(target: str) -> None
     )
 
 
-async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
+async def test_route_match_has_the_rewritten_operation_and_target() -> None:
     _, routes = _alias(version="3")
     found = routes.find("POST", "/v2/models/m/infer", _headers())
     assert found.asked == Operation(OperationKind.INFER, "resnet50", "3")
@@ -415,7 +415,7 @@ async def test_what_is_found_is_what_the_server_is_asked_for() -> None:
 # ------------------------------------------------------------------------------ who is concerned
 
 
-async def test_the_upstreams_that_a_request_is_for() -> None:
+async def test_route_match_has_the_upstreams_of_its_operation() -> None:
     one, two, three, four = (
         make_route(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
     )
@@ -457,7 +457,9 @@ async def test_the_upstreams_that_a_request_is_for() -> None:
         ("GET", "/v2/health/ready", ""),
     ],
 )
-async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: str) -> None:
+async def test_route_match_tells_what_passes_through(
+    method: str, target: str, forwarded: str
+) -> None:
     a, b = (ReadyEndpoint(url=url) for url in ("http://a", "http://b"))
     told = []
     for name, choices in {
@@ -474,7 +476,7 @@ async def test_what_is_forwarded_as_it_is(method: str, target: str, forwarded: s
 # -------------------------------------------------------------------------------------- limits
 
 
-async def test_each_route_has_its_limits_on_the_straight_way() -> None:
+async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
     small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
     routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
     straight = FastPath(routes)
@@ -483,7 +485,7 @@ async def test_each_route_has_its_limits_on_the_straight_way() -> None:
     assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
 
 
-async def test_each_route_has_its_patience_on_the_straight_way() -> None:
+async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
     hasty, patient = ReadyEndpoint(), ReadyEndpoint()
     routes = Router(
         [

@@ -61,7 +61,7 @@ async def _understand(method: str, target: str, upstream: Upstream) -> None:
         await understand(_request(method, target), asked, upstream, deadline)
 
 
-def test_a_dialect_that_is_not_known_is_never_guessed() -> None:
+def test_unknown_dialect_is_never_guessed() -> None:
     with pytest.raises(GatewayError, match="how upstream 'servers' speaks: it was not") as caught:
         _ = _upstream(_Learning()).dialect
     assert caught.value.kind is ErrorKind.NOT_READY
@@ -78,7 +78,9 @@ def test_a_dialect_that_is_not_known_is_never_guessed() -> None:
         ("GET", "/other", False),
     ],
 )
-async def test_who_needs_the_dialect_waits_for_it(method: str, target: str, waits: bool) -> None:
+async def test_call_that_needs_the_dialect_waits_for_it(
+    method: str, target: str, waits: bool
+) -> None:
     dialect_state = _Learning()
     task = asyncio.create_task(_understand(method, target, _upstream(dialect_state)))
     await asyncio.sleep(0)
@@ -89,7 +91,7 @@ async def test_who_needs_the_dialect_waits_for_it(method: str, target: str, wait
     assert dialect_state.asked == waits
 
 
-async def test_the_wait_ends_with_the_exchanges_time() -> None:
+async def test_wait_for_the_dialect_ends_with_the_deadline() -> None:
     async def wait() -> None:
         with Deadline(9, 0.01) as deadline:
             await until_known([_upstream(_Learning())], deadline)
@@ -99,7 +101,7 @@ async def test_the_wait_ends_with_the_exchanges_time() -> None:
     assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
 
-async def test_afterwards_it_is_the_clients_turn() -> None:
+async def test_client_is_expected_after_the_wait() -> None:
     dialect_state = _Learning()
     dialect_state.told.set()
 
@@ -113,14 +115,14 @@ async def test_afterwards_it_is_the_clients_turn() -> None:
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
-async def test_a_server_that_cannot_be_asked_fails_the_exchange() -> None:
+async def test_server_that_cannot_be_queried_fails_the_call() -> None:
     fault = GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused")
     with pytest.raises(GatewayError) as caught:
         await _understand("POST", INFER, _upstream(_Learning(fault)))
     assert caught.value is fault
 
 
-async def test_dialect_that_is_told_sets_back_no_failures_of_an_endpoint() -> None:
+async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> None:
     """Of several endpoints, it may be another one that has told it."""
     dialect_state = _Learning()
     dialect_state.told.set()
@@ -131,7 +133,7 @@ async def test_dialect_that_is_told_sets_back_no_failures_of_an_endpoint() -> No
     assert (state.failures, state.outstanding) == (2, 0)
 
 
-async def test_where_there_is_no_server_that_is_said() -> None:
+async def test_upstream_without_endpoints_is_a_503() -> None:
     upstream = Upstream("u", _Learning(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
     with pytest.raises(GatewayError, match="the upstream has no endpoint"):
         await _understand("POST", INFER, upstream)
@@ -146,7 +148,9 @@ async def test_where_there_is_no_server_that_is_said() -> None:
         ("/v2/models/m/versions/1/stats", "/v2/models/m/stats"),
     ],
 )
-async def test_a_version_is_refused_where_there_are_none(target: str, path: str) -> None:
+async def test_model_version_is_refused_by_a_server_without_versions(
+    target: str, path: str
+) -> None:
     method = "POST" if target.endswith("infer") else "GET"
     upstream = make_route(ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE).upstream
     with pytest.raises(GatewayError) as caught:
@@ -178,7 +182,7 @@ async def test_a_version_is_refused_where_there_are_none(target: str, path: str)
         (OPENVINO, _request("POST", "/x"), None),
     ],
 )
-async def test_servers_that_want_to_be_told_are_told_what_a_body_is(
+async def test_server_that_requires_a_json_type_gets_one(
     dialect: Dialect, request_: ScriptedRequest, expected: str | None
 ) -> None:
     upstream = make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream

@@ -55,7 +55,7 @@ def build_pool(
         resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
     supervisor = PoolSupervisor(
         None if declared.health_check is None else _health_checker(declared.health_check),
-        None if declared.model_discovery is None else ModelDiscovery(_DISCOVER_EVERY),
+        ModelDiscovery(_DISCOVER_EVERY) if declared.model_discovery else None,
         resolver,
         dialect_detector,
     )
@@ -81,7 +81,7 @@ def _ejection(declared: OutlierDetection) -> OutlierPolicy:
         declared.consecutive_failures,
         declared.base_ejection_time,
         declared.max_ejection_time,
-        declared.max_ejection_percent,
+        declared.max_ejection_percent / 100,
         frozenset(declared.failure_statuses),
     )
 

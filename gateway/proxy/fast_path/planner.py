@@ -14,8 +14,7 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
-from gateway.codec.v2.fast_request import FastRequest, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
 from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import leave, try_acquire

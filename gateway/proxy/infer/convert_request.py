@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.codec.policies import BytesEncoding
-from gateway.codec.v2.fast_request import LARGEST, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, fast_convert_request
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     InferRequest,
@@ -85,7 +85,7 @@ async def _convert_json(
         raise bad_request("the request has no body")
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
-    largest = min(LARGEST, route.limits.header_bytes)
+    largest = min(MAX_FAST_REQUEST, route.limits.header_bytes)
     if length is None and body.size is not None and body.size <= largest:
         text = await body.whole(holding)
         if len(text) > MAX_UNSCHEDULED:

@@ -363,7 +363,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-async def test_requests(ways: Ways, asked: Asked) -> None:
+async def test_request_is_the_same_on_both_paths(ways: Ways, asked: Asked) -> None:
     turn = Turn([binary_response(bytes(8), FLOATS.tobytes())])
     await ways.both(asked.data, turn, asked.settings, straight=asked.straight)
 
@@ -477,13 +477,15 @@ ASKING = {
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
-async def test_answers(ways: Ways, data: bytes, turn: Turn) -> None:
+async def test_response_is_the_same_on_both_paths(ways: Ways, data: bytes, turn: Turn) -> None:
     await ways.both(data, turn, straight=True)
 
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 @pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
-async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn: Turn) -> None:
+async def test_response_of_a_route_with_compression_is_the_same_on_both_paths(
+    ways: Ways, data: bytes, turn: Turn
+) -> None:
     """A client that does not accept it still goes straight, and is told that others might."""
     settings = {"route": {"compression": "gzip"}}
     outcome = await ways.both(data, turn, settings, straight=True)
@@ -493,7 +495,7 @@ async def test_answers_of_a_route_that_compresses(ways: Ways, data: bytes, turn:
 
 
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
-async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: bytes) -> None:
+async def test_response_to_be_compressed_takes_the_streaming_path(ways: Ways, data: bytes) -> None:
     asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
     turn = Turn([http_response(b"x" * 2000)])
     outcome = await ways.both(asked, turn, {"route": {"compression": "gzip"}}, straight=False)
@@ -501,7 +503,7 @@ async def test_what_is_to_be_compressed_goes_the_ordinary_way(ways: Ways, data: 
 
 
 @pytest.mark.parametrize("nonfinite", ["literal", "null", "string", "error"])
-async def test_policies(ways: Ways, nonfinite: str) -> None:
+async def test_json_policies_are_the_same_on_both_paths(ways: Ways, nonfinite: str) -> None:
     route = {"route": {"nonfinite": nonfinite}}
     outcome = await ways.both(infer_json(), TURNS["NaN"], route, straight=True)
     assert (" 406 " in outcome.first) is (nonfinite == "error")
@@ -509,14 +511,16 @@ async def test_policies(ways: Ways, nonfinite: str) -> None:
 
 @pytest.mark.parametrize("size", [2047, 2048, 2049])
 @pytest.mark.parametrize("body", [EMPTY, b"{}"])
-async def test_an_answer_about_as_large_as_may_be_held(ways: Ways, body: bytes, size: int) -> None:
+async def test_response_near_the_buffer_cap_is_the_same_on_both_paths(
+    ways: Ways, body: bytes, size: int
+) -> None:
     turn = Turn([http_response(body.ljust(size))])
     outcome = await ways.both(infer_json(), turn, {"header_bytes": 2048}, straight=True)
     assert outcome.body is not None
     assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
 
 
-async def test_a_reason_of_the_servers_own(ways: Ways) -> None:
+async def test_reason_phrase_is_the_same_on_both_paths(ways: Ways) -> None:
     await ways.both(infer_json(), Turn([http_response(b"{}", status="200 Fine")]), straight=True)
 
 
@@ -531,7 +535,7 @@ async def test_a_reason_of_the_servers_own(ways: Ways) -> None:
     ],
     ids=["tensors", "empty outputs", "an error", "an interim answer", "chunked"],
 )
-async def test_an_answer_cut_in_two_at_every_byte(
+async def test_response_may_be_cut_at_every_byte(
     ways: Ways, data: bytes, whole: bytes, fast_path_requests: list[str]
 ) -> None:
     at = 0
@@ -576,7 +580,9 @@ LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # on one loop only: these tests wait
 @pytest.mark.parametrize(("limit", "stall"), LIMITED)
 @pytest.mark.parametrize("kind", ["infer", "GET"])
-async def test_a_server_that_stalls(ways: Ways, kind: str, stall: str, limit: str) -> None:
+async def test_stalled_server_is_the_same_on_both_paths(
+    ways: Ways, kind: str, stall: str, limit: str
+) -> None:
     outcome = await ways.both(ASKING[kind], STALLS[stall], {limit: SHORT}, straight=True)
     if outcome.body is not None:
         assert " 504 " in outcome.first
@@ -591,9 +597,7 @@ async def test_a_server_that_stalls(ways: Ways, kind: str, stall: str, limit: st
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("connection", ["Content-Length", "keep-alive, content-length"])
-async def test_a_body_is_never_taken_for_a_request(
-    ways: Ways, method: str, connection: str
-) -> None:
+async def test_body_is_never_taken_for_a_request(ways: Ways, method: str, connection: str) -> None:
     """A client may not slip a request of its own making past the gateway."""
     hidden = request("GET", "/v2/hidden")
     data = request(method, "/v2/x", hidden, {"Connection": connection})
@@ -606,7 +610,7 @@ async def test_a_body_is_never_taken_for_a_request(
             assert body == hidden
 
 
-async def test_endpoints_take_turns_for_one_client() -> None:
+async def test_endpoints_alternate_for_one_client() -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as one,
         ScriptedServer(always_respond(http_response())) as two,

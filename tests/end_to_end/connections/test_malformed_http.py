@@ -85,7 +85,7 @@ async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("case", ["chunk size a word", "chunk too long"])
-async def test_a_chunk_that_breaks_after_some_time_is_a_400(case: str) -> None:
+async def test_broken_chunk_after_some_time_is_a_400(case: str) -> None:
     head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(head + end + chunk(b"good"))
@@ -93,13 +93,13 @@ async def test_a_chunk_that_breaks_after_some_time_is_a_400(case: str) -> None:
         client.send_nowait(body)
         reply = await client.read_response()
         assert reply.status == 400
-        assert "body is broken" in reply.error
+        assert "body is malformed" in reply.error
         await (await server.connection()).left.wait()
         assert server.requests == []
 
 
 @pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
-async def test_a_chunk_that_breaks_after_some_time_ends_any_exchange(target: str) -> None:
+async def test_broken_chunk_after_some_time_ends_any_call(target: str) -> None:
     head = message(f"POST {target} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(head + chunk(b'{"inputs":['))
@@ -123,7 +123,7 @@ async def test_a_chunk_that_breaks_after_some_time_ends_any_exchange(target: str
         "/\xff",
     ],
 )
-async def test_odd_targets_get_an_answer(target: str) -> None:
+async def test_unusual_target_gets_a_response(target: str) -> None:
     async with (
         ScriptedServer(
             always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
@@ -162,14 +162,14 @@ async def test_connect_is_refused() -> None:
         ("http://elsewhere?x=/y", "/?x=/y"),
     ],
 )
-async def test_targets_reach_the_server_byte_for_byte(target: str, sent: str) -> None:
+async def test_target_reaches_the_server_byte_for_byte(target: str, sent: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         client.send_nowait(_get(f"GET {target} HTTP/1.1"))
         assert (await client.read_response()).status == 200
         assert [received.head.target for received in server.requests] == [sent]
 
 
-async def test_requests_of_http_1_0() -> None:
+async def test_http_1_0_request_is_served() -> None:
     async with (
         ScriptedServer(always_respond(http_response(b'"old"'))) as server,
         gateway_client(server.url) as client,
@@ -181,7 +181,7 @@ async def test_requests_of_http_1_0() -> None:
         assert server.requests[0].head.first == "GET /v2/models/m HTTP/1.1"
 
 
-async def test_http_1_0_kept_alive() -> None:
+async def test_http_1_0_keep_alive_is_honored() -> None:
     async with (
         ScriptedServer(always_respond(http_response(b'"old"'))) as server,
         gateway_client(server.url) as client,
@@ -191,7 +191,7 @@ async def test_http_1_0_kept_alive() -> None:
             assert (await client.read_response()).json == "old"
 
 
-async def test_a_chunked_answer_to_http_1_0_ends_with_the_connection() -> None:
+async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"old") + chunk(b"")
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
@@ -200,7 +200,7 @@ async def test_a_chunked_answer_to_http_1_0_ends_with_the_connection() -> None:
         assert await client.rest() == b"old"
 
 
-async def test_lines_may_come_before_a_request() -> None:
+async def test_empty_lines_may_precede_a_request() -> None:
     # RFC 9112, section 2.2
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         client.send_nowait(b"\r\n\r\n" + _get())
@@ -226,7 +226,7 @@ async def test_pipelined_bodies_are_not_mixed_up() -> None:
         assert [received.body for received in server.requests] == bodies
 
 
-async def test_garbage_behind_a_request_does_not_take_its_answer_away() -> None:
+async def test_garbage_after_a_request_does_not_lose_its_response() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         client.send_nowait(b"\x16\x03\x01garbage\r\n\r\n")
@@ -240,7 +240,7 @@ async def test_garbage_behind_a_request_does_not_take_its_answer_away() -> None:
         assert await client.rest() == b""
 
 
-async def test_an_upgrade_is_not_passed_on() -> None:
+async def test_upgrade_is_not_passed_on() -> None:
     headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         for _ in range(2):
@@ -252,7 +252,7 @@ async def test_an_upgrade_is_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
-async def test_a_client_that_expects_to_be_told_is_told_to_go_on(data: bytes) -> None:
+async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
     async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
         async with gateway_client(server.url) as client:
@@ -269,7 +269,7 @@ async def test_a_client_that_expects_to_be_told_is_told_to_go_on(data: bytes) ->
     ("headers", "status"),
     [({"Content-Length": "100000000"}, 413), ({"Content-Length": "9", HEADER_LENGTH: "x"}, 400)],
 )
-async def test_a_client_that_expects_to_be_told_is_told_why_not(
+async def test_client_that_expects_100_continue_gets_the_error(
     headers: dict[str, str], status: int
 ) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
@@ -281,7 +281,7 @@ async def test_a_client_that_expects_to_be_told_is_told_why_not(
         assert server.requests == []
 
 
-async def test_no_one_waits_for_a_body_that_is_not_there() -> None:
+async def test_gateway_does_not_wait_for_a_missing_body() -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(request("POST", "/v2/x", b"", {"Expect": "100-continue"}))
         assert (await client.read_response()).status == 200

@@ -48,7 +48,7 @@ def _with_headers(data: bytes, headers: bytes) -> bytes:
     ],
     ids=["GET", "POST", "json", "binary"],
 )
-async def test_request_headers(data: bytes) -> None:
+async def test_end_to_end_request_headers_pass(data: bytes) -> None:
     async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
         async with gateway_client(server.url) as client:
             reply = await client.ask(_with_headers(data, HOP_BY_HOP + END_TO_END))
@@ -65,7 +65,7 @@ async def test_request_headers(data: bytes) -> None:
             assert head.get(name) is None  # nothing that the client did not say
 
 
-async def test_answer_headers() -> None:
+async def test_end_to_end_response_headers_pass() -> None:
     data = _with_headers(
         http_response(b'{"outputs":[]}'),
         HOP_BY_HOP + b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: triton\r\nDate: then\r\n",
@@ -82,7 +82,7 @@ async def test_answer_headers() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize("body", [None, b"", b"hello"])
-async def test_methods_and_bodies(method: str, body: bytes | None) -> None:
+async def test_every_method_and_body_passes(method: str, body: bytes | None) -> None:
     async with (
         ScriptedServer(always_respond(http_response(b"{}"))) as server,
         gateway_client(server.url) as client,
@@ -96,7 +96,7 @@ async def test_methods_and_bodies(method: str, body: bytes | None) -> None:
             assert received.head.get("Content-Length") == str(len(body))
 
 
-async def test_a_chunked_body_stays_chunked() -> None:
+async def test_chunked_body_stays_chunked() -> None:
     head = {"Host": "x", "Transfer-Encoding": "chunked"}
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         for parts in ([b"hello", b"world"], []):
@@ -108,7 +108,7 @@ async def test_a_chunked_body_stays_chunked() -> None:
             assert received.head.get("Content-Length") is None
 
 
-async def test_trailers_are_left_out() -> None:
+async def test_trailers_are_dropped() -> None:
     head = {"Host": "x", "Transfer-Encoding": "chunked"}
     data = message("POST /v2/x HTTP/1.1", head, b"2\r\nhi\r\n0\r\nX-Trailer: 1\r\n\r\n")
     async with ScriptedServer() as server, gateway_client(server.url) as client:
@@ -117,7 +117,7 @@ async def test_trailers_are_left_out() -> None:
         assert [received.body for received in server.requests] == [b"hi", b"hi"]
 
 
-async def test_what_the_server_gets_of_a_json_request() -> None:
+async def test_json_request_reaches_the_server_in_binary() -> None:
     async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
         async with gateway_client(server.url) as client:
             headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
@@ -136,7 +136,7 @@ async def test_what_the_server_gets_of_a_json_request() -> None:
         assert fields["parameters"] == {"binary_data_output": True}
 
 
-async def test_a_binary_exchange_is_byte_for_byte() -> None:
+async def test_binary_call_passes_byte_for_byte() -> None:
     header, tensors = binary_header(12, binary_output=True), FLOATS.tobytes()
     data = binary_response(FLOATS.tobytes(), headers={"Content-Encoding": "identity"})
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
@@ -150,7 +150,7 @@ async def test_a_binary_exchange_is_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, gzip"])
-async def test_encoded_bodies_of_what_is_not_known_pass_as_they_are(encoding: str) -> None:
+async def test_encoded_body_of_an_unknown_operation_passes_untouched(encoding: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         body = b"\x1f\x8b what is inside is the server's to know"
         headers = {"Content-Encoding": encoding, HEADER_LENGTH: "17"}
@@ -161,7 +161,7 @@ async def test_encoded_bodies_of_what_is_not_known_pass_as_they_are(encoding: st
         assert received.head.get(HEADER_LENGTH) == "17"
 
 
-async def test_encoded_answers_are_forwarded_as_they_are() -> None:
+async def test_encoded_response_passes_untouched() -> None:
     data = http_response(b"\x1f\x8bzipped", {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         reply = await client.call("GET", "/v2/x", headers={"Accept-Encoding": "gzip"})
@@ -178,7 +178,7 @@ EMPTY_OUTPUT = {
 }
 
 
-async def test_empty_binary_outputs_as_triton_sends_them() -> None:
+async def test_empty_binary_outputs_of_triton_become_json() -> None:
     """Without the header length, and with a size of 0 instead of data."""
     second = {**EMPTY_OUTPUT, "name": "OUT1", "parameters": {"binary_data_size": 0, "x": 1}}
     body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
@@ -199,7 +199,7 @@ async def test_empty_binary_outputs_as_triton_sends_them() -> None:
         assert reply.head.get(HEADER_LENGTH) is None
 
 
-async def test_empty_binary_outputs_stay_binary_for_those_who_asked() -> None:
+async def test_empty_binary_outputs_stay_binary_when_requested() -> None:
     second = {**EMPTY_OUTPUT, "name": "OUT1"}
     body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
     mixed = json_request()[:-1] + (
@@ -229,7 +229,7 @@ JSON_ANSWERS = {
 
 @pytest.mark.parametrize("body", JSON_ANSWERS.values(), ids=JSON_ANSWERS)
 @pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_json_answers_of_the_server_pass_as_they_are(body: bytes, form: str) -> None:
+async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
     data = http_response(body)
     if form == "chunked":
         data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body or b" "))
@@ -256,14 +256,14 @@ async def _server_metadata(document: bytes, form: str = "sized") -> tuple[bytes,
 
 
 @pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_the_binary_extension_is_added(form: str) -> None:
+async def test_binary_extension_is_added_to_server_metadata(form: str) -> None:
     body, server = await _server_metadata(json.dumps(SERVER).encode(), form)
     assert json.loads(body) == {**SERVER, "extensions": ["statistics", "binary_tensor_data"]}
     assert server.requests[0].head.get("Accept-Encoding") is None
 
 
 @pytest.mark.parametrize("target", ["/v2", "/v2/", "/v2?x"])
-async def test_the_binary_extension_is_added_where_the_server_names_none(target: str) -> None:
+async def test_binary_extension_is_added_if_the_server_names_none(target: str) -> None:
     async with (
         ScriptedServer(always_respond(http_response(b'{"name":"ovms"}'))) as server,
         gateway_client(server.url) as client,
@@ -287,13 +287,13 @@ async def test_the_binary_extension_is_added_where_the_server_names_none(target:
     ],
     ids=lambda document: document[:20].decode(),
 )
-async def test_other_server_metadata_is_untouched(document: bytes, form: str) -> None:
+async def test_other_server_metadata_passes_untouched(document: bytes, form: str) -> None:
     body, _ = await _server_metadata(document, form)
     assert body == document
 
 
 @pytest.mark.parametrize("body", [b"", b"hello"])
-async def test_a_body_with_the_question_for_server_metadata_is_left_out(body: bytes) -> None:
+async def test_body_of_a_server_metadata_request_is_dropped(body: bytes) -> None:
     async with (
         ScriptedServer(always_respond(http_response(b"{}"))) as server,
         gateway_client(server.url) as client,
@@ -303,7 +303,7 @@ async def test_a_body_with_the_question_for_server_metadata_is_left_out(body: by
         assert [received.body for received in server.requests] == [b"", b""]
 
 
-async def test_errors_about_server_metadata_are_untouched() -> None:
+async def test_error_of_server_metadata_passes_untouched() -> None:
     data = http_response(b'{"name":"x"}', status="503 Service Unavailable")
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         reply = await client.call("GET", "/v2")
@@ -320,7 +320,7 @@ async def test_errors_about_server_metadata_are_untouched() -> None:
         ("/v2/models/a%2Fb", "/v2/models/a%2Fb"),
     ],
 )
-async def test_both_spellings_of_trace_paths(spelling: str, asked: str, sent: str) -> None:
+async def test_both_spellings_of_trace_paths_work(spelling: str, asked: str, sent: str) -> None:
     async with ScriptedServer(always_respond(http_response(b'{"trace_rate":"1"}'))) as server:
         async with gateway_client(server.url) as client:
             for query in ("", "?x=%20"):
@@ -343,7 +343,7 @@ async def _models(connection: Connection) -> None:
             await connection.send(http_response(metadata(-1)))
 
 
-async def test_what_the_server_gets_of_a_raw_request() -> None:
+async def test_raw_binary_request_reaches_the_server_with_a_header() -> None:
     async with ScriptedServer(_models) as server, gateway_client(server.url) as client:
         reply = await client.call(
             "POST", "/v2/models/m/versions/2/infer?x=1", bytes(8), {HEADER_LENGTH: "0", "X-Id": "7"}

@@ -229,7 +229,7 @@ async def _replies(client: RawClient) -> list[ReceivedResponse]:
 
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
-async def test_what_is_refused(data: bytes, way: str) -> None:
+async def test_ambiguous_request_is_refused(data: bytes, way: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await _send(client, data, way)
         (reply,) = await _replies(client)
@@ -340,7 +340,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
 @pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
-async def test_what_is_accepted_is_one_request(case: Accepted, way: str) -> None:
+async def test_accepted_request_is_one_request(case: Accepted, way: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         # With a connection to the server and without one: the straight way and the ordinary one.
         for number in range(2):
@@ -361,7 +361,7 @@ async def test_what_is_accepted_is_one_request(case: Accepted, way: str) -> None
 
 
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
-async def test_an_infer_request_holds_no_other(way: str) -> None:
+async def test_infer_request_contains_no_other(way: str) -> None:
     for lines, body in (
         ([b"Content-Length: %d" % SIZE], INNER),
         ([b"Transfer-Encoding: chunked"], chunked(INNER)),
@@ -376,7 +376,7 @@ async def test_an_infer_request_holds_no_other(way: str) -> None:
 
 
 @pytest.mark.parametrize("size", [b"f" * 16, b"7fffffffffffffff"])
-async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> None:
+async def test_bytes_after_a_huge_chunk_size_belong_to_the_chunk(size: bytes) -> None:
     received = b""
 
     async def script(connection: Connection) -> None:
@@ -396,7 +396,7 @@ async def test_what_follows_the_size_of_a_huge_chunk_is_of_it(size: bytes) -> No
         client.reset()
 
 
-async def test_what_is_refused_behind_a_good_request() -> None:
+async def test_ambiguous_request_after_a_valid_one_is_refused() -> None:
     """The first is answered, and what cannot be read ends the connection."""
     for data in REFUSED.values():
         async with ScriptedServer() as server, gateway_client(server.url) as client:
@@ -405,7 +405,7 @@ async def test_what_is_refused_behind_a_good_request() -> None:
             assert [(each.head.target, each.body) for each in server.requests] == [("/v2/x", INNER)]
 
 
-async def test_requests_in_the_pipeline_are_no_smuggling() -> None:
+async def test_pipelined_requests_are_no_smuggling() -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
         for _ in range(4):

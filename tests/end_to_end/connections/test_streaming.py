@@ -87,7 +87,7 @@ async def _knows_a_model(connection: Connection) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["forward", "binary", "raw"])
-async def test_a_body_reaches_the_server_before_it_is_complete(form: str) -> None:
+async def test_body_reaches_the_server_before_it_is_complete(form: str) -> None:
     body = bytes(range(256)) * 400  # a small one is sent when it is complete
     data = {
         "forward": request("POST", "/v2/x", body),
@@ -111,7 +111,7 @@ async def test_a_body_reaches_the_server_before_it_is_complete(form: str) -> Non
         assert (await client.read_response()).status == 200
 
 
-async def test_a_json_request_reaches_the_server_when_it_is_complete() -> None:
+async def test_json_request_reaches_the_server_when_complete() -> None:
     data = infer_json()
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         await client.send(data[:-1])
@@ -142,7 +142,7 @@ class _Flow:
 
 
 @pytest.mark.parametrize("data", [request("GET", "/v2/x"), infer_json()], ids=["forward", "json"])
-async def test_a_server_is_paused_while_the_client_does_not_read(data: bytes) -> None:
+async def test_server_is_paused_while_the_client_does_not_read(data: bytes) -> None:
     flow = _Flow()
     header = binary_response_header(MUCH_MORE)
     sizes = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + MUCH_MORE)}
@@ -169,7 +169,7 @@ async def test_a_server_is_paused_while_the_client_does_not_read(data: bytes) ->
 
 
 @pytest.mark.parametrize("form", ["forward", "binary"])
-async def test_a_client_is_paused_while_the_server_does_not_read(form: str) -> None:
+async def test_client_is_paused_while_the_server_does_not_read(form: str) -> None:
     flow = _Flow()
     header = binary_header(MUCH_MORE)
     data = {
@@ -198,7 +198,7 @@ async def test_a_client_is_paused_while_the_server_does_not_read(form: str) -> N
         assert (await client.read_response()).status == 200
 
 
-async def test_a_client_that_pauses_misses_nothing() -> None:
+async def test_client_that_pauses_misses_nothing() -> None:
     body = np.random.default_rng(7).bytes(12 * MIB)
 
     async def script(connection: Connection) -> None:
@@ -215,7 +215,7 @@ async def test_a_client_that_pauses_misses_nothing() -> None:
         assert zlib.crc32(received) == zlib.crc32(body)
 
 
-async def test_a_server_that_pauses_misses_nothing() -> None:
+async def test_server_that_pauses_misses_nothing() -> None:
     body = np.random.default_rng(7).bytes(12 * MIB)
 
     async def script(connection: Connection) -> None:
@@ -231,7 +231,7 @@ async def test_a_server_that_pauses_misses_nothing() -> None:
         assert reply.json == zlib.crc32(body)
 
 
-async def test_both_directions_at_once() -> None:
+async def test_both_directions_stream_at_once() -> None:
     """The server answers while it reads, as a model that works on a stream may."""
     size = 12 * MIB
 
@@ -252,7 +252,7 @@ async def test_both_directions_at_once() -> None:
         assert zlib.crc32(reply.body) == zlib.crc32(body)
 
 
-async def test_a_body_that_breaks_while_the_answer_streams_cuts_it() -> None:
+async def test_body_that_breaks_during_the_response_aborts_it() -> None:
     async def script(connection: Connection) -> None:
         await read_head(connection.reader)
         head = {"Transfer-Encoding": "chunked"}
@@ -270,7 +270,7 @@ async def test_a_body_that_breaks_while_the_answer_streams_cuts_it() -> None:
         await (await server.connection()).left.wait()
 
 
-async def test_a_big_json_request_becomes_its_binary_form() -> None:
+async def test_large_json_request_becomes_binary() -> None:
     values = np.random.default_rng(7).random(200_000, dtype="<f4")
 
     async def script(connection: Connection) -> None:
@@ -284,7 +284,7 @@ async def test_a_big_json_request_becomes_its_binary_form() -> None:
         assert np.array_equal(np.array(reply.json["outputs"][0]["data"], "<f4"), values)
 
 
-async def test_a_mixed_answer_is_put_together() -> None:
+async def test_mixed_response_is_assembled() -> None:
     body = json_request()[:-1] + (
         b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
     )

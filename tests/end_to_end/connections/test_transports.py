@@ -69,7 +69,7 @@ async def _infer_large(client: RawClient, server: ScriptedServer) -> None:
     assert server.requests[-1].body.endswith(values.tobytes())
 
 
-async def test_json_over_https(tmp_path: Path, fast_path_requests: list[str]) -> None:
+async def test_json_infer_over_https(tmp_path: Path, fast_path_requests: list[str]) -> None:
     certificate = server_certificate("triton.example")
     context = server_context(certificate, clients=authority())
     files = dict(zip(("certificate", "key"), certificate_files(tmp_path), strict=True))
@@ -89,7 +89,7 @@ async def test_json_over_https(tmp_path: Path, fast_path_requests: list[str]) ->
             )
 
 
-async def test_json_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[str]) -> None:
+async def test_json_infer_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[str]) -> None:
     path = str(tmp_path / "server")
     async with (
         ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), path=path) as server,
@@ -103,7 +103,7 @@ async def test_json_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[
         assert reply.error == f"cannot connect to unix:{path}s: No such file or directory"
 
 
-async def test_certificates_are_not_checked_if_none_shall_be(
+async def test_certificates_are_not_verified_if_switched_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = server_context(server_certificate("triton.example"))

@@ -131,7 +131,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("data", "culprit"), BAD.values(), ids=BAD)
-async def test_a_bad_request_is_a_400_that_names_the_culprit(data: bytes, culprit: str) -> None:
+async def test_invalid_request_is_a_400_that_names_the_element(data: bytes, culprit: str) -> None:
     good = infer_json(b'{"inputs":[]}')
     async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
         async with gateway_client(server.url) as client:
@@ -144,7 +144,7 @@ async def test_a_bad_request_is_a_400_that_names_the_culprit(data: bytes, culpri
         assert len(server.requests) == 1
 
 
-async def test_two_lengths_are_a_400() -> None:
+async def test_two_header_lengths_are_a_400() -> None:
     size = str(len(TWO))
     head = message(
         f"POST {INFER} HTTP/1.1", {"Host": "x", HEADER_LENGTH: size, HEADER_LENGTH.lower(): size}
@@ -188,7 +188,7 @@ BAD_CHUNKED = {
 
 
 @pytest.mark.parametrize(("data", "culprit"), BAD_CHUNKED.values(), ids=BAD_CHUNKED)
-async def test_a_bad_chunked_request_is_a_400(data: bytes, culprit: str) -> None:
+async def test_invalid_chunked_request_is_a_400(data: bytes, culprit: str) -> None:
     async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
         async with gateway_client(server.url) as client:
             for _ in range(2):
@@ -198,7 +198,7 @@ async def test_a_bad_chunked_request_is_a_400(data: bytes, culprit: str) -> None
         assert server.requests == []
 
 
-async def test_a_client_that_falls_short_of_its_length_is_not_seen_by_the_server() -> None:
+async def test_request_shorter_than_its_length_reaches_no_server() -> None:
     for data in (infer_json(), infer_binary(TWO, bytes(8)), request("POST", "/v2/x", bytes(99))):
         async with ScriptedServer() as server:
             async with gateway_client(server.url) as client:
@@ -243,7 +243,7 @@ BAD_RAW = {
 
 @pytest.mark.parametrize(("document", "body", "culprit"), BAD_RAW.values(), ids=BAD_RAW)
 @pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_a_bad_raw_request_is_a_400(
+async def test_invalid_raw_binary_request_is_a_400(
     document: bytes, body: bytes, culprit: str, form: str
 ) -> None:
     data = infer_raw(body) if form == "sized" else _chunked(0, *([body] if body else []))
@@ -267,7 +267,7 @@ BAD_METADATA = {
 
 
 @pytest.mark.parametrize("document", BAD_METADATA.values(), ids=BAD_METADATA)
-async def test_metadata_that_makes_no_sense_is_a_502(document: bytes) -> None:
+async def test_invalid_metadata_is_a_502(document: bytes) -> None:
     async with _metadata_server(document) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(infer_raw(bytes(8)))
@@ -275,7 +275,7 @@ async def test_metadata_that_makes_no_sense_is_a_502(document: bytes) -> None:
             assert server.url in reply.error
 
 
-async def test_a_server_refusal_of_metadata_is_the_clients_to_see() -> None:
+async def test_metadata_error_of_the_server_passes_to_the_client() -> None:
     refusal = http_response(
         b'{"error":"unknown model m"}', {"Content-Type": "text/x"}, "404 Not Found"
     )
@@ -291,7 +291,7 @@ async def test_a_server_refusal_of_metadata_is_the_clients_to_see() -> None:
 
 
 @pytest.mark.parametrize("config", [b"no", b"[]", b'{"max_batch_size":"many"}', b"{}"])
-async def test_a_config_that_makes_no_sense_is_one_without_batches(config: bytes) -> None:
+async def test_invalid_config_means_no_batching(config: bytes) -> None:
     async with (
         _metadata_server(metadata(-1), config) as server,
         gateway_client(server.url) as client,
@@ -302,7 +302,7 @@ async def test_a_config_that_makes_no_sense_is_one_without_batches(config: bytes
         assert header["inputs"][0]["shape"] == [2]
 
 
-async def test_other_clients_are_served_while_one_sends_nonsense() -> None:
+async def test_other_clients_are_served_while_one_sends_garbage() -> None:
     async with (
         ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
         gateway_client(server.url) as client,

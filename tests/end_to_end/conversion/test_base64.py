@@ -61,7 +61,7 @@ async def output_of(client: RawClient, data: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("elements", [[b"\xff\xd8", b""], [b"a", PICTURE, b""], [PICTURE] * 3])
-async def test_there_and_back(elements: list[bytes]) -> None:
+async def test_base64_round_trip(elements: list[bytes]) -> None:
     texts = [base64.b64encode(each).decode() for each in elements]
     asked = body(texts, **BASE64)
     unsized = message(
@@ -80,7 +80,7 @@ async def test_there_and_back(elements: list[bytes]) -> None:
             assert b"content_type" not in received.body[:size]
 
 
-async def test_an_answer_as_base64_to_numbers(fast_path_requests: list[str]) -> None:
+async def test_base64_output_of_a_request_with_numbers(fast_path_requests: list[str]) -> None:
     """A request that could go straight, but for what it wants of the answer."""
     async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         for _ in range(3):
@@ -97,7 +97,7 @@ async def test_an_answer_as_base64_to_numbers(fast_path_requests: list[str]) -> 
         assert fast_path_requests == [INFER]
 
 
-async def test_the_route_s_own_base64_is_as_it_was() -> None:
+async def test_base64_policy_of_the_route_still_holds() -> None:
     async with (
         ScriptedServer(echoing) as server,
         gateway_client(server.url, route={"bytes": "base64"}) as client,
@@ -109,7 +109,7 @@ async def test_the_route_s_own_base64_is_as_it_was() -> None:
         assert output["parameters"] == BASE64
 
 
-async def test_text_that_a_server_gives_although_it_was_asked_for_bytes(
+async def test_text_of_a_server_becomes_base64(
     fast_path_requests: list[str],
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -129,7 +129,7 @@ async def test_text_that_a_server_gives_although_it_was_asked_for_bytes(
         assert fast_path_requests == [INFER]
 
 
-async def test_an_output_in_binary_form_is_bytes() -> None:
+async def test_binary_output_has_raw_bytes() -> None:
     async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", INFER, body(["/9g="], **BASE64, binary_data=True))
         assert reply.status == 200
@@ -149,7 +149,7 @@ async def test_an_output_in_binary_form_is_bytes() -> None:
         ),
     ],
 )
-async def test_what_is_refused(data: bytes, words: tuple[str, ...]) -> None:
+async def test_invalid_base64_request_is_refused(data: bytes, words: tuple[str, ...]) -> None:
     async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", INFER, data)
         assert reply.status == 400

@@ -24,7 +24,7 @@ ANSWER_SIZE = len(binary_response_header(12))
 
 
 @pytest.mark.parametrize("tensor", [FLOATS.tobytes(), bytes(400_000)], ids=["small", "large"])
-async def test_sized_and_chunked(tensor: bytes) -> None:
+async def test_header_length_in_the_content_type_works_sized_and_chunked(tensor: bytes) -> None:
     header = binary_header(len(tensor), binary_output=True)
     types = {"Content-Type": f'{SAGEMAKER}; json-header-size="{len(header)}"'}
     answer = binary_response(tensor)
@@ -47,7 +47,9 @@ async def test_sized_and_chunked(tensor: bytes) -> None:
             assert received.body == header + tensor
 
 
-async def test_a_typed_request_is_not_taken_for_plain_json(fast_path_requests: list[str]) -> None:
+async def test_request_with_a_cloud_type_is_not_taken_for_plain_json(
+    fast_path_requests: list[str],
+) -> None:
     async with (
         ScriptedServer(always_respond(ANSWER)) as server,
         gateway_client(server.url) as client,
@@ -64,7 +66,7 @@ async def test_a_typed_request_is_not_taken_for_plain_json(fast_path_requests: l
     assert len(fast_path_requests) <= 1
 
 
-async def test_bad_types_leave_the_connection_in_use() -> None:
+async def test_invalid_cloud_type_keeps_the_connection_open() -> None:
     async with (
         ScriptedServer(always_respond(ANSWER)) as server,
         gateway_client(server.url) as client,

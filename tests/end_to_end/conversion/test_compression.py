@@ -61,7 +61,9 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 
 @pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_infer_requests(headers: dict[str, str], plain: bytes, coding: str) -> None:
+async def test_compressed_infer_request_is_decoded(
+    headers: dict[str, str], plain: bytes, coding: str
+) -> None:
     packed = (gzip.compress if coding == "gzip" else zlib.compress)(plain)
     async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         like = await client.call("POST", INFER, plain, headers)
@@ -87,7 +89,7 @@ async def _status(client: RawClient, body: bytes, target: str = INFER) -> tuple[
 
 
 @pytest.mark.parametrize("target", [INFER, GENERATE])
-async def test_bad_bodies(target: str) -> None:
+async def test_invalid_compressed_body_is_refused(target: str) -> None:
     body = gzip.compress(json_request())
     async with (
         ScriptedServer() as server,
@@ -108,7 +110,7 @@ async def test_bad_bodies(target: str) -> None:
         assert (await client.call("POST", target, json_request())).status == 200
 
 
-async def test_more_than_may_be_decoded() -> None:
+async def test_body_beyond_the_decompressed_cap_is_refused() -> None:
     body = gzip.compress(NOISE)
     async with (
         ScriptedServer() as server,
@@ -121,7 +123,7 @@ async def test_more_than_may_be_decoded() -> None:
         assert server.requests == []
 
 
-async def test_other_codings() -> None:
+async def test_unknown_content_coding_is_refused() -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         for target in (INFER, GENERATE):
             reply = await client.call("POST", target, b"x", {"Content-Encoding": "br"})
@@ -132,7 +134,7 @@ async def test_other_codings() -> None:
 
 # On one loop only: it waits.
 @pytest.mark.asyncio(loop_factories=["uvloop"])
-async def test_broken_bodies() -> None:
+async def test_broken_compressed_body_is_refused() -> None:
     """Whatever it is, it is answered, and not with a fault of ours."""
     chance = random.Random(7)
     whole = gzip.compress(json_request(*range(30)))
@@ -148,7 +150,7 @@ async def test_broken_bodies() -> None:
             assert reply.status in (200, 400)
 
 
-async def test_cut_in_two_at_every_byte() -> None:
+async def test_compressed_request_may_be_cut_at_every_byte() -> None:
     data = infer_json(gzip.compress(json_request()), {"Content-Encoding": "gzip"})
     async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         like = await client.ask(infer_json())
@@ -181,7 +183,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("data", ANSWERS.values(), ids=ANSWERS)
-async def test_forwarded_answers(data: bytes) -> None:
+async def test_passthrough_response_is_compressed(data: bytes) -> None:
     async with (
         ScriptedServer(always_respond(data)) as server,
         gateway_client(server.url, **COMPRESS) as client,
@@ -199,7 +201,7 @@ async def test_forwarded_answers(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("count", [500, 100_000])
-async def test_converted_answers(count: int) -> None:
+async def test_converted_response_is_compressed(count: int) -> None:
     tensor = np.arange(count, dtype="<f4").tobytes()
     script = always_respond(binary_response(tensor))
     async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
@@ -210,7 +212,7 @@ async def test_converted_answers(count: int) -> None:
         assert len(reply.body) < len(like.body)
 
 
-async def test_binary_answers() -> None:
+async def test_binary_response_is_compressed() -> None:
     tensor = np.arange(50_000, dtype="<f4").tobytes()
     data = binary_response(tensor)
     wanted = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
@@ -225,7 +227,7 @@ async def test_binary_answers() -> None:
         assert body[int(reply.head.get(HEADER_LENGTH) or 0) :] == tensor
 
 
-async def test_events_come_as_they_do() -> None:
+async def test_server_sent_events_are_not_delayed() -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -244,7 +246,7 @@ async def test_events_come_as_they_do() -> None:
         assert await client.whole_body() == b"data: 2\n\n"
 
 
-async def test_what_comes_slowly_is_passed_on_at_once() -> None:
+async def test_slow_chunks_are_passed_on_at_once() -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -267,7 +269,7 @@ async def test_what_comes_slowly_is_passed_on_at_once() -> None:
         assert unpack.eof
 
 
-async def test_both_ways_at_once() -> None:
+async def test_request_and_response_are_compressed_together() -> None:
     tensor = np.arange(3000, dtype="<f4").tobytes()
     script = always_respond(binary_response(tensor))
     async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
@@ -277,7 +279,7 @@ async def test_both_ways_at_once() -> None:
         assert fields["outputs"][0]["data"] == list(range(3000))
 
 
-async def test_a_client_of_http_1_0() -> None:
+async def test_http_1_0_client_gets_a_compressed_response() -> None:
     script = always_respond(http_response(LARGE))
     async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
         data = request("GET", "/v2/x", headers=ACCEPT).replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -287,7 +289,7 @@ async def test_a_client_of_http_1_0() -> None:
         assert gzip.decompress(body) == LARGE
 
 
-async def test_a_server_that_breaks_off() -> None:
+async def test_truncated_response_is_aborted() -> None:
     data = http_response(LARGE)[:-1]
 
     async def script(connection: Connection) -> None:
@@ -300,7 +302,7 @@ async def test_a_server_that_breaks_off() -> None:
             await client.read_response()
 
 
-async def test_a_route_that_does_not_compress_asks_the_server() -> None:
+async def test_route_without_compression_lets_the_server_compress() -> None:
     async with (
         ScriptedServer(always_respond(http_response(LARGE))) as server,
         gateway_client(server.url) as client,

@@ -55,7 +55,7 @@ class Server:
         (b'{"error":"no"}', "400 Bad Request"),
     ],
 )
-async def test_a_raw_request_is_made_of_what_is_declared(metadata: bytes, status: str) -> None:
+async def test_raw_binary_request_uses_the_declared_metadata(metadata: bytes, status: str) -> None:
     server = Server(metadata, status)
     async with (
         ScriptedServer(server.play) as running,
@@ -71,7 +71,7 @@ async def test_a_raw_request_is_made_of_what_is_declared(metadata: bytes, status
         assert len(server.asked) == 2
 
 
-async def test_what_the_server_says_goes_first() -> None:
+async def test_metadata_of_the_server_precedes_the_declared() -> None:
     server = Server(FILLED)
     async with (
         ScriptedServer(server.play) as running,
@@ -82,7 +82,7 @@ async def test_what_the_server_says_goes_first() -> None:
 
 
 @pytest.mark.parametrize("status", ["500 Oh", "503 Service Unavailable"])
-async def test_a_server_that_fails_is_not_made_up_for(status: str) -> None:
+async def test_failing_server_is_not_replaced_by_the_declaration(status: str) -> None:
     server = Server(b'{"error":"still loading"}', status)
     async with (
         ScriptedServer(server.play) as running,
@@ -93,7 +93,7 @@ async def test_a_server_that_fails_is_not_made_up_for(status: str) -> None:
         assert not server.asked
 
 
-async def test_what_nobody_says_is_told() -> None:
+async def test_missing_metadata_is_an_error() -> None:
     server = Server()
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(infer_raw(bytes(8)))
@@ -126,7 +126,7 @@ FORMS = {"json": _json, "binary": _binary, "shared memory": _shared}
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_requests_are_held_to_what_is_declared(form: Any) -> None:
+async def test_request_must_match_the_declaration(form: Any) -> None:
     server = Server()
     wrong = {
         "model 'm' has no input 'X'; declared: 'IN'": _entry("X", "FP32", 3, 2),
@@ -151,7 +151,7 @@ async def test_requests_are_held_to_what_is_declared(form: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [{"IN": [1, 2]}, {"IN": [3, 4]}]])
-async def test_predict_requests_are_held_to_it_too(rows: list[Any]) -> None:
+async def test_predict_request_must_match_the_declaration(rows: list[Any]) -> None:
     """A server may take more than what is declared; datatypes are those that it says."""
     server = Server(b'{"name":"m","inputs":[{"name":"IN","datatype":"FP32","shape":[-1,-1]}]}')
     declared = {
@@ -175,7 +175,7 @@ async def test_predict_requests_are_held_to_it_too(rows: list[Any]) -> None:
         assert len(server.asked) == 1
 
 
-async def test_good_requests_go_straight(fast_path_requests: list[str]) -> None:
+async def test_valid_request_takes_the_fast_path(fast_path_requests: list[str]) -> None:
     server = Server()
     async with (
         ScriptedServer(server.play) as running,
@@ -187,7 +187,7 @@ async def test_good_requests_go_straight(fast_path_requests: list[str]) -> None:
         assert fast_path_requests == [INFER] * 2
 
 
-async def test_a_model_is_known_by_the_name_that_servers_know() -> None:
+async def test_model_is_declared_by_its_name_at_the_server() -> None:
     server = Server()
     route = {"rewrite": {"model": "batched"}}
     async with (

@@ -90,9 +90,7 @@ def _dialect(gateway: RunningGateway) -> str | None:
         ({"name": "own"}, "json", False),
     ],
 )
-async def test_a_server_is_spoken_to_as_it_says(
-    itself: dict[str, Any], name: str, in_binary: bool
-) -> None:
+async def test_detected_dialect_is_used(itself: dict[str, Any], name: str, in_binary: bool) -> None:
     async with (
         ScriptedServer(_Server(itself)) as server,
         running_gateway(server.url, upstream=AUTO) as gateway,
@@ -110,7 +108,7 @@ async def test_a_server_is_spoken_to_as_it_says(
         assert _asked(server).count("/v2") == 1
 
 
-async def test_requests_wait_until_it_is_known_and_then_go_straight(
+async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
     fast_path_requests: list[str],
 ) -> None:
     script = _Server(TRITON)
@@ -137,7 +135,7 @@ async def test_requests_wait_until_it_is_known_and_then_go_straight(
 
 
 @pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
-async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> None:
+async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -> None:
     port = free_port()
     url = f"http://{HOST}:{port}"
     errors = set()
@@ -158,7 +156,7 @@ async def test_a_server_that_is_down_is_told_as_with_a_dialect(data: bytes) -> N
     assert url in error
 
 
-async def test_a_server_that_hangs_is_waited_for_as_long_as_an_exchange_lasts() -> None:
+async def test_detection_waits_as_long_as_the_request_timeout() -> None:
     async with (
         ScriptedServer(never_respond) as server,
         running_gateway(server.url, upstream=AUTO, idle_timeout=0.05) as gateway,
@@ -168,7 +166,7 @@ async def test_a_server_that_hangs_is_waited_for_as_long_as_an_exchange_lasts() 
         assert (reply.status, server.url in reply.error) == (504, True)
 
 
-async def test_a_server_that_does_not_say_what_it_is_is_no_guess(
+async def test_server_that_does_not_identify_itself_is_not_guessed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     script = _Server({"error": "starting"}, "500 Broken")
@@ -185,7 +183,7 @@ async def test_a_server_that_does_not_say_what_it_is_is_no_guess(
         assert any(f"{server.url}/v2" in message for message in caplog.messages)
 
 
-async def test_a_server_that_gives_way_to_another_is_spoken_to_as_that_one(
+async def test_replaced_server_is_detected_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     """The plans of requests that were made for the one before are not used for the other."""
@@ -223,7 +221,9 @@ async def _refused(client: RawClient, method: str, path: str, body: bytes | None
 
 
 @pytest.mark.parametrize("dialect", ["kserve", "auto"])
-async def test_versions_where_there_are_none(dialect: str, fast_path_requests: list[str]) -> None:
+async def test_version_is_refused_by_a_server_without_versions(
+    dialect: str, fast_path_requests: list[str]
+) -> None:
     async with (
         ScriptedServer(_Server(KSERVE)) as server,
         running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
@@ -245,7 +245,7 @@ async def test_versions_where_there_are_none(dialect: str, fast_path_requests: l
 
 
 @pytest.mark.parametrize("dialect", ["openvino", "auto"])
-async def test_outputs_are_listed_for_who_needs_it(
+async def test_outputs_are_listed_for_a_server_that_needs_it(
     dialect: str, fast_path_requests: list[str]
 ) -> None:
     async with (
@@ -268,7 +268,7 @@ async def test_outputs_are_listed_for_who_needs_it(
 
 
 @pytest.mark.parametrize(("dialect", "sent"), [("json", "application/json"), ("triton", None)])
-async def test_a_body_without_a_type(dialect: str, sent: str | None) -> None:
+async def test_body_without_a_content_type_gets_one(dialect: str, sent: str | None) -> None:
     load = "/v2/repository/models/m/load"
     async with (
         ScriptedServer(_Server(None)) as server,
@@ -292,7 +292,7 @@ async def test_a_body_without_a_type(dialect: str, sent: str | None) -> None:
         assert types == [sent, sent, sent, sent, "text/x", None]
 
 
-async def test_what_a_server_lacks_it_says_itself() -> None:
+async def test_unsupported_operation_gets_the_servers_own_error() -> None:
     async def lacking(connection: Connection) -> None:
         while True:
             await connection.request()

@@ -112,7 +112,7 @@ OUT: dict[str, dict[str, bool] | bool] = {
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("wanted", OUT.values(), ids=OUT)
 @pytest.mark.parametrize("binary", IN.values(), ids=IN)
-async def test_every_form_there_and_back(
+async def test_every_encoding_round_trips(
     binary: set[str], wanted: dict[str, bool] | bool, count: int
 ) -> None:
     async with (
@@ -135,7 +135,7 @@ async def test_every_form_there_and_back(
 
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
-async def test_raw_there_and_back(count: int) -> None:
+async def test_raw_binary_round_trips(count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
     async with (
         ScriptedServer(echo_inputs) as server,
@@ -145,7 +145,7 @@ async def test_raw_there_and_back(count: int) -> None:
         assert _outputs(reply) == {"OUT": data}
 
 
-async def test_nothing_of_it_goes_straight(fast_path_requests: list[str]) -> None:
+async def test_json_upstream_never_takes_the_fast_path(fast_path_requests: list[str]) -> None:
     async with (
         ScriptedServer(echo_inputs) as server,
         gateway_client(server.url, upstream=JSON_ONLY) as client,
@@ -156,7 +156,7 @@ async def test_nothing_of_it_goes_straight(fast_path_requests: list[str]) -> Non
 
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
-async def test_a_json_answer_is_the_servers_own(count: int) -> None:
+async def test_json_response_passes_untouched(count: int) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(own)
@@ -172,7 +172,7 @@ async def test_a_json_answer_is_the_servers_own(count: int) -> None:
         assert reply.head.get("X-Own") == "1"
 
 
-async def test_its_own_errors_pass() -> None:
+async def test_error_response_of_the_server_passes_untouched() -> None:
     refusal = http_response(b'{"error":"no"}', status="422 Unprocessable")
     async with (
         ScriptedServer(respond_in_turn(refusal)) as server,
@@ -198,7 +198,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-async def test_an_answer_that_is_wrong(wrong: bytes) -> None:
+async def test_invalid_response_is_a_502(wrong: bytes) -> None:
     async with (
         ScriptedServer(respond_in_turn(wrong), echo_inputs) as server,
         gateway_client(server.url, upstream=JSON_ONLY, spool_bytes="4KiB") as client,
@@ -209,7 +209,7 @@ async def test_an_answer_that_is_wrong(wrong: bytes) -> None:
         assert (await client.ask(_request(3, IN["binary"], True))).status == 200
 
 
-async def test_an_answer_that_ends_too_early() -> None:
+async def test_truncated_response_is_a_502() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(_wrong()[:-20])
@@ -223,7 +223,7 @@ async def test_an_answer_that_ends_too_early() -> None:
         assert reply.error == f"{server.url} closed the connection before the end of its answer"
 
 
-async def test_a_server_that_is_slow() -> None:
+async def test_slow_server_is_a_504() -> None:
     async def half(connection: Connection) -> None:
         await connection.request()
         await connection.send(_wrong()[:-20])
@@ -239,7 +239,7 @@ async def test_a_server_that_is_slow() -> None:
             assert server.url in reply.error
 
 
-async def test_a_server_that_does_not_read() -> None:
+async def test_server_that_does_not_read_is_a_504() -> None:
     async def script(connection: Connection) -> None:
         await connection.head()
         await released.wait()
@@ -257,7 +257,7 @@ async def test_a_server_that_does_not_read() -> None:
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("binary", IN.values(), ids=IN)
-async def test_a_connection_that_closed_as_it_was_used_again(binary: set[str], count: int) -> None:
+async def test_stale_connection_is_retried(binary: set[str], count: int) -> None:
     async def closes_after_one(connection: Connection) -> None:
         received = await connection.request()
         inputs = json.loads(received.body)["inputs"]
@@ -288,7 +288,7 @@ async def _reads_the_head(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("data", [BIG[:-9], BIG, BIG_JSON], ids=["sending", "binary", "json"])
-async def test_a_client_that_leaves(data: bytes) -> None:
+async def test_client_disconnect_closes_the_upstream_connection(data: bytes) -> None:
     async with (
         ScriptedServer(_reads_the_head) as server,
         running_gateway(server.url, upstream=JSON_ONLY) as gateway,
@@ -303,7 +303,7 @@ async def test_a_client_that_leaves(data: bytes) -> None:
         assert server.requests == []
 
 
-async def test_a_client_that_leaves_while_the_answer_comes() -> None:
+async def test_client_disconnect_during_the_response_closes_the_upstream_connection() -> None:
     async def endless(connection: Connection) -> None:
         await connection.request()
         await connection.send(_wrong().replace(b"Content-Length: ", b"Content-Length: 9"))
@@ -323,7 +323,7 @@ async def test_a_client_that_leaves_while_the_answer_comes() -> None:
         await gateway.until_idle()
 
 
-async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
+async def test_invalid_body_never_reaches_the_server_whole() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
 
@@ -343,7 +343,7 @@ async def test_a_wrong_body_never_reaches_the_server_whole() -> None:
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(("form", "told"), [("instances", "predictions"), ("inputs", "outputs")])
-async def test_v1_clients(form: str, told: str, count: int) -> None:
+async def test_v1_client_is_served(form: str, told: str, count: int) -> None:
     values = (np.arange(count) / 8).tolist()
     async with (
         ScriptedServer(echo_inputs) as server,
@@ -359,7 +359,7 @@ async def test_v1_clients(form: str, told: str, count: int) -> None:
     ("nonfinite", "told"),
     [("literal", b"[1.5,NaN]"), ("null", b"[1.5,null]"), ("string", b'[1.5,"NaN"]')],
 )
-async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes) -> None:
+async def test_null_for_a_v1_client_is_a_502(nonfinite: str, told: bytes) -> None:
     async def says_null(connection: Connection) -> None:
         while True:
             if (await connection.request()).head.target == INFER:
@@ -377,7 +377,7 @@ async def test_a_null_is_not_a_number_to_v1_clients(nonfinite: str, told: bytes)
         assert (reply.status, reply.body) == (200, b'{"predictions":%b}' % told)
 
 
-async def test_bytes_that_v1_clients_send_in_base64_need_be_no_text() -> None:
+async def test_base64_bytes_of_a_v1_client_need_not_be_utf8() -> None:
     async def takes_bytes(connection: Connection) -> None:
         while True:
             if (await connection.request()).head.target == INFER:

@@ -69,7 +69,7 @@ async def test_every_client_gets_its_own_numbers_back() -> None:
         assert gateway.outstanding == 0
 
 
-async def test_answers_that_come_out_of_order_reach_those_who_asked() -> None:
+async def test_responses_out_of_order_reach_their_clients() -> None:
     chance = random.Random(7)
 
     async def script(connection: Connection) -> None:
@@ -111,7 +111,7 @@ async def _leave(gateway: RunningGateway, number: int) -> None:
                 client.reset()
 
 
-async def test_failing_and_leaving_neighbours_disturb_nobody() -> None:
+async def test_failing_and_disconnecting_clients_disturb_nobody() -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
@@ -152,7 +152,7 @@ async def test_endpoints_share_the_work() -> None:
         assert len(one.requests) + len(two.requests) == 80
 
 
-async def test_one_connection_carries_every_form_in_turn() -> None:
+async def test_one_connection_carries_every_encoding() -> None:
     values = np.array([1, 2.5, -3], "<f4")
     async with DemoServer() as server, gateway_client(server.url) as client:
         for way in (_json, _raw, _binary, _json_for_binary) * 5:

@@ -85,7 +85,7 @@ async def test_tensors_without_a_header_length_are_a_502(
 
 @pytest.mark.parametrize("data", CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
+async def test_tensors_after_json_that_was_sent_already_end_the_connection(
     data: bytes, form: str
 ) -> None:
     """JSON above limits.header_bytes is not held: its client has the beginning of it."""
@@ -107,7 +107,7 @@ async def test_tensors_behind_json_that_is_passed_on_already_end_the_connection(
 
 
 @pytest.mark.parametrize("form", ["JSON", "mixed", "binary", "raw"])
-async def test_tensors_that_are_promised_and_do_not_come_are_a_502(form: str) -> None:
+async def test_promised_tensors_that_are_missing_are_a_502(form: str) -> None:
     async with (
         _server(binary_response_header(8, 4)) as server,
         gateway_client(server.url) as client,
@@ -138,7 +138,7 @@ async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space
 
 
 @pytest.mark.parametrize("count", [2, 100_000])
-async def test_data_beside_a_size_that_is_left_over_passes(count: int) -> None:
+async def test_data_beside_an_unused_size_passes(count: int) -> None:
     entry = {
         "name": "OUT0",
         "shape": [count],

@@ -84,7 +84,7 @@ async def _script(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-async def test_requests(number: int) -> None:
+async def test_mutated_request_breaks_nothing(number: int) -> None:
     chance = random.Random(number)
     broken = [_broken(chance, REQUESTS[number]) for _ in range(SEEDS)]
     async with (
@@ -98,7 +98,7 @@ async def test_requests(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(ANSWERS)))
-async def test_answers(number: int) -> None:
+async def test_mutated_response_breaks_nothing(number: int) -> None:
     chance = random.Random(number)
     broken = [_broken(chance, ANSWERS[number]) for _ in range(SEEDS)]
 

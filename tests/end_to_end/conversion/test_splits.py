@@ -90,7 +90,7 @@ async def _outcome(client: RawClient, server: ScriptedServer, *parts: bytes) -> 
 
 
 @pytest.mark.parametrize(("length", "body"), CASES.values(), ids=CASES)
-async def test_cut_in_two_at_every_byte(length: int | None, body: bytes) -> None:
+async def test_request_may_be_cut_at_every_byte(length: int | None, body: bytes) -> None:
     data = _sized(length, body)
     async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, data)
@@ -99,7 +99,7 @@ async def test_cut_in_two_at_every_byte(length: int | None, body: bytes) -> None
 
 
 @pytest.mark.parametrize(("length", "body"), CASES.values(), ids=CASES)
-async def test_byte_by_byte(length: int | None, body: bytes) -> None:
+async def test_request_may_arrive_byte_by_byte(length: int | None, body: bytes) -> None:
     data = _sized(length, body)
     async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, data)
@@ -108,7 +108,7 @@ async def test_byte_by_byte(length: int | None, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("case", ["json", "binary", "mixed", "raw", "wrong json"])
-async def test_chunked_in_every_way(case: str) -> None:
+async def test_request_may_be_chunked_in_any_way(case: str) -> None:
     length, body = CASES[case]
     async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
         whole = await _outcome(client, server, _sized(length, body))
@@ -124,7 +124,7 @@ async def test_chunked_in_every_way(case: str) -> None:
         assert await _outcome(client, server, head, *chunks) == whole
 
 
-async def test_an_answer_cut_at_every_byte() -> None:
+async def test_response_may_be_cut_at_every_byte() -> None:
     data = binary_response(bytes(range(8)), bytes(range(4)))
     at = 0
 

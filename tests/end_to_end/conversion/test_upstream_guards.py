@@ -88,7 +88,7 @@ FORMS = {"json": _json, "binary": _binary, "mixed": _mixed}
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_strings_are_not_classified(form: Any) -> None:
+async def test_classification_of_strings_is_refused(form: Any) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for outputs in ([("LABELS", 1)], [("SCORES", 2), ("LABELS", 2**63)]):
@@ -101,7 +101,7 @@ async def test_strings_are_not_classified(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_all_else_is(form: Any) -> None:
+async def test_classification_of_numbers_passes(form: Any) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         # What the model does not have is the server's to refuse; 0 asks for no classes.
@@ -112,7 +112,7 @@ async def test_all_else_is(form: Any) -> None:
         assert [each.head.target for each in running.requests].count("/v2/models/m") == 1
 
 
-async def test_an_output_listed_twice_is_looked_at_twice() -> None:
+async def test_output_listed_twice_is_checked_twice() -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         fields = _fields(("LABELS", 1), ("LABELS", 0))
@@ -123,7 +123,7 @@ async def test_an_output_listed_twice_is_looked_at_twice() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_nothing_is_not_classified(form: Any) -> None:
+async def test_classification_of_empty_inputs_is_refused(form: Any) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(form(_fields(("SCORES", 1), shape=0)))
@@ -135,7 +135,7 @@ async def test_nothing_is_not_classified(form: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [[], None, [{"name": "LABELS"}]])
-async def test_outputs_that_are_not_known_are_not_classified(outputs: object) -> None:
+async def test_classification_of_unknown_outputs_is_refused(outputs: object) -> None:
     server = Server(metadata(outputs))
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(_json(_fields(("LABELS", 1))))
@@ -144,7 +144,7 @@ async def test_outputs_that_are_not_known_are_not_classified(outputs: object) ->
         assert not server.asked
 
 
-async def test_a_model_that_the_server_does_not_know_is_its_to_refuse() -> None:
+async def test_unknown_model_is_refused_by_its_server() -> None:
     server = Server(b'{"error":"unknown model"}', "404 Not Found")
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(_json(_fields(("LABELS", 1))))
@@ -152,7 +152,7 @@ async def test_a_model_that_the_server_does_not_know_is_its_to_refuse() -> None:
         assert not server.asked
 
 
-async def test_other_servers_make_of_it_what_they_want() -> None:
+async def test_other_dialects_get_classification_untouched() -> None:
     server = Server(metadata())
     upstream = {"dialect": "kserve"}
     async with (
@@ -165,7 +165,7 @@ async def test_other_servers_make_of_it_what_they_want() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
+async def test_parameter_of_a_wrong_type_is_named(form: Any) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(form(_fields(priority=-1)))
@@ -175,7 +175,7 @@ async def test_parameters_of_a_wrong_type_are_named(form: Any) -> None:
         assert len(running.requests) == 1
 
 
-async def test_parameters_of_a_predict_request_are_named_too() -> None:
+async def test_parameter_of_a_predict_request_is_named() -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for priority, status in ((-1, 400), (1, 200)):
@@ -199,7 +199,7 @@ def _chunked(target: str, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("target", OTHERS.values(), ids=OTHERS)
-async def test_json_that_passes_untouched_nests_no_deeper(target: str) -> None:
+async def test_passthrough_json_nested_too_deep_is_refused(target: str) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for data in (request("POST", target, DEEP), _chunked(target, DEEP)):
@@ -211,7 +211,7 @@ async def test_json_that_passes_untouched_nests_no_deeper(target: str) -> None:
         assert {each.body for each in server.asked} == {FLAT, b"", b"{", b"x" + DEEP}
 
 
-async def test_how_deep_is_a_limit_of_the_route() -> None:
+async def test_json_depth_is_a_limit_of_the_route() -> None:
     server = Server(metadata())
     route = {"limits": {"json_depth": 65}}
     async with (
@@ -223,7 +223,7 @@ async def test_how_deep_is_a_limit_of_the_route() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 60_000], ids=["arrays", "objects"])
-async def test_a_large_body_ends_before_it_is_too_deep(body: bytes) -> None:
+async def test_large_body_is_cut_before_it_nests_too_deep(body: bytes) -> None:
     begun = b'{"text_input":"' + b"x" * 300_000 + b'",'
 
     async def read(connection: Connection) -> None:
@@ -247,13 +247,11 @@ async def test_a_large_body_ends_before_it_is_too_deep(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["load", "index", "trace", "logging"])
-async def test_none_of_several_servers_gets_what_is_too_deep(kind: str) -> None:
+async def test_broadcast_nested_too_deep_reaches_no_server(kind: str) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
         # An endpoint for each, so that all of them are asked.
-        async with gateway_client(
-            one.url, two.url, upstream={"model_discovery": "models"}
-        ) as client:
+        async with gateway_client(one.url, two.url, upstream={"model_discovery": True}) as client:
             reply = await client.call("POST", OTHERS[kind], DEEP)
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         assert not [each for each in server.asked if each.body == DEEP]
@@ -268,7 +266,7 @@ async def test_none_of_several_servers_gets_what_is_too_deep(kind: str) -> None:
         (request("POST", OTHERS["load"], b"", {"X" * 9000: "x"}), "the name of a header has 9000"),
     ],
 )
-async def test_a_head_that_the_server_does_not_answer(data: bytes, part: str) -> None:
+async def test_head_too_long_for_the_server_is_refused(data: bytes, part: str) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
         async with gateway_client(one.url, two.url) as client:
@@ -278,7 +276,7 @@ async def test_a_head_that_the_server_does_not_answer(data: bytes, part: str) ->
         assert not one.requests + two.requests
 
 
-async def test_a_long_head_that_it_does_answer() -> None:
+async def test_long_head_within_the_servers_limit_passes() -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         for headers in ({"X": "x" * 8000}, {"X": "x" * 100}):

@@ -56,7 +56,7 @@ async def predict(client: RawClient, name: str, body: Any) -> Any:
     return reply.json
 
 
-async def test_forms(demo: RawClient) -> None:
+async def test_every_v1_format_is_converted(demo: RawClient) -> None:
     rows = [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7, "INPUT0": 2}]
     assert await predict(demo, "add", {"instances": rows}) == {"predictions": [6, 9]}
     columns = {"INPUT0": [1, 2], "INPUT1": [5, 7]}
@@ -65,7 +65,7 @@ async def test_forms(demo: RawClient) -> None:
     assert await predict(demo, "add/versions/1", {"instances": rows}) == {"predictions": [6, 9]}
 
 
-async def test_bytes(demo: RawClient) -> None:
+async def test_base64_bytes_round_trip(demo: RawClient) -> None:
     elements = [{"b64": "aGVsbG8="}, "é"]
     told = await predict(demo, "identity_bytes", {"instances": elements})
     assert told == {"predictions": ["hello", "é"]}
@@ -75,7 +75,7 @@ async def test_bytes(demo: RawClient) -> None:
     assert "element 0 is not UTF-8" in reply.error
 
 
-async def test_several_outputs_of_a_model_that_batches(demo: RawClient) -> None:
+async def test_several_outputs_of_a_batching_model(demo: RawClient) -> None:
     images = np.arange(2 * 3 * 224 * 224, dtype="<f4").reshape(2, 3, 224, 224) % 7 / 8
     told = await predict(demo, "image", {"instances": images.tolist()})
     rows = told["predictions"]
@@ -87,13 +87,13 @@ async def test_several_outputs_of_a_model_that_batches(demo: RawClient) -> None:
 
 
 @pytest.mark.parametrize("form", ["instances", "inputs"])
-async def test_a_large_body_and_a_large_answer(demo: RawClient, form: str) -> None:
+async def test_large_request_and_large_response(demo: RawClient, form: str) -> None:
     values = (np.arange(200_000, dtype="<f4") / 8).tolist()
     told = await predict(demo, "identity_fp32", {form: values})
     assert told == {{"instances": "predictions", "inputs": "outputs"}[form]: values}
 
 
-async def test_a_body_in_crumbs() -> None:
+async def test_request_in_tiny_pieces() -> None:
     async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         await client.send(request("POST", PREDICT, None, {"Content-Length": str(len(BODY))}))
         for byte in BODY:
@@ -105,7 +105,7 @@ async def test_a_body_in_crumbs() -> None:
     assert sent.body.endswith(FLOATS.tobytes())
 
 
-async def test_models(demo: RawClient) -> None:
+async def test_model_list_and_readiness(demo: RawClient) -> None:
     assert (await demo.call("GET", "/v1/models/add")).json == {"name": "add", "ready": True}
     models = (await demo.call("GET", "/v1/models")).json["models"]
     assert {"add", "half", "image"} <= set(models)
@@ -115,7 +115,7 @@ UNKNOWN = ["/v1/models/none:predict", "/v1/models/none"]
 
 
 @pytest.mark.parametrize("target", UNKNOWN)
-async def test_an_unknown_model(demo: RawClient, target: str) -> None:
+async def test_unknown_model_is_a_404(demo: RawClient, target: str) -> None:
     body = BODY if target.endswith("predict") else None
     reply = await demo.call("POST" if body else "GET", target, body)
     assert reply.status == 404
@@ -138,7 +138,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD)
-async def test_bad_requests_never_reach_the_model(body: bytes) -> None:
+async def test_invalid_request_never_reaches_the_model(body: bytes) -> None:
     async with ScriptedServer(model) as server, gateway_client(server.url) as client:
         reply = await client.call("POST", PREDICT, body)
         assert reply.status == 400
@@ -148,7 +148,7 @@ async def test_bad_requests_never_reach_the_model(body: bytes) -> None:
     assert targets.count(INFER) == 1
 
 
-async def test_rules_are_about_models_and_versions() -> None:
+async def test_rules_match_models_and_versions_of_v1() -> None:
     route = {
         "match": {"model": "alias", "version": "7", "operations": ["infer"]},
         "rewrite": {"model": "m"},
@@ -172,7 +172,7 @@ async def test_rules_are_about_models_and_versions() -> None:
         ("other", "POST", "/v1/models/m:explain"),
     ],
 )
-async def test_what_is_denied(word: str, method: str, target: str) -> None:
+async def test_denied_operation_is_a_403(word: str, method: str, target: str) -> None:
     async with (
         ScriptedServer(model) as server,
         gateway_client(server.url, route={"deny_operations": [word]}) as client,
@@ -183,7 +183,7 @@ async def test_what_is_denied(word: str, method: str, target: str) -> None:
     assert not server.requests
 
 
-async def test_other_v1_paths_pass_as_they_are() -> None:
+async def test_other_v1_path_passes_untouched() -> None:
     async def v1(connection: Connection) -> None:
         while True:
             received = await connection.request()
@@ -199,7 +199,7 @@ async def test_other_v1_paths_pass_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("target", ["/v1/models", "/v1/models/m"])
-async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(target: str) -> None:
+async def test_model_list_waits_for_the_dialect(target: str) -> None:
     go_on = asyncio.Event()
 
     async def triton(connection: Connection) -> None:
@@ -221,7 +221,7 @@ async def test_who_asks_for_models_waits_until_it_is_known_what_the_server_is(ta
         assert (await client.read_response()).status == 200
 
 
-async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
+async def test_openai_server_lists_its_models_itself() -> None:
     models = b'{"object":"list","data":[{"id":"m"}]}'
 
     async def openai(connection: Connection) -> None:
@@ -243,7 +243,7 @@ async def test_a_server_of_openais_api_tells_of_its_models_itself() -> None:
             assert (reply.status, reply.body) == (200, models)
 
 
-async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:
+async def test_kserve_server_gets_requests_that_cannot_be_converted() -> None:
     async def kserve(connection: Connection) -> None:
         while True:
             target = (await connection.request()).head.target
@@ -263,7 +263,7 @@ async def test_a_kserve_server_is_sent_what_cannot_be_converted() -> None:
     assert server.requests[-1].body == BODY
 
 
-async def test_an_answer_that_breaks_off_is_never_finished() -> None:
+async def test_truncated_response_is_never_finished() -> None:
     async def breaks_off(connection: Connection) -> None:
         while True:
             target = (await connection.request()).head.target

@@ -28,7 +28,7 @@ def _named(name: bytes) -> Script:
 @pytest.mark.parametrize(
     "data", [GET, POST, CHUNKED, _binary(8), _binary(200_000)], ids=lambda data: len(data)
 )
-async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
+async def test_dead_endpoint_is_not_noticed_by_clients(data: bytes) -> None:
     async with ScriptedServer(_named(b"here")) as server:
         urls = [f"http://{free_address()}", server.url, f"http://{free_address()}"]
         async with gateway_client(*urls) as client:
@@ -38,7 +38,7 @@ async def test_an_endpoint_that_is_gone_is_not_noticed(data: bytes) -> None:
         assert len(server.requests) == 12
 
 
-async def test_where_all_are_gone_one_of_them_is_named() -> None:
+async def test_error_names_an_endpoint_if_all_are_dead() -> None:
     urls = [f"http://{free_address()}" for _ in range(3)]
     async with gateway_client(*urls) as client:
         for _ in range(12):
@@ -47,7 +47,7 @@ async def test_where_all_are_gone_one_of_them_is_named() -> None:
             assert any(url in reply.error for url in urls)
 
 
-async def test_one_that_dies_as_it_is_used_again() -> None:
+async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() -> None:
     async def dying(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b'{"name":"first"}'))
@@ -61,7 +61,7 @@ async def test_one_that_dies_as_it_is_used_again() -> None:
         assert [reply.json["name"] for reply in replies] == ["first", *["second"] * 4]
 
 
-async def test_one_of_three_dies_under_load(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureFixture) -> None:
     """No client notices: what the server had been sent had crossed its end."""
     count, callers = 60, 6
     names: list[str] = []
@@ -98,7 +98,7 @@ async def test_one_of_three_dies_under_load(caplog: pytest.LogCaptureFixture) ->
     assert f"{dies.url} failed 5 times in a row: ejected for 10 s" in caplog.text
 
 
-async def test_one_that_answers_what_is_no_answer_is_left_out() -> None:
+async def test_endpoint_that_sends_invalid_http_is_ejected() -> None:
     """What it did with a request is not known, so that its client is told; but not many are."""
     async with (
         ScriptedServer(always_respond(b"what?\r\n\r\n")) as bad,

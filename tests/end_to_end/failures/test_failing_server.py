@@ -110,7 +110,7 @@ NO_ANSWER: dict[str, Script] = {
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("script", NO_ANSWER.values(), ids=NO_ANSWER)
-async def test_no_answer_is_a_502_that_names_the_server(data: bytes, script: Script) -> None:
+async def test_missing_response_is_a_502_that_names_the_server(data: bytes, script: Script) -> None:
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(data)
         assert reply.status == 502
@@ -143,7 +143,9 @@ CUT_SHORT["resets"] = resets_in_the_body
 
 @pytest.mark.parametrize("data", [GET, POST, BINARY], ids=["GET", "POST", "binary"])
 @pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
-async def test_a_forwarded_answer_cut_short_looks_cut_short(data: bytes, script: Script) -> None:
+async def test_truncated_passthrough_response_is_truncated_for_the_client(
+    data: bytes, script: Script
+) -> None:
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(data)
         try:
@@ -155,7 +157,7 @@ async def test_a_forwarded_answer_cut_short_looks_cut_short(data: bytes, script:
         assert server.url in reply.error
 
 
-async def test_an_answer_cut_short_looks_so_to_a_client_of_http_1_0() -> None:
+async def test_truncated_response_is_visible_to_an_http_1_0_client() -> None:
     # Nothing but the end of the connection tells such a client where a body ends.
     script = CUT_SHORT["closes between chunks"]
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
@@ -166,7 +168,7 @@ async def test_an_answer_cut_short_looks_so_to_a_client_of_http_1_0() -> None:
 
 
 @pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
-async def test_a_json_answer_cut_short_is_a_502_as_long_as_none_of_it_was_sent(
+async def test_truncated_json_response_is_a_502_if_nothing_was_sent(
     script: Script,
 ) -> None:
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
@@ -175,7 +177,7 @@ async def test_a_json_answer_cut_short_is_a_502_as_long_as_none_of_it_was_sent(
         assert server.url in reply.error
 
 
-async def test_a_big_json_answer_cut_short_looks_cut_short() -> None:
+async def test_truncated_large_json_response_is_truncated_for_the_client() -> None:
     header, tensor = binary_response_header(400_000), bytes(200_000)
     head = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(header) + 400_000)}
     script = says(message("HTTP/1.1 200 OK", head, header + tensor))
@@ -246,7 +248,7 @@ LYING_ANSWERS = {
 
 @pytest.mark.parametrize("data", LYING_ANSWERS.values(), ids=LYING_ANSWERS)
 @pytest.mark.parametrize("form", ["whole", "chunked"])
-async def test_an_answer_that_lies_is_a_502(data: bytes, form: str) -> None:
+async def test_inconsistent_response_is_a_502(data: bytes, form: str) -> None:
     if form == "chunked":
         head, _, body = data.partition(b"\r\n\r\n")
         lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
@@ -263,7 +265,7 @@ async def test_an_answer_that_lies_is_a_502(data: bytes, form: str) -> None:
             assert server.url in reply.error
 
 
-async def test_lies_in_an_answer_that_is_only_forwarded_are_the_clients_to_see() -> None:
+async def test_inconsistent_passthrough_response_passes_to_the_client() -> None:
     data = LYING_ANSWERS["tensor too short"]
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         reply = await client.ask(BINARY)
@@ -271,7 +273,7 @@ async def test_lies_in_an_answer_that_is_only_forwarded_are_the_clients_to_see()
         assert reply.body == binary_response_header(8) + bytes(7)
 
 
-async def test_an_unreachable_server_is_a_503_that_names_it() -> None:
+async def test_unreachable_server_is_a_503_that_names_it() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -282,7 +284,7 @@ async def test_an_unreachable_server_is_a_503_that_names_it() -> None:
                 assert reply.error == f"cannot connect to {url}: Connection refused"
 
 
-async def test_a_host_without_address_is_a_503_that_names_it() -> None:
+async def test_host_without_address_is_a_503_that_names_it() -> None:
     url = "http://no-such-host.invalid:8000"
     async with gateway_client(url) as client:
         reply = await client.ask(GET)
@@ -290,7 +292,7 @@ async def test_a_host_without_address_is_a_503_that_names_it() -> None:
         assert url in reply.error
 
 
-async def test_a_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> None:
+async def test_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen(0)
@@ -321,7 +323,9 @@ ERRORS = {
 
 @pytest.mark.parametrize(("body", "status"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("data", [GET, JSON, BINARY], ids=["GET", "json", "binary"])
-async def test_errors_of_the_server_pass_as_they_are(data: bytes, body: bytes, status: str) -> None:
+async def test_error_response_of_the_server_passes_untouched(
+    data: bytes, body: bytes, status: str
+) -> None:
     server_answer = http_response(body, {"Content-Type": "text/x", "Retry-After": "7"}, status)
     async with (
         ScriptedServer(always_respond(server_answer)) as server,
@@ -336,7 +340,7 @@ async def test_errors_of_the_server_pass_as_they_are(data: bytes, body: bytes, s
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_informational_answers_are_not_the_answer(data: bytes) -> None:
+async def test_informational_response_is_skipped(data: bytes) -> None:
     informational = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
         b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -381,7 +385,7 @@ BROKEN_WITH_THE_HEAD = {
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("body", BROKEN_WITH_THE_HEAD.values(), ids=BROKEN_WITH_THE_HEAD)
-async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
+async def test_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b'{"outputs":[]}'))
@@ -399,7 +403,7 @@ async def test_a_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, bod
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
-async def test_answers_without_a_body(status: str) -> None:
+async def test_response_without_a_body_passes(status: str) -> None:
     async with (
         ScriptedServer(always_respond(message(f"HTTP/1.1 {status}"))) as server,
         gateway_client(server.url) as client,
@@ -411,7 +415,7 @@ async def test_answers_without_a_body(status: str) -> None:
     assert len(server.connections) == 1
 
 
-async def test_answers_to_head_requests() -> None:
+async def test_head_response_passes() -> None:
     script = always_respond(message("HTTP/1.1 200 OK", {"Content-Length": "123"}))
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(3):
@@ -423,7 +427,7 @@ async def test_answers_to_head_requests() -> None:
         assert len(server.connections) == 3
 
 
-async def test_errors_to_head_requests_have_no_body() -> None:
+async def test_error_response_to_head_has_no_body() -> None:
     # It would be taken for the next answer.
     async with ScriptedServer(close_after_request) as server, gateway_client(server.url) as client:
         for _ in range(2):
@@ -435,7 +439,7 @@ async def test_errors_to_head_requests_have_no_body() -> None:
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
+async def test_empty_response_does_not_end_the_gateway(data: bytes) -> None:
     async with (
         ScriptedServer(always_respond(http_response(b""))) as server,
         gateway_client(server.url) as client,
@@ -445,7 +449,7 @@ async def test_an_empty_answer_does_not_end_the_gateway(data: bytes) -> None:
             assert (reply.status, reply.body) == (200, b"")
 
 
-async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
+async def test_response_that_ends_with_the_connection_is_complete() -> None:
     script = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(2):
@@ -453,7 +457,7 @@ async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
             assert reply.body == b"all of it"
 
 
-async def test_bytes_behind_an_answer_are_never_taken_for_another() -> None:
+async def test_bytes_after_a_response_are_never_taken_for_another() -> None:
     unasked = http_response(b'"unasked"')
 
     async def script(connection: Connection) -> None:
@@ -467,7 +471,7 @@ async def test_bytes_behind_an_answer_are_never_taken_for_another() -> None:
             assert reply.json == f"/v2/models/m{number}"
 
 
-async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> None:
+async def test_response_on_an_idle_connection_is_never_taken_for_another() -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
@@ -496,7 +500,7 @@ async def test_an_answer_on_an_idle_connection_is_never_taken_for_another() -> N
 
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_a_connection_closed_while_idle_is_not_used_again(data: bytes) -> None:
+async def test_connection_closed_while_idle_is_not_reused(data: bytes) -> None:
     once = respond_in_turn(http_response(b'{"outputs":[]}'))
     async with ScriptedServer(once) as server, gateway_client(server.url) as client:
         for number in range(3):
@@ -506,7 +510,7 @@ async def test_a_connection_closed_while_idle_is_not_used_again(data: bytes) -> 
     assert len(server.connections) == 3
 
 
-async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
+async def test_connection_is_reused_after_errors_and_all_encodings() -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
@@ -522,7 +526,7 @@ async def test_a_connection_is_used_again_after_errors_and_all_forms() -> None:
 
 
 @pytest.mark.parametrize(("keep_alive", "connections"), [("0s", 3), ("1h", 1)])
-async def test_connections_to_servers_are_kept(keep_alive: str, connections: int) -> None:
+async def test_connections_to_servers_are_kept_alive(keep_alive: str, connections: int) -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,
         running_gateway(server.url, upstream={"idle_timeout": keep_alive}) as gateway,
@@ -538,7 +542,7 @@ async def test_connections_to_servers_are_kept(keep_alive: str, connections: int
 
 
 @pytest.mark.parametrize("size", [100_000, 5_000_000])
-async def test_an_answer_may_come_before_the_body_was_sent(size: int) -> None:
+async def test_response_may_arrive_before_the_body_was_sent(size: int) -> None:
     """The server refuses the body, and does not read it."""
 
     async def script(connection: Connection) -> None:
@@ -555,7 +559,7 @@ async def test_an_answer_may_come_before_the_body_was_sent(size: int) -> None:
         await (await server.connection()).left.wait()
 
 
-async def test_a_server_gone_while_it_is_sent_a_body_is_a_502() -> None:
+async def test_server_that_closes_during_the_request_body_is_a_502() -> None:
     async def script(connection: Connection) -> None:
         await connection.head()
         await connection.reader.readexactly(100_000)
@@ -572,7 +576,7 @@ async def test_a_server_gone_while_it_is_sent_a_body_is_a_502() -> None:
         assert server.url in reply.error
 
 
-async def test_a_slow_drip_is_a_whole_answer() -> None:
+async def test_slow_response_arrives_complete() -> None:
     data = binary_response(FLOATS.tobytes())
 
     async def script(connection: Connection) -> None:
@@ -584,7 +588,7 @@ async def test_a_slow_drip_is_a_whole_answer() -> None:
         assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
-async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
+async def test_lack_of_file_descriptors_ejects_no_server() -> None:
     good = always_respond(http_response(b"fine"))
     async with (
         ScriptedServer(good) as one,
@@ -605,7 +609,7 @@ async def test_a_lack_of_descriptors_tells_against_no_server() -> None:
         assert sorted((len(one.requests), len(other.requests))) == [0, 9]
 
 
-async def test_a_server_that_recovers_is_used_again() -> None:
+async def test_recovered_server_is_used_again() -> None:
     good = always_respond(http_response(b'{"outputs":[]}'))
     async with (
         ScriptedServer(close_after_request, good) as server,

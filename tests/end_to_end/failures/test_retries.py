@@ -63,7 +63,7 @@ async def _warm(client: RawClient) -> None:
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("warm", [False, True], ids=["new", "kept"])
-async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: bool) -> None:
+async def test_route_may_allow_more_retries(data: bytes, fault: str, warm: bool) -> None:
     script = _then(FAULTS[fault]) if warm else FAULTS[fault]
     allowed = [int(fault) if fault.isdigit() else fault]
     async with (
@@ -87,7 +87,7 @@ async def test_a_route_may_have_more_sent_again(data: bytes, fault: str, warm: b
     ("fault", "status"), [("unanswered", 502), ("503", 503)], ids=["unanswered", "503"]
 )
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
-async def test_without_a_word_it_is_not_sent_again(data: bytes, fault: str, status: int) -> None:
+async def test_request_is_not_retried_by_default(data: bytes, fault: str, status: int) -> None:
     async with (
         ScriptedServer(FAULTS[fault]) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
@@ -99,9 +99,7 @@ async def test_without_a_word_it_is_not_sent_again(data: bytes, fault: str, stat
 
 @pytest.mark.parametrize("data", STREAMED.values(), ids=STREAMED)
 @pytest.mark.parametrize(("fault", "status"), [("unanswered", 502), ("503", 503)])
-async def test_what_has_streamed_through_is_not_sent_again(
-    data: bytes, fault: str, status: int
-) -> None:
+async def test_streamed_body_is_not_retried(data: bytes, fault: str, status: int) -> None:
     async with (
         ScriptedServer(FAULTS[fault]) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
@@ -112,7 +110,7 @@ async def test_what_has_streamed_through_is_not_sent_again(
 
 
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
-async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> None:
+async def test_last_response_passes_if_all_endpoints_fail(data: bytes) -> None:
     async with (
         ScriptedServer(FAULTS["503"]) as one,
         ScriptedServer(FAULTS["503"]) as two,
@@ -123,7 +121,7 @@ async def test_where_all_answer_so_the_last_answer_is_passed_on(data: bytes) -> 
         assert [len(one.requests), len(two.requests)] == [1, 1]
 
 
-async def test_no_more_is_sent_again_than_the_budget_has() -> None:
+async def test_retry_budget_caps_the_retries() -> None:
     retries = {"percent": "0%", "min_concurrency": 3}
     async with (
         ScriptedServer(FAULTS["503"]) as one,
@@ -137,7 +135,7 @@ async def test_no_more_is_sent_again_than_the_budget_has() -> None:
         assert len(one.requests) + len(two.requests) == 13
 
 
-async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
+async def test_all_requests_of_one_of_three_servers_may_be_retried() -> None:
     """Also where that is more than the reserve."""
     gone, free = asyncio.Event(), asyncio.Event()
 
@@ -169,7 +167,7 @@ async def test_what_one_of_three_servers_has_may_all_be_sent_again() -> None:
         assert [(await client.read_response()).status for client in clients] == [200] * 120
 
 
-async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
+async def test_partial_response_is_not_retried() -> None:
     broken = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
     async with (
         ScriptedServer(respond_in_turn(broken)) as bad,
@@ -182,7 +180,7 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
         assert good.requests == []
 
 
-async def test_the_target_and_the_headers_stay() -> None:
+async def test_retry_keeps_target_and_headers() -> None:
     async with (
         ScriptedServer(closes) as bad,
         ScriptedServer(always_respond(GOOD)) as good,

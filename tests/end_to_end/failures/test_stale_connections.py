@@ -6,7 +6,7 @@ from tests.support.inference_messages import INFER, json_request
 from tests.support.servers.scripted_server import ScriptedServer, respond_in_turn
 
 
-async def test_no_client_sees_a_connection_that_was_closed_meanwhile(
+async def test_closed_idle_connection_is_not_noticed_by_clients(
     fast_path_requests: list[str],
 ) -> None:
     asked = [request("GET", "/v2/models/m"), request("POST", INFER, json_request())] * 10

@@ -52,7 +52,7 @@ class _Well:
 HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
 
 
-async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> None:
+async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
     well, other = _Well("a"), _Well("b")
     async with (
         ScriptedServer(well) as a,
@@ -86,7 +86,7 @@ async def test_who_is_unhealthy_is_asked_nothing_until_it_is_well_again() -> Non
     ],
 )
 @pytest.mark.parametrize("data", [GET, POST], ids=["GET", "POST"])
-async def test_who_answers_with_such_a_status_is_left_out(
+async def test_endpoint_with_a_failure_status_is_ejected(
     ejection: dict[str, Any], refused: int, data: bytes
 ) -> None:
     async with (
@@ -111,7 +111,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
     return service
 
 
-async def test_addresses_of_a_name_come_and_go(names: NameService) -> None:
+async def test_dns_changes_add_and_remove_endpoints(names: NameService) -> None:
     async with ScriptedServer(_named("a")) as a:
         name = f"triton:{a.port}"
         async with (
@@ -130,7 +130,7 @@ async def test_addresses_of_a_name_come_and_go(names: NameService) -> None:
         assert {each.head.get("Host") for each in b.requests} == {"gateway"}
 
 
-async def test_an_answer_goes_on_when_its_address_has_vanished(names: NameService) -> None:
+async def test_response_continues_when_its_address_vanishes(names: NameService) -> None:
     go_on = asyncio.Event()
 
     async def slow(connection: Connection) -> None:
@@ -157,7 +157,7 @@ async def test_an_answer_goes_on_when_its_address_has_vanished(names: NameServic
         assert (await client.ask(GET)).json["name"] == "new"
 
 
-async def test_a_name_that_is_not_known_yet(
+async def test_unresolved_name_is_used_once_it_resolves(
     names: NameService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
@@ -172,7 +172,7 @@ async def test_a_name_that_is_not_known_yet(
             assert await _names(gateway) == ["a"] * 6
 
 
-async def test_new_addresses_are_probed_too(names: NameService) -> None:
+async def test_new_addresses_are_health_checked(names: NameService) -> None:
     ill = _Well("b")
     ill.is_well = False
     async with (
@@ -191,7 +191,7 @@ async def test_new_addresses_are_probed_too(names: NameService) -> None:
         assert len(b.requests) <= probes + 1
 
 
-async def test_a_real_name() -> None:
+async def test_real_dns_name_is_resolved() -> None:
     async with ScriptedServer(_named("a")) as server:
         url = f"http://localhost:{server.port}"
         async with running_gateway(url, upstream=RESOLVE) as gateway:
@@ -207,9 +207,7 @@ async def test_requests_follow_their_model() -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
-            running_gateway(
-                *[server.url for server in servers], upstream={"model_discovery": "models"}
-            )
+            running_gateway(*[server.url for server in servers], upstream={"model_discovery": True})
         )
         client = await stack.enter_async_context(gateway.client())
 

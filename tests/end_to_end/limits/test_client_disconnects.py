@@ -51,7 +51,7 @@ WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": hal
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_before_the_answer(data: bytes, leave: Leave) -> None:
+async def test_client_disconnects_before_the_response(data: bytes, leave: Leave) -> None:
     async with (
         ScriptedServer(read_heads_only) as server,
         running_gateway(server.url) as gateway,
@@ -66,7 +66,7 @@ async def test_before_the_answer(data: bytes, leave: Leave) -> None:
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", [POST, BINARY, RAW, infer_json(b" " * BIG)])
-async def test_while_it_sends(data: bytes, leave: Leave) -> None:
+async def test_client_disconnects_while_it_sends(data: bytes, leave: Leave) -> None:
     async with ScriptedServer(read_heads_only) as server:
         async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(data[: len(data) // 2])
@@ -102,7 +102,7 @@ async def endless(connection: Connection) -> None:
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
-async def test_while_the_answer_streams(data: bytes, leave: Leave) -> None:
+async def test_client_disconnects_while_the_response_streams(data: bytes, leave: Leave) -> None:
     async with (
         ScriptedServer(endless) as server,
         running_gateway(server.url) as gateway,
@@ -121,7 +121,7 @@ async def _until_left(connection: Connection) -> None:
         await connection.left.wait()
 
 
-async def test_between_events() -> None:
+async def test_client_disconnects_between_events() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
@@ -141,7 +141,7 @@ async def test_between_events() -> None:
         await gateway.until_idle()
 
 
-async def test_while_the_server_is_being_connected_to(unused_backlog: str) -> None:
+async def test_client_disconnects_while_the_gateway_connects(unused_backlog: str) -> None:
     async with running_gateway(unused_backlog) as gateway, gateway.client() as client:
         await client.send(JSON)
         await until(lambda: gateway.outstanding == 1)
@@ -149,7 +149,7 @@ async def test_while_the_server_is_being_connected_to(unused_backlog: str) -> No
         await gateway.until_idle()
 
 
-async def test_before_it_has_said_what_it_wants() -> None:
+async def test_client_disconnects_within_its_head() -> None:
     for data in (b"", b"GET /v2", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"):
         async with ScriptedServer() as server, running_gateway(server.url) as gateway:
             async with gateway.client() as client:
@@ -158,7 +158,7 @@ async def test_before_it_has_said_what_it_wants() -> None:
             assert not server.connections
 
 
-async def test_with_requests_still_in_the_pipeline() -> None:
+async def test_client_disconnects_with_pipelined_requests() -> None:
     async with ScriptedServer(never_respond) as server:
         async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(GET * 10)
@@ -169,7 +169,7 @@ async def test_with_requests_still_in_the_pipeline() -> None:
         assert len(server.connections) == 1
 
 
-async def test_with_part_of_a_big_answer_unread() -> None:
+async def test_client_disconnects_with_a_large_response_unread() -> None:
     body = bytes(3_000_000)
 
     async def script(connection: Connection) -> None:
@@ -189,7 +189,7 @@ async def test_with_part_of_a_big_answer_unread() -> None:
         await gateway.until_idle()
 
 
-async def test_a_hundred_clients_leave_at_once() -> None:
+async def test_hundred_clients_disconnect_at_once() -> None:
     async with ScriptedServer(never_respond) as server, running_gateway(server.url) as gateway:
         async with AsyncExitStack() as clients:
             for number in range(100):
@@ -200,7 +200,7 @@ async def test_a_hundred_clients_leave_at_once() -> None:
         await _everyone_is_let_go(server)
 
 
-async def test_a_client_that_goes_on_after_others_left() -> None:
+async def test_client_is_served_after_others_disconnected() -> None:
     async def script(connection: Connection) -> None:
         received = await connection.request()
         if received.head.target == INFER:
@@ -240,7 +240,7 @@ async def _fill(client: RawClient, gateway: RunningGateway) -> None:
 
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
-async def test_while_its_upload_is_paused(leave: Leave) -> None:
+async def test_client_disconnects_while_its_upload_is_paused(leave: Leave) -> None:
     async with (
         ScriptedServer(never_reads) as server,
         running_gateway(server.url) as gateway,
@@ -255,7 +255,7 @@ async def test_while_its_upload_is_paused(leave: Leave) -> None:
         assert gateway.gateway._listener.buffers.total == 0
 
 
-async def test_while_many_of_its_requests_wait() -> None:
+async def test_client_disconnects_while_many_of_its_requests_wait() -> None:
     async with (
         ScriptedServer(never_respond) as server,
         running_gateway(server.url) as gateway,

@@ -56,7 +56,7 @@ def _waiting(gateway: RunningGateway) -> int:
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("where", ["gateway", "upstream"])
-async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) -> None:
+async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: int) -> None:
     free = asyncio.Event()
     free.set()
     places: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
@@ -87,7 +87,7 @@ async def test_so_many_go_to_servers_and_the_rest_waits(where: str, first: int) 
         assert _inside(gateway) == [0]
 
 
-async def test_who_waits_too_long_is_turned_away() -> None:
+async def test_queued_request_is_refused_after_the_queue_timeout() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
@@ -104,7 +104,7 @@ async def test_who_waits_too_long_is_turned_away() -> None:
         assert (await one.read_response()).status == 200
 
 
-async def test_who_leaves_while_waiting_makes_room() -> None:
+async def test_client_disconnect_in_the_queue_makes_room() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
@@ -125,7 +125,7 @@ async def test_who_leaves_while_waiting_makes_room() -> None:
         assert (await other.read_response()).status == 200
 
 
-async def test_who_leaves_the_server_makes_room() -> None:
+async def test_client_disconnect_at_the_server_makes_room() -> None:
     free = asyncio.Event()
     async with (
         ScriptedServer(_once(free)) as server,
@@ -141,7 +141,7 @@ async def test_who_leaves_the_server_makes_room() -> None:
         assert (await other.ask(infer_json())).status == 200
 
 
-async def test_a_server_that_fails_makes_room() -> None:
+async def test_failing_server_makes_room() -> None:
     async with (
         ScriptedServer(always_respond(b"nonsense\r\n\r\n")) as server,
         running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
@@ -152,7 +152,7 @@ async def test_a_server_that_fails_makes_room() -> None:
         assert _inside(gateway) == [0]
 
 
-async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
+async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
     free = asyncio.Event()
     async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
         places = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
@@ -164,7 +164,8 @@ async def test_who_waits_for_one_upstream_leaves_the_places_to_others() -> None:
                     "idle": {"endpoints": [idle.url], "dialect": "triton"},
                 },
                 "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
-                "limits": {**LIMITS, "max_requests": 2, "max_queue": 0},
+                "concurrency": {"max_requests": 2, "max_queue": 0},
+                "limits": LIMITS,
             }
         )
         async with Gateway(settings) as running, AsyncExitStack() as stack:
@@ -195,9 +196,7 @@ def _then_busy(busy: asyncio.Event) -> Script:
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
-async def test_what_is_asked_of_another_server_keeps_its_place(
-    leaves: bool, fast_path_requests: list[str]
-) -> None:
+async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: list[str]) -> None:
     busy, free = asyncio.Event(), asyncio.Event()
     free.set()
     places = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
@@ -234,7 +233,7 @@ async def test_what_is_asked_of_another_server_keeps_its_place(
 MIB = 2**20
 
 
-async def test_what_is_held_of_all_bodies_is_bounded() -> None:
+async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
         ScriptedServer(always_respond(http_response())) as server,
@@ -260,7 +259,7 @@ async def test_what_is_held_of_all_bodies_is_bounded() -> None:
         assert (await other.ask(infer_json(body))).status == 200
 
 
-async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
+async def test_bytes_buffered_before_the_datatype_is_known_count() -> None:
     text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
     async with (
         ScriptedServer() as server,
@@ -275,7 +274,7 @@ async def test_what_is_held_before_its_datatype_is_known_counts() -> None:
         assert server.requests == []
 
 
-async def test_answers_of_both_forms_count() -> None:
+async def test_responses_of_both_encodings_count() -> None:
     size = 4 * 300_000
     outputs = [
         {
@@ -303,7 +302,7 @@ async def test_answers_of_both_forms_count() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
+async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> None:
     """Each of them may send its next requests, but not all of them as much as one."""
     free = asyncio.Event()
     count, held = 40, 2**20
@@ -342,7 +341,7 @@ async def test_what_clients_send_ahead_is_bounded_together(way: str) -> None:
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
 
 
-async def test_long_heads_of_calls_under_way_count() -> None:
+async def test_long_heads_of_active_calls_count() -> None:
     free = asyncio.Event()
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (

@@ -26,7 +26,7 @@ TARGETS = {"infer": INFER, "forward": "/v2/x"}
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-async def test_request_bytes_are_refused_before_they_come(target: str) -> None:
+async def test_request_bytes_are_refused_before_they_arrive(target: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         await client.send(request("POST", target, headers={"Content-Length": str(KIB + 1)}))
         reply = await client.read_response()
@@ -45,7 +45,7 @@ async def test_request_bytes_of_every_form_are_refused(headers: dict[str, str]) 
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-async def test_request_bytes_are_counted_where_they_are_not_told(target: str) -> None:
+async def test_request_bytes_of_a_chunked_body_are_counted(target: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         await client.send(message(f"POST {target} HTTP/1.1", head, chunk(b" " * KIB)))
@@ -74,7 +74,7 @@ def _padded(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [KIB, 200_000])
-async def test_header_bytes_of_a_request(size: int) -> None:
+async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
     async with ScriptedServer() as server, gateway_client(server.url, header_bytes=KIB) as client:
         for data in (infer_json(_padded(size)), infer_binary(_padded(size), b"")):
             reply = await client.ask(data)
@@ -91,7 +91,7 @@ async def test_data_does_not_count_as_header_bytes() -> None:
 
 
 @pytest.mark.parametrize("size", [KIB, 20 * KIB])
-async def test_header_bytes_of_an_answer(size: int) -> None:
+async def test_header_bytes_of_a_response_are_capped(size: int) -> None:
     header = binary_response_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
     data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
     async with (
@@ -104,7 +104,7 @@ async def test_header_bytes_of_an_answer(size: int) -> None:
         assert server.url in reply.error
 
 
-async def test_an_answer_without_tensors_passes_whatever_its_size() -> None:
+async def test_response_without_tensors_passes_at_any_size() -> None:
     body = json.dumps({"outputs": [], "x": "x" * 300_000}).encode()
     async with (
         ScriptedServer(always_respond(http_response(body))) as server,
@@ -129,7 +129,7 @@ def _raw_chunks(size: int) -> bytes:
     return message(f"POST {INFER} HTTP/1.1", head, chunk(bytes(size)) + chunk(b""))
 
 
-async def test_spool_bytes_of_a_raw_request_without_length() -> None:
+async def test_spool_bytes_cap_a_raw_binary_request_without_length() -> None:
     async with (
         ScriptedServer(_knows_a_model) as server,
         gateway_client(server.url, spool_bytes=KIB) as client,
@@ -142,7 +142,7 @@ async def test_spool_bytes_of_a_raw_request_without_length() -> None:
         assert len([r for r in server.requests if r.head.target == INFER]) == 1
 
 
-async def test_spool_bytes_do_not_bind_a_raw_request_with_length() -> None:
+async def test_spool_bytes_do_not_cap_a_raw_binary_request_with_length() -> None:
     async with (
         ScriptedServer(_knows_a_model) as server,
         gateway_client(server.url, spool_bytes=KIB) as client,
@@ -156,7 +156,7 @@ MIXED_OUTPUTS = json_request()[:-1] + (
 
 
 @pytest.mark.parametrize("sizes", [(4 * KIB, 8), (8, 4 * KIB)], ids=["binary", "json"])
-async def test_spool_bytes_of_a_mixed_answer(sizes: tuple[int, int]) -> None:
+async def test_spool_bytes_cap_a_mixed_response(sizes: tuple[int, int]) -> None:
     data = binary_response(*map(bytes, sizes))
     async with (
         ScriptedServer(always_respond(data)) as server,
@@ -178,7 +178,7 @@ def _nested(depth: int) -> bytes:
     )
 
 
-async def test_json_depth_of_data() -> None:
+async def test_json_depth_caps_nested_data() -> None:
     async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
         assert (await client.ask(infer_json(_nested(10)))).status == 200
         reply = await client.ask(infer_json(_nested(11)))
@@ -188,7 +188,7 @@ async def test_json_depth_of_data() -> None:
         assert len(server.requests) == 1
 
 
-async def test_json_depth_of_the_header() -> None:
+async def test_json_depth_caps_the_header() -> None:
     deep = b'{"inputs":[],"x":' + b"[" * 10 + b"]" * 10 + b"}"
     async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
         for data in (infer_json(deep), infer_binary(deep, b"")):
@@ -199,7 +199,7 @@ async def test_json_depth_of_the_header() -> None:
 
 
 @pytest.mark.parametrize("depth", [5_000, 500_000])
-async def test_json_of_any_depth_is_refused(depth: int) -> None:
+async def test_json_of_any_depth_is_refused_without_a_crash(depth: int) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         for text in (b"[" * depth, b'{"a":' * depth, _nested(depth), b'{"x":' + b"[" * depth):
             reply = await client.ask(infer_json(text))
@@ -208,7 +208,7 @@ async def test_json_of_any_depth_is_refused(depth: int) -> None:
         assert server.requests == []
 
 
-async def test_an_empty_binary_header_counts_like_any_other() -> None:
+async def test_empty_binary_header_is_checked_like_any_other() -> None:
     async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
         assert (await client.ask(infer_binary(binary_header(0), b""))).status == 200
         assert len(server.requests) == 1

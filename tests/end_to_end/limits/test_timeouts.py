@@ -62,7 +62,7 @@ async def knows_a_model_and_hangs(connection: Connection) -> None:
 
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, limit: str) -> None:
+async def test_server_that_never_responds_is_a_504_that_names_it(data: bytes, limit: str) -> None:
     async with (
         ScriptedServer(knows_a_model_and_hangs) as server,
         gateway_client(server.url, **_limited(limit)) as client,
@@ -74,7 +74,7 @@ async def test_a_server_that_never_answers_is_a_504_that_names_it(data: bytes, l
         await (await server.connection()).left.wait()
 
 
-async def test_a_server_that_never_tells_of_its_model_is_a_504_that_names_it() -> None:
+async def test_server_that_gives_no_metadata_is_a_504_that_names_it() -> None:
     async with (
         ScriptedServer(never_respond) as server,
         gateway_client(server.url, idle_timeout=SHORT) as client,
@@ -84,7 +84,7 @@ async def test_a_server_that_never_tells_of_its_model_is_a_504_that_names_it() -
         assert server.url in reply.error
 
 
-async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
+async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
     async def script(connection: Connection) -> None:
         await connection.head()
         await asyncio.sleep(5)
@@ -111,7 +111,7 @@ async def test_a_server_that_stops_reading_is_a_504_that_names_it() -> None:
     ],
 )
 @pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
+async def test_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
     async with (
         ScriptedServer(reads_and_hangs) as server,
         gateway_client(server.url, **_limited(limit)) as client,
@@ -125,7 +125,7 @@ async def test_a_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> 
 
 
 @pytest.mark.parametrize("data", [RAW[:-1], RAW[:-8]])
-async def test_a_client_that_stops_sending_raw_bytes_is_a_408(data: bytes) -> None:
+async def test_client_that_stops_sending_raw_binary_is_a_408(data: bytes) -> None:
     async with (
         ScriptedServer(knows_a_model_and_hangs) as server,
         gateway_client(server.url, idle_timeout=SHORT) as client,
@@ -148,7 +148,7 @@ async def _until_cut(client: RawClient) -> bytes:
 
 
 @pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_an_answer_that_stops_is_cut(limit: str) -> None:
+async def test_stalled_response_is_aborted(limit: str) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         head = {"Transfer-Encoding": "chunked"}
@@ -166,7 +166,7 @@ async def test_an_answer_that_stops_is_cut(limit: str) -> None:
         await (await server.connection()).left.wait()
 
 
-async def test_a_binary_answer_that_stops_is_cut() -> None:
+async def test_stalled_binary_response_is_aborted() -> None:
     header = binary_response_header(400_000)
 
     async def script(connection: Connection) -> None:
@@ -185,7 +185,7 @@ async def test_a_binary_answer_that_stops_is_cut() -> None:
 
 
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
-async def test_a_client_that_never_reads_is_dropped(data: bytes) -> None:
+async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
     big = binary_response(bytes(30_000_000))
 
     async def script(connection: Connection) -> None:
@@ -205,7 +205,7 @@ async def test_a_client_that_never_reads_is_dropped(data: bytes) -> None:
         assert len(await _until_cut(client)) < 30_000_000
 
 
-async def test_what_moves_is_not_idle() -> None:
+async def test_slow_progress_is_not_idle() -> None:
     """Many turns of which each is shorter than the limit, and all are longer."""
     pauses = 5
 
@@ -230,7 +230,7 @@ async def test_what_moves_is_not_idle() -> None:
         assert (await client.read_response()).body == b"y" * pauses
 
 
-async def test_total_time_counts_what_moves_too() -> None:
+async def test_request_timeout_counts_slow_progress() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
@@ -249,7 +249,7 @@ async def test_total_time_counts_what_moves_too() -> None:
 
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
 @pytest.mark.parametrize("of_the_route", [False, True])
-async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int) -> None:
+async def test_body_has_a_grace_period(of_the_route: bool, grace: str, status: int) -> None:
     own: dict[str, Any] = {"min_body_rate": "1GiB", "min_body_rate_grace": grace}
     route: dict[str, Any] = {"limits": own} if of_the_route else {}
     limits = {} if of_the_route else own
@@ -265,7 +265,7 @@ async def test_a_body_has_its_grace(of_the_route: bool, grace: str, status: int)
         assert (b"limits.min_body_rate" in reply.body) is (status == 408)
 
 
-async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> None:
+async def test_keep_alive_connection_is_not_idle() -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,
         gateway_client(server.url, idle_timeout=LONGER, request_timeout=LONGER) as client,
@@ -275,7 +275,7 @@ async def test_a_connection_that_waits_for_its_next_request_is_not_idle() -> Non
         assert (await client.ask(GET)).status == 200
 
 
-async def test_a_client_may_go_on_after_its_server_was_too_slow() -> None:
+async def test_client_may_continue_after_a_504() -> None:
     async with (
         ScriptedServer(never_respond, always_respond(http_response())) as server,
         gateway_client(server.url, idle_timeout=LONGER) as client,
@@ -284,7 +284,7 @@ async def test_a_client_may_go_on_after_its_server_was_too_slow() -> None:
         assert (await client.ask(GET)).status == 200
 
 
-async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
+async def test_connecting_counts_towards_the_connect_timeout(unused_backlog: str) -> None:
     async with gateway_client(unused_backlog, connect_timeout=SHORT) as client:
         for data in (GET, POST, JSON, BINARY, RAW):
             reply = await client.ask(data)
@@ -292,7 +292,7 @@ async def test_connecting_counts_as_connect_time(unused_backlog: str) -> None:
             assert reply.error == f"cannot connect to {unused_backlog}: no connection in time"
 
 
-async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
+async def test_connecting_counts_towards_the_idle_timeout(unused_backlog: str) -> None:
     async with gateway_client(unused_backlog, idle_timeout=SHORT) as client:
         reply = await client.ask(JSON)
         assert reply.status == 504
@@ -300,7 +300,7 @@ async def test_connecting_counts_as_idle_time(unused_backlog: str) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
-async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
+async def test_incomplete_head_times_out(before: bytes) -> None:
     async with (
         ScriptedServer() as server,
         gateway_client(server.url, request_header_timeout=SHORT) as client,
@@ -310,11 +310,11 @@ async def test_a_head_that_does_not_come_whole(before: bytes) -> None:
         await client.send(GET[:-2])
         reply = await client.read_response()
         assert reply.status == 408
-        assert "head did not come within 0.25 s (limits.request_header_timeout)" in reply.error
+        assert "did not arrive within 0.25 s (limits.request_header_timeout)" in reply.error
         assert await client.rest() == b""
 
 
-async def test_a_connection_without_a_request_is_closed() -> None:
+async def test_connection_without_a_request_is_closed() -> None:
     async with (
         ScriptedServer() as server,
         gateway_client(server.url, keep_alive_timeout="1s") as client,
@@ -323,7 +323,7 @@ async def test_a_connection_without_a_request_is_closed() -> None:
         assert await client.rest() == b""
 
 
-async def test_empty_lines_do_not_keep_a_connection() -> None:
+async def test_empty_lines_do_not_keep_a_connection_open() -> None:
     async with (
         ScriptedServer() as server,
         gateway_client(server.url, keep_alive_timeout="1s") as client,
@@ -341,7 +341,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closed"])
-async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str, str]) -> None:
+async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str, str]) -> None:
     """It is whole for the gateway, so that no call waits for the client any more."""
     size = 60_000
     async with (
@@ -365,7 +365,7 @@ async def test_client_that_leaves_an_answer_unread_is_dropped(headers: dict[str,
         assert listener.buffers.buffered == 0
 
 
-async def test_client_that_reads_the_rest_of_an_answer_slowly_gets_it_whole() -> None:
+async def test_client_that_reads_slowly_gets_the_whole_response() -> None:
     sizes = [60_000] * 80
     async with (
         ScriptedServer(always_respond(http_response(bytes(sizes[0])))) as server,

@@ -104,7 +104,7 @@ def _post(model: str, headers: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("headers", [A, ROBOT, {"x-api-key": "another-key"}, {**WRONG, **ROBOT}])
-async def test_who_shows_a_key_is_let_in(
+async def test_authenticated_client_is_served(
     headers: dict[str, str], tmp_path: Path, send: Send, fast_path_requests: list[str]
 ) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
@@ -119,7 +119,7 @@ async def test_who_shows_a_key_is_let_in(
     assert len(fast_path_requests) == 2 * (send is _in_one_write)
 
 
-async def test_who_asks_for_tensors_is_let_in(tmp_path: Path, send: Send) -> None:
+async def test_authenticated_infer_request_is_served(tmp_path: Path, send: Send) -> None:
     others = {"match": {"model": "x"}, "auth": ["team-b", "robots"]}
     routes = [ROUTES[2], others, {"auth": "team-a"}]
     async with (
@@ -133,7 +133,7 @@ async def test_who_asks_for_tensors_is_let_in(tmp_path: Path, send: Send) -> Non
 
 
 @pytest.mark.parametrize("headers", [{}, WRONG, {"X-Api-Key": "key-of-a"}, {"Cookie": "key-of-a"}])
-async def test_who_shows_none_is_told_the_same_of_all(
+async def test_unauthenticated_client_gets_the_same_error_for_every_path(
     headers: dict[str, str], tmp_path: Path, send: Send
 ) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
@@ -161,14 +161,14 @@ async def test_who_shows_none_is_told_the_same_of_all(
         assert [each.head.target for each in server.requests] == ["/v2/models/x/ready"]
 
 
-async def test_an_answer_to_head_has_no_body(tmp_path: Path) -> None:
+async def test_unauthenticated_head_request_has_no_body(tmp_path: Path) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         await client.send(request("HEAD", "/v2/models/a"))
         assert (await client.head()).status == 401
         assert (await client.call("GET", "/v2/models/x/ready")).status == 200
 
 
-async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send: Send) -> None:
+async def test_route_for_other_keys_is_a_404(tmp_path: Path, send: Send) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers, models, listed in ((A, "bx", "a"), (B, "ax", "b"), (ROBOT, "bx", "a")):
             for model in models:
@@ -182,14 +182,14 @@ async def test_for_who_has_another_key_a_route_is_not_there(tmp_path: Path, send
         assert len(server.requests) == 1
 
 
-async def test_what_is_denied_is_so_with_a_key_too(tmp_path: Path, send: Send) -> None:
+async def test_denied_operation_is_a_403_with_a_key(tmp_path: Path, send: Send) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         reply = await send(client, request("GET", "/v2/models/a/config", b"", A))
         assert reply.status == 403
         assert reply.error == "what is asked for (config) is not served here"
 
 
-async def test_an_open_route_asks_for_nothing(tmp_path: Path, send: Send) -> None:
+async def test_open_route_needs_no_key(tmp_path: Path, send: Send) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
             data = request("GET", "/v2/models/x/ready", b"x", headers)
@@ -203,7 +203,7 @@ async def test_an_open_route_asks_for_nothing(tmp_path: Path, send: Send) -> Non
     ("headers", "models"),
     [({**A, **ROBOT}, "bax"), ({**WRONG, **ROBOT}, "ax"), ({**A, "X-Api-Key": "any"}, "bax")],
 )
-async def test_servers_get_no_key_on_any_route(
+async def test_server_never_gets_a_key(
     headers: dict[str, str], models: str, tmp_path: Path, send: Send
 ) -> None:
     routes = [{"match": {"model": "b"}, "auth": ["team-a", "team-b"]}, ROUTES[0], {}]
@@ -220,7 +220,7 @@ async def test_servers_get_no_key_on_any_route(
             assert received.head.get("X-Kept") == "1"
 
 
-async def test_a_large_body_without_a_key_is_not_waited_for(tmp_path: Path) -> None:
+async def test_unauthenticated_client_is_refused_before_its_large_body(tmp_path: Path) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         head = {"Content-Length": "50000000", "Expect": "100-continue"}
         await client.send(request("POST", "/v2/models/a/infer", headers=head))
@@ -230,7 +230,7 @@ async def test_a_large_body_without_a_key_is_not_waited_for(tmp_path: Path) -> N
         assert len(server.requests) == 1
 
 
-async def test_a_key_that_is_taken_out_lets_nobody_in_any_more(
+async def test_removed_key_authenticates_no_more(
     tmp_path: Path, send: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -254,7 +254,7 @@ async def test_a_key_that_is_taken_out_lets_nobody_in_any_more(
         assert (await send(client, _post("a", ROBOT))).status == 200
 
 
-async def test_no_key_is_ever_logged(
+async def test_key_is_never_logged(
     tmp_path: Path, send: Send, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -125,7 +125,7 @@ EVERY_WAY = {
 
 
 @pytest.mark.parametrize("data", EVERY_WAY.values(), ids=EVERY_WAY)
-async def test_every_request_says_who_asks(data: bytes, send: Send) -> None:
+async def test_every_request_has_forwarded_headers(data: bytes, send: Send) -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await send(client, data)
         if data.startswith(b"HEAD"):
@@ -145,7 +145,7 @@ async def test_every_request_says_who_asks(data: bytes, send: Send) -> None:
         }
 
 
-async def test_what_the_gateway_asks_for_itself_names_the_gateway_alone(send: Send) -> None:
+async def test_own_request_of_the_gateway_names_the_gateway_alone(send: Send) -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await send(client, infer_raw(bytes(8)))
         assert (await client.read_response()).status == 200
@@ -191,7 +191,7 @@ OWN = "for=127.0.0.1;host=gateway;proto=http"
         ("all", ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
     ],
 )
-async def test_whom_to_believe(
+async def test_only_trusted_proxies_are_believed(
     trust: object, told: dict[str, str], forwarded: str, send: Send
 ) -> None:
     async with (
@@ -206,7 +206,7 @@ async def test_whom_to_believe(
             assert head.get("Forwarded") == forwarded
 
 
-async def test_ipv6(send: Send) -> None:
+async def test_ipv6_client_address_is_forwarded(send: Send) -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url, "[::1]:0") as client:
         await send(client, _with(request("POST", "/v2/x", b"x"), "Forwarded: for=a"))
         assert (await client.read_response()).status == 200
@@ -215,7 +215,7 @@ async def test_ipv6(send: Send) -> None:
         assert head.get("Forwarded") == 'for="[::1]";host=gateway;proto=http'
 
 
-async def test_a_client_on_a_unix_socket(tmp_path: Path, send: Send) -> None:
+async def test_unix_socket_client_has_no_address(tmp_path: Path, send: Send) -> None:
     async with ScriptedServer(_model) as server:
         async with _client_of(server.url, f"unix:{tmp_path}/s") as client:
             await send(client, request("POST", "/v2/x", b"x"))
@@ -231,7 +231,7 @@ async def test_a_client_on_a_unix_socket(tmp_path: Path, send: Send) -> None:
         )
 
 
-async def test_a_client_that_speaks_tls(tmp_path: Path, send: Send) -> None:
+async def test_tls_client_has_the_https_scheme(tmp_path: Path, send: Send) -> None:
     files = certificate_files(tmp_path, server_certificate())
     tls = dict(zip(("certificate", "key"), files, strict=True))
     async with ScriptedServer(_model) as server, _client_of(server.url, tls=tls) as client:
@@ -242,7 +242,7 @@ async def test_a_client_that_speaks_tls(tmp_path: Path, send: Send) -> None:
         assert head.get("Forwarded") == "for=127.0.0.1;host=gateway;proto=https"
 
 
-async def test_clients_with_the_same_head_are_told_apart(fast_path_requests: list[str]) -> None:
+async def test_clients_with_equal_heads_keep_their_addresses(fast_path_requests: list[str]) -> None:
     async with ScriptedServer(_model) as server, _gateway(server.url, "[::1]:0") as gateway:
         async with gateway.client() as one, connect(gateway.url) as two:
             for client in (one, two, one):
@@ -253,7 +253,7 @@ async def test_clients_with_the_same_head_are_told_apart(fast_path_requests: lis
     assert fast_path_requests == [INFER] * 3
 
 
-async def test_what_is_asked_in_http_1_0() -> None:
+async def test_http_1_0_request_has_its_version_in_via() -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
         assert (await client.read_response()).status == 200
@@ -270,7 +270,7 @@ async def test_what_is_asked_in_http_1_0() -> None:
         ({"request_id": False}, ["X-Request-Id: from the client"]),
     ],
 )
-async def test_what_is_switched_off_passes_as_it_came(
+async def test_headers_switched_off_pass_untouched(
     settings: dict[str, Any], untouched: tuple[str, ...], send: Send
 ) -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url, **settings) as client:
@@ -288,7 +288,7 @@ async def test_what_is_switched_off_passes_as_it_came(
                 assert f"{name.lower()}:{value}" in lines
 
 
-async def test_the_headers_of_a_trace_are_untouched(send: Send) -> None:
+async def test_trace_context_headers_pass_untouched(send: Send) -> None:
     lines = (
         "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "tracestate: rojo=00f067aa0ba902b7",
@@ -306,7 +306,7 @@ async def test_the_headers_of_a_trace_are_untouched(send: Send) -> None:
 # ---------------------------------------------------------------------------------- ids
 
 
-async def test_a_request_that_is_sent_again_keeps_its_id(fast_path_requests: list[str]) -> None:
+async def test_resent_request_keeps_its_id(fast_path_requests: list[str]) -> None:
     async def closing(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -321,7 +321,7 @@ async def test_a_request_that_is_sent_again_keeps_its_id(fast_path_requests: lis
         assert len(_told(one.head)) == len(ADDED)
 
 
-async def test_a_request_that_another_endpoint_answers_keeps_its_id(
+async def test_retried_request_keeps_its_id(
     fast_path_requests: list[str],
 ) -> None:
     async def leaving(connection: Connection) -> None:
@@ -348,7 +348,7 @@ def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.rpartition(" ")[2] for line in lines if "/v2/warm" not in line]
 
 
-async def test_the_log_names_the_id(caplog: pytest.LogCaptureFixture, send: Send) -> None:
+async def test_access_log_has_the_request_id(caplog: pytest.LogCaptureFixture, send: Send) -> None:
     caplog.set_level(logging.INFO)
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         for data in (infer_json(), _with(infer_json(), "X-Request-Id: my-own")):
@@ -359,7 +359,9 @@ async def test_the_log_names_the_id(caplog: pytest.LogCaptureFixture, send: Send
     assert _access(caplog) == ids
 
 
-async def test_without_ids_the_log_has_none(caplog: pytest.LogCaptureFixture, send: Send) -> None:
+async def test_access_log_has_no_id_if_ids_are_off(
+    caplog: pytest.LogCaptureFixture, send: Send
+) -> None:
     caplog.set_level(logging.INFO)
     async with ScriptedServer(_model) as server, _client_of(server.url, request_id=False) as client:
         await send(client, request("POST", "/v2/models/m/infer", b"no"))
@@ -382,7 +384,7 @@ FAILURES: dict[str, tuple[bytes, bytes, int]] = {
 
 @pytest.mark.parametrize("given", ["my-own", None])
 @pytest.mark.parametrize(("data", "sent", "status"), FAILURES.values(), ids=FAILURES)
-async def test_an_error_of_the_gateways_own_names_the_id(
+async def test_error_of_the_gateway_has_the_request_id(
     data: bytes,
     sent: bytes,
     status: int,
@@ -407,7 +409,7 @@ async def test_an_error_of_the_gateways_own_names_the_id(
         await until(lambda: _access(caplog) == [shown])
 
 
-async def test_errors_of_the_servers_do_not_name_the_id(send: Send) -> None:
+async def test_error_of_a_server_has_no_request_id_added(send: Send) -> None:
     data = http_response(b'{"error":"unknown model"}', status="404 Not Found")
     first = respond_in_turn(http_response())
     async with (
@@ -421,7 +423,7 @@ async def test_errors_of_the_servers_do_not_name_the_id(send: Send) -> None:
             assert reply.head.all("X-Request-Id") == []
 
 
-async def test_no_id_for_what_is_no_request() -> None:
+async def test_malformed_request_gets_no_id() -> None:
     async with ScriptedServer() as server, _client_of(server.url) as client:
         await client.send(_with(request("GET", "/v2/x"), "X-Request-Id: a", "Nothing"))
         reply = await client.read_response()
@@ -429,7 +431,7 @@ async def test_no_id_for_what_is_no_request() -> None:
         assert reply.head.all("X-Request-Id") == []
 
 
-async def test_an_answer_that_is_cut_is_logged_with_the_id(
+async def test_aborted_response_is_logged_with_the_request_id(
     caplog: pytest.LogCaptureFixture, send: Send
 ) -> None:
     begun = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}) + chunk(b"begun")
@@ -455,7 +457,7 @@ async def test_an_answer_that_is_cut_is_logged_with_the_id(
     ]
 
 
-async def test_ids_are_different_in_each_worker_and_for_each_request(tmp_path: Path) -> None:
+async def test_request_ids_differ_in_each_worker_and_request(tmp_path: Path) -> None:
     async with ScriptedServer(_model) as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url, more="workers: 2\n")
         async with gateway_process(config) as (_, url):

@@ -32,7 +32,7 @@ async def _servers(stack: AsyncExitStack) -> list[ScriptedServer]:
 # The gateway writes the second anew, with the value that the client gave.
 @pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
-async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
+async def test_hash_header_keeps_a_value_on_one_endpoint(first: int, header: str) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
         upstream = {"load_balancing": {"hash_header": header}}
@@ -50,7 +50,7 @@ async def test_a_value_stays_with_one_endpoint(first: int, header: str) -> None:
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
-async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
+async def test_request_without_the_hash_header_uses_all_endpoints(first: int) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
         upstream = {"load_balancing": {"hash_header": "X-User"}}
@@ -63,7 +63,7 @@ async def test_without_the_header_all_endpoints_are_used(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
-async def test_each_in_turn(first: int) -> None:
+async def test_round_robin_uses_each_endpoint_in_order(first: int) -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
         client = await stack.enter_async_context(
@@ -76,7 +76,7 @@ async def test_each_in_turn(first: int) -> None:
         assert [len(server.requests) for server in servers] == [4] * COUNT
 
 
-async def test_where_its_endpoint_is_gone_a_value_goes_elsewhere() -> None:
+async def test_value_moves_when_its_endpoint_is_gone() -> None:
     async with AsyncExitStack() as stack:
         servers = await _servers(stack)
         nowhere = "http://127.0.0.1:1"

@@ -63,7 +63,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
 @pytest.mark.parametrize("name", ["GET", "POST", "JSON", "binary", "raw"])
-async def test_a_gateway_in_front_of_itself_answers_508(
+async def test_gateway_in_front_of_itself_is_a_508(
     name: str, via: bool, send: Send, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS)
@@ -81,7 +81,7 @@ async def test_a_gateway_in_front_of_itself_answers_508(
 
 @pytest.mark.parametrize("dialect", ["auto", "triton"])
 @pytest.mark.parametrize("name", EVERY_WAY)
-async def test_no_request_to_a_gateway_in_front_of_itself_goes_round(
+async def test_request_to_a_gateway_in_front_of_itself_does_not_loop(
     name: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS)
@@ -97,7 +97,7 @@ async def test_no_request_to_a_gateway_in_front_of_itself_goes_round(
 
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
-async def test_a_gateway_in_front_of_itself_is_not_ready(
+async def test_gateway_in_front_of_itself_is_not_ready(
     via: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS)
@@ -111,7 +111,7 @@ async def test_a_gateway_in_front_of_itself_is_not_ready(
 
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
-async def test_two_gateways_in_front_of_each_other_answer_508(
+async def test_two_gateways_in_front_of_each_other_are_a_508(
     via: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS)
@@ -125,7 +125,7 @@ async def test_two_gateways_in_front_of_each_other_answer_508(
 
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
-async def test_a_chain_of_gateways_is_no_loop(via: bool) -> None:
+async def test_chain_of_gateways_is_no_loop(via: bool) -> None:
     async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
         end = server.url.removeprefix("http://")
         addresses = (free_address(), free_address(), free_address(), end)
@@ -140,7 +140,7 @@ async def test_a_chain_of_gateways_is_no_loop(via: bool) -> None:
         assert len(set(re.findall("tensorgate-[0-9a-f]{16}", named))) == 3
 
 
-async def test_a_reload_leaves_the_gateways_name_in_via_as_it_was() -> None:
+async def test_reload_keeps_the_gateways_name_in_via() -> None:
     async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
         address, end = free_address(), server.url.removeprefix("http://")
         async with _chain(address, end) as (running,):
@@ -155,7 +155,7 @@ async def test_a_reload_leaves_the_gateways_name_in_via_as_it_was() -> None:
         assert after == before
 
 
-async def test_workers_have_one_name_in_via(tmp_path: Path) -> None:
+async def test_workers_share_one_name_in_via(tmp_path: Path) -> None:
     """A request comes back to the other worker: that has fewer connections."""
     address = free_address()
     config = write_settings(tmp_path / "g.yaml", f"http://{address}", address, "workers: 2\n")

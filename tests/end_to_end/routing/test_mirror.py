@@ -16,7 +16,7 @@ import pytest
 from gateway.app.gateway import Gateway
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import RunningGateway, split_limits, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -88,7 +88,7 @@ async def mirrored(
                 "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
             },
             "routes": [{"upstream": "server", **mirror}],
-            "limits": {**LIMITS, **limits},
+            **split_limits(limits),
             # Else no two requests would be the same.
             "request_id": False,
             "forwarded": {"headers": False, "via": False},
@@ -166,7 +166,7 @@ def _without_id(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("parts", FORMS.values(), ids=FORMS)
-async def test_it_gets_what_the_server_gets(parts: tuple[bytes, ...]) -> None:
+async def test_mirror_gets_the_same_as_the_server(parts: tuple[bytes, ...]) -> None:
     asked, copied = await _both_get(*parts)
     assert copied.head == asked.head
     assert _without_id(copied.body) == _without_id(asked.body)
@@ -175,7 +175,7 @@ async def test_it_gets_what_the_server_gets(parts: tuple[bytes, ...]) -> None:
         assert copied.body[size:] in (TENSOR, FLOATS.tobytes()) or b"100000" in copied.body[:size]
 
 
-async def test_what_is_larger_than_the_cap_goes_to_the_server_alone(
+async def test_body_over_the_cap_is_not_mirrored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -202,7 +202,7 @@ async def test_what_is_larger_than_the_cap_goes_to_the_server_alone(
 @pytest.mark.parametrize(
     ("share", "copied"), [("0%", range(0)), ("100%", range(30)), ("30%", None)]
 )
-async def test_a_share(
+async def test_share_of_requests_is_mirrored(
     share: Any, copied: range | None, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     seeded = random.Random(7).random
@@ -318,24 +318,24 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("script", SHADOWS.values(), ids=SHADOWS)
-async def test_the_client_gets_the_same_as_without_a_mirror(script: Script) -> None:
+async def test_client_gets_the_same_as_without_a_mirror(script: Script) -> None:
     alone = await _everything(None)
     async with ScriptedServer(script) as shadow:
         assert await _everything(shadow.url) == alone
         assert shadow.connections
 
 
-async def test_the_client_gets_the_same_where_the_mirror_refuses() -> None:
+async def test_client_gets_the_same_if_the_mirror_refuses() -> None:
     assert await _everything(NOWHERE) == await _everything(None)
 
 
-async def test_the_client_gets_the_same_where_the_mirror_is_never_reached(
+async def test_client_gets_the_same_if_the_mirror_is_unreachable(
     unused_backlog: str,
 ) -> None:
     assert await _everything(unused_backlog) == await _everything(None)
 
 
-async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
+async def test_clients_continue_when_the_mirror_is_at_its_cap(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A mirror that hangs takes no places, and no memory, that are meant for clients."""
@@ -361,11 +361,11 @@ async def test_clients_go_on_when_the_mirror_has_all_that_it_may(
     )
 
 
-async def test_the_number_of_copies_can_be_set() -> None:
+async def test_number_of_mirrored_requests_can_be_set() -> None:
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
-        mirrored(server.url, shadow.url, own={"most": 2}) as gateway,
+        mirrored(server.url, shadow.url, own={"max_concurrent": 2}) as gateway,
     ):
         async with gateway.client() as client:
             for number in range(4):
@@ -373,7 +373,7 @@ async def test_the_number_of_copies_can_be_set() -> None:
         assert _under_way(gateway) == 2
 
 
-async def test_copies_hold_a_quarter_of_what_clients_may() -> None:
+async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
     body = bytes(200_000)
     async with (
         ScriptedServer(model) as server,
@@ -411,7 +411,7 @@ LEAVING: dict[str, Callable[[RawClient], None]] = {
     ],
     ids=["binary", "raw", "JSON", "generate"],
 )
-async def test_a_client_that_leaves_within_its_body(
+async def test_client_disconnect_within_its_body_sends_nothing_to_the_mirror(
     data: bytes, leave: Callable[[RawClient], None]
 ) -> None:
     async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
@@ -425,7 +425,7 @@ async def test_a_client_that_leaves_within_its_body(
         assert shadow.connections == []
 
 
-async def test_a_client_that_leaves_before_its_answer() -> None:
+async def test_client_disconnect_before_its_response_keeps_the_mirrored_request() -> None:
     async with (
         ScriptedServer(never_respond) as server,
         ScriptedServer(model) as shadow,
@@ -442,7 +442,7 @@ async def test_a_client_that_leaves_before_its_answer() -> None:
 # ------------------------------------------------------------------------------------ the end
 
 
-async def test_a_mirror_that_hangs_does_not_hold_up_a_drain(
+async def test_hanging_mirror_does_not_delay_a_drain(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate.access")
@@ -461,7 +461,7 @@ async def test_a_mirror_that_hangs_does_not_hold_up_a_drain(
     assert len([each for each in caplog.records if each.name == "tensorgate.access"]) == 2
 
 
-async def test_an_exchange_that_is_waited_for_is_still_mirrored() -> None:
+async def test_call_during_a_drain_is_still_mirrored() -> None:
     free = asyncio.Event()
 
     async def waits(connection: Connection) -> None:

@@ -118,7 +118,7 @@ def _values(reply: ReceivedResponse) -> object:
     return reply.json["outputs"][0]["data"]
 
 
-async def test_models_have_their_own_servers(send: Send, fast_path_requests: list[str]) -> None:
+async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str]) -> None:
     async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         routes = [
             {"match": {"model": "resnet*"}, "upstream": "one"},
@@ -137,7 +137,7 @@ async def test_models_have_their_own_servers(send: Send, fast_path_requests: lis
         assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is straight
 
 
-async def test_no_route(send: Send, fast_path_requests: list[str]) -> None:
+async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: list[str]) -> None:
     async with ScriptedServer(_model) as server:
         routes = [
             {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
@@ -154,7 +154,7 @@ async def test_no_route(send: Send, fast_path_requests: list[str]) -> None:
         assert fast_path_requests == []
 
 
-async def test_what_is_denied(send: Send) -> None:
+async def test_denied_operation_is_a_403(send: Send) -> None:
     denied = {
         "/v2/repository/models/m/load": "repository",
         "/v2/repository/index": "repository",
@@ -176,7 +176,7 @@ async def test_what_is_denied(send: Send) -> None:
         assert _asked(server) == [INFER]
 
 
-async def test_a_canary(
+async def test_canary_gets_its_share(
     send: Send, fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = np.random.default_rng(7).random(61).tolist()
@@ -203,7 +203,7 @@ async def test_a_canary(
         )
 
 
-async def test_a_client_stays_with_one_server(send: Send) -> None:
+async def test_sticky_client_stays_with_one_server(send: Send) -> None:
     async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
         routes = [{"upstream": upstream, "sticky_header": "X-User"}]
@@ -225,7 +225,7 @@ async def test_a_client_stays_with_one_server(send: Send) -> None:
     assert len(seen[0]) + len(seen[1]) == 3 * 2 * len(users)
 
 
-async def test_an_alias(send: Send, fast_path_requests: list[str]) -> None:
+async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: list[str]) -> None:
     async with ScriptedServer(_model) as server:
         routes = [
             {
@@ -257,7 +257,7 @@ async def test_an_alias(send: Send, fast_path_requests: list[str]) -> None:
         assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _in_one_write)
 
 
-async def test_limits_of_a_route(send: Send) -> None:
+async def test_route_has_its_own_limits(send: Send) -> None:
     async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
         routes: list[dict[str, Any]] = [
             {"match": {"model": "small"}, "upstream": "one", "limits": {"request_bytes": 1024}},
@@ -282,6 +282,6 @@ async def test_limits_of_a_route(send: Send) -> None:
             assert "limits.idle_timeout" in reply.error
 
 
-async def test_one_upstream_needs_no_route(send: Send) -> None:
+async def test_single_upstream_needs_no_route(send: Send) -> None:
     async with ScriptedServer(_model) as server, gateway_client(server.url) as client:
         assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]

@@ -90,7 +90,7 @@ WORKS = always_respond(http_response(b""))
 # -------------------------------------------------------------------------------------- changes
 
 
-async def test_a_load_goes_to_every_server() -> None:
+async def test_load_goes_to_every_server() -> None:
     async with servers_of(WORKS, WORKS, WORKS) as servers:
         one, two, three = (server.url for server in servers)
         async with client_to(main=[one, two], canary=[three]) as client:
@@ -103,7 +103,7 @@ async def test_a_load_goes_to_every_server() -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000])
-async def test_a_large_body_reaches_every_server(size: int) -> None:
+async def test_large_body_reaches_every_server(size: int) -> None:
     body = bytes(range(250)) * (size // 250)
     async with servers_of(WORKS, WORKS, WORKS) as servers:
         async with client_to(main=[server.url for server in servers]) as client:
@@ -111,7 +111,7 @@ async def test_a_large_body_reaches_every_server(size: int) -> None:
         assert all(server.requests[0].body == body for server in servers)
 
 
-async def test_one_of_three_is_down_during_a_load() -> None:
+async def test_one_of_three_servers_is_down_during_a_load() -> None:
     async with servers_of(WORKS, WORKS) as servers:
         (first, last), down = [server.url for server in servers], f"http://{free_address()}"
         async with client_to(main=[first, down, last]) as client:
@@ -125,7 +125,7 @@ async def test_one_of_three_is_down_during_a_load() -> None:
 
 
 @pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_one_of_three_hangs_during_a_load(limit: str) -> None:
+async def test_one_of_three_servers_hangs_during_a_load(limit: str) -> None:
     async with servers_of(WORKS, _hangs, WORKS) as servers:
         urls = [server.url for server in servers]
         async with client_to(main=urls, limits={limit: 0.2}) as client:
@@ -138,7 +138,7 @@ async def test_one_of_three_hangs_during_a_load(limit: str) -> None:
             assert (await client.call("GET", "/v2/health/live")).status == 200
 
 
-async def test_one_of_three_breaks_off_during_a_load() -> None:
+async def test_one_of_three_servers_closes_during_a_load() -> None:
     async def breaks_off(connection: Connection) -> None:
         await connection.request()
 
@@ -150,7 +150,7 @@ async def test_one_of_three_breaks_off_during_a_load() -> None:
             assert f"{urls[0]} closed the connection before it answered" in reply.error
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind() -> None:
+async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
     async with (
         servers_of(WORKS, never_respond, _hangs) as servers,
         gateway_to(main=[server.url for server in servers]) as gateway,
@@ -218,7 +218,7 @@ async def test_index_and_statistics_are_those_of_all() -> None:
             assert "binary_tensor_data" in extensions
 
 
-async def test_an_index_without_one_upstream_is_none() -> None:
+async def test_index_without_one_upstream_is_an_error() -> None:
     down = f"http://{free_address()}"
     async with (
         ScriptedServer(always_respond(http_response(b"[]"))) as server,
@@ -230,7 +230,7 @@ async def test_an_index_without_one_upstream_is_none() -> None:
         assert down in reply.error
 
 
-async def test_extensions_that_only_the_canary_lacks() -> None:
+async def test_extensions_that_the_canary_lacks_are_dropped() -> None:
     def server(*extensions: str) -> Script:
         return always_respond(
             http_response(json.dumps({"name": "n", "extensions": extensions}).encode())
@@ -247,7 +247,7 @@ async def test_extensions_that_only_the_canary_lacks() -> None:
 # --------------------------------------------------------------------------------------- health
 
 
-async def test_the_gateways_own_health() -> None:
+async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:
     down = f"http://{free_address()}"
     async with servers_of(
         WORKS, always_respond(http_response(b"no", status="400 Bad Request"))
@@ -273,7 +273,7 @@ async def test_the_gateways_own_health() -> None:
             assert (await client.call("GET", "/v2/health/live")).status == 200
 
 
-async def test_probes_do_not_multiply() -> None:
+async def test_readiness_requests_share_one_check() -> None:
     count = 20
 
     async def waits_for_all(connection: Connection) -> None:
@@ -291,7 +291,7 @@ async def test_probes_do_not_multiply() -> None:
         assert [each.head.target for each in server.requests] == [READY]
 
 
-async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() -> None:
+async def test_abandoned_readiness_check_ends_with_the_gateway() -> None:
     async with ScriptedServer(never_respond) as server:
         async with client_to(main=[server.url]) as client:
             await client.send(request("GET", READY))
@@ -300,7 +300,7 @@ async def test_a_check_that_nobody_waits_for_any_more_ends_with_the_gateway() ->
             await (await server.connection()).left.wait()
 
 
-async def test_the_connection_of_a_probe_is_kept() -> None:
+async def test_connection_of_a_readiness_check_is_kept() -> None:
     """Also of a server that says more than 200."""
     async with ScriptedServer(always_respond(http_response(b'{"ready":true}'))) as server:
         async with client_to(main=[server.url]) as client:
@@ -310,7 +310,7 @@ async def test_the_connection_of_a_probe_is_kept() -> None:
 
 
 @pytest.mark.parametrize("deny", [["health"], []])
-async def test_health_that_is_not_served_here(deny: list[str]) -> None:
+async def test_denied_health_is_a_403(deny: list[str]) -> None:
     async with ScriptedServer() as server:
         match = {} if deny else {"model": "m"}
         routes = [{"match": match, "upstream": "main", "deny_operations": deny}]

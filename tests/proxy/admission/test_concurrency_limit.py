@@ -19,7 +19,7 @@ async def _enter(*concurrency_limits: ConcurrencyLimit) -> None:
         await enter(concurrency_limits, deadline)
 
 
-def test_so_many_are_let_in() -> None:
+def test_limit_admits_its_maximum() -> None:
     concurrency_limit = _gate(most=2)
     assert [concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
     concurrency_limit.leave()
@@ -27,7 +27,7 @@ def test_so_many_are_let_in() -> None:
     assert concurrency_limit.try_acquire()
 
 
-async def test_who_waits_is_let_in_in_order() -> None:
+async def test_queued_calls_are_admitted_in_order() -> None:
     concurrency_limit = _gate()
     await _enter(concurrency_limit)
     entered: list[int] = []
@@ -50,7 +50,7 @@ async def test_who_waits_is_let_in_in_order() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (0, 0)
 
 
-async def test_nobody_waits_where_nobody_may() -> None:
+async def test_call_is_refused_if_the_queue_has_no_room() -> None:
     concurrency_limit = _gate(waiting=0)
     await _enter(concurrency_limit)
     with pytest.raises(GatewayError) as caught:
@@ -61,7 +61,7 @@ async def test_nobody_waits_where_nobody_may() -> None:
     assert caught.value.message == expected
 
 
-async def test_who_has_waited_too_long_is_turned_away() -> None:
+async def test_queued_call_is_refused_after_the_queue_timeout() -> None:
     concurrency_limit = _gate(patience=0.01)
     await _enter(concurrency_limit)
     with pytest.raises(GatewayError, match=r"and none ended within 0.01 s") as caught:
@@ -70,7 +70,7 @@ async def test_who_has_waited_too_long_is_turned_away() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (1, 0)
 
 
-async def test_who_leaves_while_waiting_takes_no_place() -> None:
+async def test_cancelled_call_in_the_queue_takes_no_slot() -> None:
     concurrency_limit = _gate()
     await _enter(concurrency_limit)
     waiting = asyncio.create_task(_enter(concurrency_limit))
@@ -82,7 +82,7 @@ async def test_who_leaves_while_waiting_takes_no_place() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (0, 0)
 
 
-async def test_who_leaves_just_when_its_turn_comes_gives_it_to_the_next() -> None:
+async def test_call_cancelled_when_admitted_passes_its_slot_on() -> None:
     concurrency_limit = _gate()
     await _enter(concurrency_limit)
     leaving, next_one = (
@@ -103,7 +103,7 @@ async def test_who_leaves_just_when_its_turn_comes_gives_it_to_the_next() -> Non
     [(0.01, LONG, 0), (LONG, 0.01, 0), (LONG, LONG, LONG - 0.01), (LONG, LONG, LONG + 1)],
     ids=["idle", "total", "what is left", "nothing left"],
 )
-async def test_who_has_less_time_is_turned_away_as_it_is_over(
+async def test_queued_call_is_refused_when_its_deadline_is_over(
     idle_timeout: float, request_timeout: float, spent: float
 ) -> None:
     """It is told when to try again, which no other end of the time tells."""
@@ -120,7 +120,7 @@ async def test_who_has_less_time_is_turned_away_as_it_is_over(
         assert (concurrency_limit.active, concurrency_limit.waiting) == (1, 0)
 
 
-async def test_the_time_goes_on_for_who_was_let_in() -> None:
+async def test_idle_timeout_restarts_for_an_admitted_call() -> None:
     concurrency_limit = _gate()
     await _enter(concurrency_limit)
 
@@ -136,7 +136,7 @@ async def test_the_time_goes_on_for_who_was_let_in() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (1, 0)
 
 
-async def test_more_places_let_in_who_waits() -> None:
+async def test_higher_limit_admits_queued_calls() -> None:
     concurrency_limit = _gate()
     await _enter(concurrency_limit)
     waiting = [asyncio.create_task(_enter(concurrency_limit)) for _ in range(3)]
@@ -151,7 +151,7 @@ async def test_more_places_let_in_who_waits() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (3, 0)
 
 
-async def test_fewer_places_are_kept_to_once_enough_have_left() -> None:
+async def test_lower_limit_holds_once_enough_calls_have_ended() -> None:
     concurrency_limit = _gate(most=3)
     for _ in range(3):
         await _enter(concurrency_limit)
@@ -167,7 +167,7 @@ async def test_fewer_places_are_kept_to_once_enough_have_left() -> None:
     assert (concurrency_limit.active, concurrency_limit.waiting) == (1, 0)
 
 
-async def test_several_are_entered_all_or_none() -> None:
+async def test_several_limits_are_acquired_all_or_none() -> None:
     wide, narrow = _gate(most=2), _gate(waiting=0)
     assert try_acquire((wide, narrow))
     assert not try_acquire((wide, narrow))

@@ -16,7 +16,7 @@ async def _laps(log: list[str]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_alone_goes_on_in_each_turn() -> None:
+async def test_single_conversion_runs_in_every_time_slice() -> None:
     log: list[str] = []
     laps = asyncio.create_task(_laps(log))
     await _convert(ConversionScheduler(), "a", log, 10)
@@ -24,7 +24,7 @@ async def test_one_alone_goes_on_in_each_turn() -> None:
     assert "".join(log).strip("|") == "a|" * 9 + "a"
 
 
-async def test_several_share_the_turns() -> None:
+async def test_conversions_share_the_time_slices() -> None:
     log: list[str] = []
     turns = ConversionScheduler()
     laps = asyncio.create_task(_laps(log))
@@ -37,7 +37,7 @@ async def test_several_share_the_turns() -> None:
     assert all(set(order[i : i + 4]) == set("abcd") for i in range(len(order) - 8))
 
 
-async def test_one_that_leaves_does_not_keep_its_turn() -> None:
+async def test_cancelled_conversion_passes_its_time_slice_on() -> None:
     log: list[str] = []
     turns = ConversionScheduler()
     tasks = [asyncio.create_task(_convert(turns, name, log, 1000)) for name in "abcd"]
@@ -54,7 +54,7 @@ async def test_one_that_leaves_does_not_keep_its_turn() -> None:
     await asyncio.wait_for(turns.next(), 5)
 
 
-async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
+async def test_free_time_slice_is_taken_at_once() -> None:
     turns = ConversionScheduler()
     assert turns.take()
     assert not turns.take()
@@ -66,7 +66,7 @@ async def test_a_turn_is_taken_at_once_if_it_is_free() -> None:
     assert turns.take()
 
 
-async def test_who_waits_has_its_turn_before_one_that_comes() -> None:
+async def test_waiting_conversion_runs_before_a_new_one() -> None:
     turns = ConversionScheduler()
     log: list[str] = []
     tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]

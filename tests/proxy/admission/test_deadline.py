@@ -14,7 +14,7 @@ FOR_THE_ANSWER = 5.0
 URL = "http://server:8000"
 
 
-async def test_what_is_done_in_time_passes() -> None:
+async def test_call_that_ends_in_time_passes() -> None:
     with Deadline(LONG, LONG) as turns:
         turns.expect_client()
         turns.expect_server(URL)
@@ -26,7 +26,7 @@ async def test_what_is_done_in_time_passes() -> None:
     ("idle_timeout", "request_timeout", "limit"),
     [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
 )
-async def test_it_is_the_clients_turn_first(
+async def test_client_is_expected_first(
     idle_timeout: float, request_timeout: float, limit: str
 ) -> None:
     with pytest.raises(GatewayError) as caught, Deadline(idle_timeout, request_timeout):
@@ -52,13 +52,15 @@ async def _waiting(
 
 
 @pytest.mark.parametrize(("idle_timeout", "request_timeout"), [(SHORT, LONG), (LONG, SHORT)])
-async def test_the_servers_turn(idle_timeout: float, request_timeout: float) -> None:
+async def test_timeout_names_the_expected_server(
+    idle_timeout: float, request_timeout: float
+) -> None:
     error = await _waiting(lambda turns: turns.expect_server(URL), idle_timeout, request_timeout)
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
 
 
-async def test_the_client_again() -> None:
+async def test_client_can_be_expected_again() -> None:
     def turns_of_both(turns: Deadline) -> None:
         turns.expect_server(URL)
         turns.expect_client()
@@ -67,7 +69,7 @@ async def test_the_client_again() -> None:
     assert error.kind is ErrorKind.CLIENT_TIMEOUT
 
 
-async def test_each_turn_starts_anew() -> None:
+async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
     with Deadline(0.6, LONG) as turns:
         for _ in range(5):
             await asyncio.sleep(0.15)
@@ -75,14 +77,14 @@ async def test_each_turn_starts_anew() -> None:
     assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
-async def test_a_turn_may_be_noted_by_another_task() -> None:
+async def test_another_task_may_set_the_expectation() -> None:
     def later(turns: Deadline) -> None:
         asyncio.get_running_loop().call_soon(turns.expect_server, URL)
 
     assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
 
 
-async def test_turns_noted_too_late_change_nothing() -> None:
+async def test_expectation_after_the_timeout_changes_nothing() -> None:
     async def run() -> None:
         with Deadline(SHORT, LONG) as turns:
             try:
@@ -94,7 +96,7 @@ async def test_turns_noted_too_late_change_nothing() -> None:
         await run()
 
 
-async def test_leaving_is_not_a_timeout() -> None:
+async def test_cancellation_is_not_a_timeout() -> None:
     async def run() -> None:
         with Deadline(LONG, LONG):
             await asyncio.sleep(LONG)
@@ -106,18 +108,18 @@ async def test_leaving_is_not_a_timeout() -> None:
         await task
 
 
-async def test_a_timeout_of_what_is_inside_is_its_own() -> None:
+async def test_timeout_error_from_inside_passes() -> None:
     with pytest.raises(TimeoutError), Deadline(LONG, LONG):
         raise TimeoutError
 
 
-async def test_other_errors_pass() -> None:
+async def test_other_error_from_inside_passes() -> None:
     with pytest.raises(KeyError), Deadline(LONG, LONG):
         raise KeyError
 
 
 @pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
-async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
+async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
     async def run() -> None:
         with Deadline(LONG, LONG, spent) as turns:
             turns.expect_server(URL)
@@ -133,7 +135,7 @@ async def test_what_is_spent_counts_as_total_time(spent: float) -> None:
     )
 
 
-async def test_what_is_spent_does_not_count_as_idle_time() -> None:
+async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
     with Deadline(10.0, LONG, 20.0) as turns:
         await asyncio.sleep(0.01)
     assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
@@ -155,7 +157,7 @@ async def test_what_is_spent_does_not_count_as_idle_time() -> None:
         (60.0, [(61.0, 99)], True),
     ],
 )
-def test_a_body_has_to_come_at_a_rate(
+def test_body_below_the_minimum_rate_is_refused(
     grace: float, pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -179,7 +181,7 @@ def test_a_body_has_to_come_at_a_rate(
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
-def test_without_a_rate_a_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
     deadline = Deadline(LONG, LONG)
@@ -205,7 +207,7 @@ async def _part(deadline: Deadline, url: str, time: float) -> str:
     ("idle_timeout", "request_timeout", "limit"),
     [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
 )
-async def test_one_part_that_waits_in_vain_does_not_end_the_others(
+async def test_part_that_times_out_does_not_end_the_others(
     idle_timeout: float, request_timeout: float, limit: str
 ) -> None:
     with Deadline(idle_timeout, request_timeout) as deadline:
@@ -218,7 +220,7 @@ async def test_one_part_that_waits_in_vain_does_not_end_the_others(
         assert limit in ends[0]
 
 
-async def test_time_that_is_left_to_parts_counts_afterwards(
+async def test_time_of_the_parts_counts_towards_the_request_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run(idle_timeout: float, request_timeout: float) -> None:
@@ -238,7 +240,7 @@ async def test_time_that_is_left_to_parts_counts_afterwards(
     ("taken", "left"),
     [(0, LONG), (LONG / 2, LONG / 2), (LONG - 1, FOR_THE_ANSWER), (2 * LONG, FOR_THE_ANSWER)],
 )
-async def test_there_is_time_for_the_answer_whatever_parts_took(
+async def test_client_has_time_for_the_response_after_slow_parts(
     taken: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -262,7 +264,7 @@ async def test_there_is_time_for_the_answer_whatever_parts_took(
     assert caught.value.message == f"waiting for the client: {not_done(LONG)}"
 
 
-async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_has_no_extra_time_after_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
 
@@ -278,13 +280,13 @@ async def test_servers_have_no_more_time_for_that(monkeypatch: pytest.MonkeyPatc
         await run()
 
 
-async def test_a_part_has_what_is_left() -> None:
+async def test_part_has_the_remaining_time() -> None:
     with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(), URL, LONG)
     assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
 
 
-async def test_a_part_may_have_a_share_of_it() -> None:
+async def test_part_may_have_a_share_of_the_remaining_time() -> None:
     with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(SHORT / LONG), URL, LONG)
         after = await _part(deadline.part(), URL, 0)
@@ -292,7 +294,7 @@ async def test_a_part_may_have_a_share_of_it() -> None:
     assert after == "done"
 
 
-async def test_leaving_while_the_time_is_left_to_parts() -> None:
+async def test_cancellation_during_the_parts_is_not_a_timeout() -> None:
     async def run() -> None:
         with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
             await asyncio.sleep(LONG)

@@ -4,7 +4,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.memory_budget import MemoryBudget
 
 
-def test_all_exchanges_share_the_cap() -> None:
+def test_all_calls_share_the_cap() -> None:
     held = MemoryBudget(100)
     with held.reserve() as one, held.reserve() as other:
         one.resize(60)
@@ -20,7 +20,7 @@ def test_all_exchanges_share_the_cap() -> None:
     assert held.total == 0
 
 
-def test_fewer_may_always_be_held() -> None:
+def test_reservation_may_always_shrink() -> None:
     held = MemoryBudget(100)
     with held.reserve() as one:
         for size in (100, 50, 0, 100, 0):
@@ -28,7 +28,7 @@ def test_fewer_may_always_be_held() -> None:
             assert held.total == size
 
 
-def test_nothing_is_held_after_a_failure() -> None:
+def test_reservation_is_released_after_an_error() -> None:
     held = MemoryBudget(100)
 
     def hold(*sizes: int) -> None:
@@ -41,7 +41,7 @@ def test_nothing_is_held_after_a_failure() -> None:
     assert held.total == 0
 
 
-def test_what_comes_bit_by_bit_adds_up() -> None:
+def test_grown_reservation_adds_up() -> None:
     held = MemoryBudget(100)
     with held.reserve() as one, held.reserve() as other:
         one.more(60)
@@ -53,7 +53,7 @@ def test_what_comes_bit_by_bit_adds_up() -> None:
     assert held.total == 0
 
 
-def test_another_cap_counts_what_is_held() -> None:
+def test_new_cap_counts_existing_reservations() -> None:
     held = MemoryBudget(100)
     with held.reserve() as one, held.reserve() as other:
         one.resize(100)

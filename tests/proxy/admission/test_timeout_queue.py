@@ -38,12 +38,12 @@ def watch(clock: Clock) -> TimeoutQueue:
         return TimeoutQueue(TIME)
 
 
-def test_there_is_no_timer_at_first(watch: TimeoutQueue, clock: Clock) -> None:
+def test_empty_queue_has_no_timer(watch: TimeoutQueue, clock: Clock) -> None:
     watch.close()
     assert clock.timers == []
 
 
-def test_late_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: Clock) -> None:
+def test_on_timeout_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     watch.add(_Note("one", late))
     clock.advance(TIME - 0.25)
@@ -52,7 +52,7 @@ def test_late_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: Clock)
     assert late == ["one"]
 
 
-def test_what_began_first_is_late_first(watch: TimeoutQueue, clock: Clock) -> None:
+def test_first_entry_times_out_first(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
         watch.add(_Note(name, late))
@@ -67,7 +67,7 @@ def test_what_began_first_is_late_first(watch: TimeoutQueue, clock: Clock) -> No
     assert late == ["one", "two", "three"]
 
 
-def test_all_that_are_late_at_once_are_told_in_order(watch: TimeoutQueue, clock: Clock) -> None:
+def test_entries_due_together_time_out_in_order(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
         watch.add(_Note(name, late))
@@ -75,7 +75,7 @@ def test_all_that_are_late_at_once_are_told_in_order(watch: TimeoutQueue, clock:
     assert late == ["one", "two", "three"]
 
 
-def test_a_late_timer_tells_all_that_are_late(watch: TimeoutQueue, clock: Clock) -> None:
+def test_delayed_timer_times_out_all_due_entries(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
         watch.add(_Note(name, late))
@@ -85,7 +85,7 @@ def test_a_late_timer_tells_all_that_are_late(watch: TimeoutQueue, clock: Clock)
     assert clock.pending == []
 
 
-def test_late_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
+def test_on_timeout_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     watch.add(_Note("one", late))
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_late_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
     assert late == ["one"]
 
 
-def test_what_is_added_again_has_all_its_time_again(watch: TimeoutQueue, clock: Clock) -> None:
+def test_entry_added_again_has_its_full_time(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     one = _Note("one", late)
     watch.add(one)
@@ -106,7 +106,7 @@ def test_what_is_added_again_has_all_its_time_again(watch: TimeoutQueue, clock: 
     assert late == ["one"]
 
 
-def test_there_is_one_timer_for_all(watch: TimeoutQueue, clock: Clock) -> None:
+def test_all_entries_share_one_timer(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for number in range(40):
         watch.add(_Note(str(number), late))
@@ -117,9 +117,7 @@ def test_there_is_one_timer_for_all(watch: TimeoutQueue, clock: Clock) -> None:
     assert clock.pending == []
 
 
-def test_there_is_one_timer_for_what_begins_when_another_is_late(
-    watch: TimeoutQueue, clock: Clock
-) -> None:
+def test_entry_added_during_a_timeout_shares_the_timer(watch: TimeoutQueue, clock: Clock) -> None:
     """The answer to a client who waited in vain makes room for its next request."""
     late: list[str] = []
     one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
@@ -138,7 +136,7 @@ def test_there_is_one_timer_for_what_begins_when_another_is_late(
     assert clock.pending == []
 
 
-def test_what_is_removed_is_not_late(watch: TimeoutQueue, clock: Clock) -> None:
+def test_removed_entry_does_not_time_out(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
     for each in (one, two, three):
@@ -149,7 +147,7 @@ def test_what_is_removed_is_not_late(watch: TimeoutQueue, clock: Clock) -> None:
     assert late == ["two"]
 
 
-def test_what_is_removed_by_another_that_is_late_is_not_late(
+def test_entry_removed_during_a_timeout_does_not_time_out(
     watch: TimeoutQueue, clock: Clock
 ) -> None:
     late: list[str] = []
@@ -161,7 +159,7 @@ def test_what_is_removed_by_another_that_is_late_is_not_late(
     assert late == ["one", "three"]
 
 
-def test_the_others_are_late_in_time_though_the_first_was_removed(
+def test_entries_time_out_on_time_after_the_first_was_removed(
     watch: TimeoutQueue, clock: Clock
 ) -> None:
     late: list[str] = []
@@ -176,7 +174,7 @@ def test_the_others_are_late_in_time_though_the_first_was_removed(
     assert late == ["two"]
 
 
-def test_a_timer_without_anything_to_watch_does_nothing(watch: TimeoutQueue, clock: Clock) -> None:
+def test_timer_of_an_empty_queue_does_nothing(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     one = _Note("one", late)
     watch.add(one)
@@ -190,7 +188,7 @@ def test_a_timer_without_anything_to_watch_does_nothing(watch: TimeoutQueue, clo
 
 
 @pytest.mark.parametrize("seconds", [0, 0.25, TIME - 0.25])
-def test_remove_gives_the_seconds_that_were_taken(
+def test_remove_returns_the_elapsed_seconds(
     watch: TimeoutQueue, clock: Clock, seconds: float
 ) -> None:
     one, two = _Note("one", []), _Note("two", [])
@@ -202,7 +200,7 @@ def test_remove_gives_the_seconds_that_were_taken(
     assert watch.remove(one) == seconds + 0.125
 
 
-def test_what_is_not_watched_has_taken_no_time(watch: TimeoutQueue, clock: Clock) -> None:
+def test_remove_of_an_unknown_entry_returns_zero(watch: TimeoutQueue, clock: Clock) -> None:
     one = _Note("one", [])
     assert watch.remove(one) == 0
     watch.add(one)
@@ -210,7 +208,7 @@ def test_what_is_not_watched_has_taken_no_time(watch: TimeoutQueue, clock: Clock
     assert watch.remove(one) == 0
 
 
-def test_who_is_late_is_watched_no_more(watch: TimeoutQueue, clock: Clock) -> None:
+def test_timed_out_entry_leaves_the_queue(watch: TimeoutQueue, clock: Clock) -> None:
     taken: list[float] = []
     one = _Note("one", [])
     one.then = lambda: taken.append(watch.remove(one))
@@ -219,7 +217,7 @@ def test_who_is_late_is_watched_no_more(watch: TimeoutQueue, clock: Clock) -> No
     assert taken == [0]
 
 
-def test_nobody_is_late_behind_close(watch: TimeoutQueue, clock: Clock) -> None:
+def test_closed_queue_times_out_nothing(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two"):
         watch.add(_Note(name, late))
@@ -230,14 +228,14 @@ def test_nobody_is_late_behind_close(watch: TimeoutQueue, clock: Clock) -> None:
     assert late == []
 
 
-def test_closing_twice_is_closing(watch: TimeoutQueue, clock: Clock) -> None:
+def test_queue_can_be_closed_twice(watch: TimeoutQueue, clock: Clock) -> None:
     watch.add(_Note("one", []))
     watch.close()
     watch.close()
     assert clock.pending == []
 
 
-async def test_a_real_timer_tells() -> None:
+async def test_timeout_works_with_a_real_timer() -> None:
     late: list[str] = []
     watch = TimeoutQueue(0.01)
     for name in ("one", "two"):

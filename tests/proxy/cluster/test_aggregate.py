@@ -74,7 +74,7 @@ def _json(answer: ScriptedClientResponse) -> Any:
 @pytest.mark.parametrize(
     ("method", "body", "sent"), [("POST", (b'{"ready": true}',), 15), ("GET", (), 0)]
 )
-async def test_the_index_has_the_models_of_all_upstreams(
+async def test_index_has_the_models_of_all_upstreams(
     method: str, body: tuple[bytes, ...], sent: int
 ) -> None:
     endpoints = servers(a=_models("resnet"), b=_models(), c=_models("bert", "resnet"), d=_models())
@@ -103,7 +103,7 @@ async def test_the_index_has_the_models_of_all_upstreams(
         assert dict(endpoint.requests[0].headers) == (described if sent else {})
 
 
-async def test_an_upstream_is_one_whatever_rules_lead_to_it() -> None:
+async def test_upstream_of_several_rules_is_listed_once() -> None:
     """Its servers have the same models: one of them answers, as it is."""
     endpoints = servers(a=scripted_response(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
     route = make_route(*endpoints[:2])
@@ -115,7 +115,7 @@ async def test_an_upstream_is_one_whatever_rules_lead_to_it() -> None:
     assert endpoints[0].requests[0].headers["Accept-Encoding"] == "gzip"
 
 
-async def test_another_endpoint_answers_for_one_that_cannot_be_reached() -> None:
+async def test_index_comes_from_another_endpoint_if_one_is_unreachable() -> None:
     one, down, up = servers(a=_models("x"), b=connect_error(B), c=_models("y"))
     routes = weighted_routes(make_route(one, name="one"), make_route(down, up, name="two"))
     assert [entry["name"] for entry in _json(await send_request(routes, "POST", INDEX))] == [
@@ -130,7 +130,7 @@ def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
     )
 
 
-async def test_the_index_has_the_models_of_all_endpoints_that_differ() -> None:
+async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> None:
     endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
     routes = weighted_routes(
         _differing(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
@@ -141,13 +141,13 @@ async def test_the_index_has_the_models_of_all_endpoints_that_differ() -> None:
     assert found == [("d", "both"), ("d", "one"), ("d", "two"), ("e", "both")]
 
 
-async def test_of_one_upstream_too() -> None:
+async def test_index_of_one_upstream_has_the_models_of_all_its_endpoints() -> None:
     endpoints = servers(a=_models("one"), b=_models("two"))
     answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
     assert sorted(entry["name"] for entry in _json(answer)) == ["one", "two"]
 
 
-async def test_an_endpoint_that_fails_may_have_models_that_no_other_has() -> None:
+async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None:
     endpoints = servers(a=_models("one"), b=connect_error(B))
     answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
     assert answer.status == 502
@@ -169,7 +169,7 @@ async def test_an_endpoint_that_fails_may_have_models_that_no_other_has() -> Non
         ),
     ],
 )
-async def test_an_index_that_lacks_models_is_an_error(turn: ServerStep, why: str) -> None:
+async def test_index_without_one_upstream_is_an_error(turn: ServerStep, why: str) -> None:
     one, two = servers(a=_models("x"), b=turn)
     routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
     answer = await send_request(routes, "POST", INDEX)
@@ -179,7 +179,7 @@ async def test_an_index_that_lacks_models_is_an_error(turn: ServerStep, why: str
     assert why in error
 
 
-async def test_an_upstream_that_hangs_is_named() -> None:
+async def test_error_names_an_upstream_that_hangs() -> None:
     one, two = servers(a=_models("x"), b=asyncio.Event())
     limits = replace(LIMITS, idle_timeout=0.2)
     routes = weighted_routes(
@@ -193,7 +193,7 @@ async def test_an_upstream_that_hangs_is_named() -> None:
     )
 
 
-async def test_what_all_servers_refuse_is_their_own_error() -> None:
+async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     one, two = servers(
         a=scripted_response(b'{"error":"malformed"}', 400), b=scripted_response(b"other", 400)
     )
@@ -207,7 +207,7 @@ async def test_what_all_servers_refuse_is_their_own_error() -> None:
     [({}, ()), ({"Content-Length": "0"}, ()), ({"Transfer-Encoding": "chunked"}, (b"",))],
     ids=["none", "of no bytes", "chunked"],
 )
-async def test_an_empty_body_is_said_in_json(
+async def test_empty_index_request_becomes_a_json_object(
     headers: dict[str, str], body: tuple[bytes, ...]
 ) -> None:
     """As MLServer wants it."""
@@ -227,7 +227,7 @@ V1_LIST = scripted_response(b'{"models":["k","l"]}')
 @pytest.mark.parametrize(
     ("method", "body"), [("POST", (b'{"ready":true}',)), ("POST", ()), ("GET", ())]
 )
-async def test_kserve_is_asked_for_its_own_list(method: str, body: tuple[bytes, ...]) -> None:
+async def test_kserve_is_queried_for_its_v1_list(method: str, body: tuple[bytes, ...]) -> None:
     triton, kserve = endpoints = servers(a=_models("x"), b=V1_LIST)
     routes = weighted_routes(
         make_route(triton, name="triton"), make_route(kserve, name="kserve", dialect=KSERVE)
@@ -262,7 +262,7 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
         ("POST", OPENVINO, NOT_FOUND),
     ],
 )
-async def test_who_has_no_list_is_left_out_and_named(
+async def test_server_without_a_model_list_is_omitted_and_named(
     method: str, dialect: Dialect, turn: ServerStep
 ) -> None:
     a, b, c = servers(a=_models("x"), b=turn, c=_models())
@@ -274,7 +274,7 @@ async def test_who_has_no_list_is_left_out_and_named(
     assert answer.headers[FAILED_ENDPOINTS] == "upstream b"
 
 
-async def test_of_endpoints_that_differ_it_is_one() -> None:
+async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     endpoints = servers(a=_models("x"), b=NOT_FOUND, c=scripted_response(b"", 501))
     answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
     assert [entry["name"] for entry in _json(answer)] == ["x"]
@@ -306,7 +306,7 @@ async def test_of_endpoints_that_differ_it_is_one() -> None:
         ),
     ],
 )
-async def test_who_may_have_a_list_is_not_left_out(
+async def test_server_that_may_have_a_model_list_is_not_omitted(
     method: str, dialect: Dialect, turn: ServerStep, why: str
 ) -> None:
     a, b, c = servers(a=_models("x"), b=turn, c=BAD_URL)
@@ -323,7 +323,7 @@ async def test_who_may_have_a_list_is_not_left_out(
     assert why in error
 
 
-async def test_where_nobody_has_a_list_that_is_their_own_error() -> None:
+async def test_error_passes_if_no_server_has_a_model_list() -> None:
     a, b = servers(a=NOT_FOUND, b=scripted_response(b"none", 404))
     routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE))
     answer = await send_request(routes, "POST", INDEX)
@@ -331,7 +331,7 @@ async def test_where_nobody_has_a_list_that_is_their_own_error() -> None:
     assert FAILED_ENDPOINTS not in answer.headers
 
 
-async def test_what_the_others_refuse_is_their_own_error_too() -> None:
+async def test_error_passes_if_all_servers_with_a_list_refuse() -> None:
     a, b = servers(a=scripted_response(b"by POST", 405), b=BAD_URL)
     routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=OPENVINO))
     answer = await send_request(routes, "GET", INDEX)
@@ -344,7 +344,7 @@ def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Ro
     )
 
 
-async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
+async def test_index_waits_until_all_dialects_are_known() -> None:
     a, b = servers(a=_models("x"), b=V1_LIST)
     routes = weighted_routes(make_route(a, name="a"), _undeclared(make_route(b, name="b"), None))
     answer = await send_request(routes, "POST", INDEX)
@@ -361,7 +361,7 @@ async def test_it_is_waited_until_all_have_told_how_they_speak() -> None:
     ],
     ids=["down", "hangs", "would take all the time"],
 )
-async def test_who_does_not_tell_is_named_with_what_it_fails_with(
+async def test_server_of_unknown_dialect_is_named_with_its_error(
     hangs: bool, limits: Limits
 ) -> None:
     fault = asyncio.Event() if hangs else connect_error(B)
@@ -417,13 +417,13 @@ async def test_statistics_are_those_of_all_endpoints() -> None:
     assert dict(endpoints[0].requests[0].headers) == {}
 
 
-async def test_statistics_of_one_server_are_untouched() -> None:
+async def test_statistics_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(b'{ "model_stats": [] }', 200, {"X-A": "1"}))
     answer = await send_request(single_route(make_route(endpoint)), "GET", STATISTICS)
     assert (answer.body, dict(answer.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
 
 
-async def test_statistics_name_the_endpoints_that_they_lack() -> None:
+async def test_statistics_name_failed_endpoints() -> None:
     endpoints = servers(a=connect_error(A), b=_stats(x=1), c=scripted_response(b"", 500))
     route = make_route(*endpoints)
     answer = await send_request(single_route(route), "GET", STATISTICS)
@@ -462,7 +462,7 @@ async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
         ({"a": _stats(), "b": scripted_response(b"{}")}, 502, f"{B} did not answer with a list"),
     ],
 )
-async def test_statistics_that_make_no_sense(
+async def test_invalid_statistics_are_a_502(
     turns: dict[str, ServerStep], status: int, told: str
 ) -> None:
     answer = await send_request(single_route(make_route(*servers(**turns))), "GET", STATISTICS)

@@ -74,7 +74,7 @@ def _error(answer: ScriptedClientResponse) -> str:
         ("/v2/models/m/versions/1/trace/setting", "/v2/models/m/trace/setting"),
     ],
 )
-async def test_every_endpoint_gets_it_and_the_first_ones_answer_is_given(
+async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
     target: str, sent: str
 ) -> None:
     endpoints = servers(
@@ -98,7 +98,7 @@ async def test_every_endpoint_gets_it_and_the_first_ones_answer_is_given(
         assert dict(endpoint.requests[0].headers) == described
 
 
-async def test_all_upstreams_that_a_rule_chooses_from_get_it() -> None:
+async def test_every_upstream_of_a_rule_gets_the_load() -> None:
     one, two, three, unused, elsewhere = servers(a=OK, b=OK, c=OK, unused=OK, elsewhere=OK)
     canary = make_route(two, three, name="canary")
     none = make_route(unused, name="unused")
@@ -112,14 +112,14 @@ async def test_all_upstreams_that_a_rule_chooses_from_get_it() -> None:
     ]
 
 
-async def test_a_server_in_two_upstreams_gets_it_once() -> None:
+async def test_endpoint_in_two_upstreams_gets_the_load_once() -> None:
     endpoints = [*servers(a=OK, b=OK), *servers(b=OK)]
     one, two = make_route(*endpoints[:2]), make_route(endpoints[2])
     assert (await send_request(weighted_routes(one, two), "POST", LOAD)).status == 200
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 
 
-async def test_those_that_are_left_out_get_it_and_that_is_no_trial() -> None:
+async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
     endpoints = servers(a=OK, b=(connect_error(B), OK))
     route = make_route(*endpoints)
     pool = route.upstream.pool
@@ -136,7 +136,7 @@ async def test_those_that_are_left_out_get_it_and_that_is_no_trial() -> None:
     assert pool.members[1].ejection.ejections == 0
 
 
-async def test_all_are_asked_at_once_and_each_counts() -> None:
+async def test_endpoints_are_queried_in_parallel_and_each_counts() -> None:
     concurrency_limits = [asyncio.Event() for _ in range(3)]
     endpoints = servers(
         a=(concurrency_limits[0], OK), b=(concurrency_limits[1], OK), c=(concurrency_limits[2], OK)
@@ -154,7 +154,7 @@ async def test_all_are_asked_at_once_and_each_counts() -> None:
     assert route.upstream.pool.outstanding == [0, 0, 0]
 
 
-async def test_a_client_that_leaves_takes_all_of_it_along() -> None:
+async def test_client_disconnect_cancels_all_sub_requests() -> None:
     log = EventLog()
     turns: list[ServerStep] = [
         asyncio.Event(),
@@ -261,7 +261,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
         ),
     ],
 )
-async def test_where_not_all_did_it_the_error_tells_which(
+async def test_error_names_the_endpoints_that_failed(
     turns: Callable[[], dict[str, ServerStep]], status: int, told: str
 ) -> None:
     route = make_route(*servers(**turns()), limits=SHORT)
@@ -271,7 +271,7 @@ async def test_where_not_all_did_it_the_error_tells_which(
     assert sum(route.upstream.pool.outstanding) == 0
 
 
-async def test_the_end_of_all_time_does_not_hide_it_either() -> None:
+async def test_error_after_the_request_timeout_names_the_endpoints_that_failed() -> None:
     limits = replace(LIMITS, request_timeout=0.2)
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
     answer = await send_request(single_route(route), "POST", LOAD)
@@ -282,7 +282,7 @@ async def test_the_end_of_all_time_does_not_hide_it_either() -> None:
     )
 
 
-async def test_where_all_hang_it_is_a_timeout() -> None:
+async def test_broadcast_is_a_504_if_all_endpoints_hang() -> None:
     route = make_route(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
     answer = await send_request(single_route(route), "POST", LOAD)
     assert answer.status == 504
@@ -290,13 +290,13 @@ async def test_where_all_hang_it_is_a_timeout() -> None:
     assert B in _error(answer)
 
 
-async def test_one_that_hangs_counts_as_failed() -> None:
+async def test_endpoint_that_hangs_counts_as_failed() -> None:
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
     await send_request(single_route(route), "POST", LOAD)
     assert [member.ejection.failures for member in route.upstream.pool.members] == [0, 1]
 
 
-async def test_the_order_is_that_of_the_settings() -> None:
+async def test_order_of_endpoints_is_that_of_the_settings() -> None:
     concurrency_limit = asyncio.Event()
     slow, quick = servers(
         a=(concurrency_limit, scripted_response(b"slow", 500)), b=scripted_response(b"quick", 400)
@@ -309,7 +309,7 @@ async def test_the_order_is_that_of_the_settings() -> None:
     assert _error(await task) == expected
 
 
-async def test_where_all_fail_alike_the_servers_own_error_is_given() -> None:
+async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     text = b'{"error":"unknown model"}'
     endpoints = servers(
         a=scripted_response(text, 404, {"X-A": "1"}), b=scripted_response(b"another", 404)
@@ -318,7 +318,7 @@ async def test_where_all_fail_alike_the_servers_own_error_is_given() -> None:
     assert (answer.status, answer.body, dict(answer.headers)) == (404, text, {"X-A": "1"})
 
 
-async def test_where_the_gateway_lacks_means_for_all_it_says_when_to_try_again() -> None:
+async def test_overload_of_all_endpoints_has_a_retry_after() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
     both = make_route(*servers(a=lack, b=lack))
     answer = await send_request(single_route(both), "POST", LOAD)
@@ -328,7 +328,7 @@ async def test_where_the_gateway_lacks_means_for_all_it_says_when_to_try_again()
     assert (answer.status, answer.headers.get("Retry-After")) == (502, None)
 
 
-async def test_a_long_path_is_shortened() -> None:
+async def test_error_shortens_a_long_path() -> None:
     route = make_route(*servers(a=OK, b=connect_error(B)))
     answer = await send_request(
         single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
@@ -349,7 +349,7 @@ async def test_a_long_path_is_shortened() -> None:
         (CHUNKED, (), []),
     ],
 )
-async def test_the_whole_body_goes_to_all(
+async def test_every_endpoint_gets_the_whole_body(
     headers: dict[str, str], body: tuple[bytes, ...], sent: Any
 ) -> None:
     endpoints = servers(a=OK, b=OK)
@@ -373,7 +373,7 @@ async def test_the_whole_body_goes_to_all(
         ({"spool_bytes": 99, "request_bytes": 98}, "larger than 98 bytes (limits.request_bytes)"),
     ],
 )
-async def test_a_body_that_is_too_large_goes_to_none(
+async def test_body_over_the_cap_reaches_no_endpoint(
     chunked: bool, limits: dict[str, int], told: str
 ) -> None:
     endpoints = servers(a=OK, b=OK)
@@ -387,7 +387,7 @@ async def test_a_body_that_is_too_large_goes_to_none(
     assert received_requests(*endpoints) == [[], []]
 
 
-async def test_waiting_for_the_body_is_the_clients_turn() -> None:
+async def test_client_is_expected_while_its_body_is_read() -> None:
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=SHORT)
     answer = await send_request(
@@ -397,7 +397,7 @@ async def test_waiting_for_the_body_is_the_clients_turn() -> None:
     assert received_requests(*endpoints) == [[], []]
 
 
-async def test_one_server_gets_it_as_it_comes() -> None:
+async def test_single_server_gets_the_body_as_it_arrives() -> None:
     (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, spool_bytes=10)))
     headers = {**CHUNKED, "Accept-Encoding": "gzip"}
@@ -419,7 +419,7 @@ def _with_gates(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -
 
 
 @pytest.mark.parametrize("target", [LOAD, "/v2/repository/index"])
-async def test_it_is_one_exchange_that_has_a_place_at_each_upstream(target: str) -> None:
+async def test_broadcast_takes_one_slot_of_each_upstream(target: str) -> None:
     concurrency_limits = [ConcurrencyLimit(place, 1, 0, 1.0) for place in ("the gateway", "a", "b")]
     hangs = asyncio.Event()
     endpoints = servers(a=(hangs, scripted_response(b"[]")), b=(hangs, scripted_response(b"[]")))
@@ -442,7 +442,7 @@ async def test_it_is_one_exchange_that_has_a_place_at_each_upstream(target: str)
     assert [len(each.requests) for each in endpoints] == [1, 1]
 
 
-async def test_who_waits_for_an_upstream_takes_no_place_of_the_others() -> None:
+async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> None:
     shared, *own = (ConcurrencyLimit(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
     endpoints = servers(a=scripted_response(b"[]"), b=scripted_response(b"[]"))
     routes = [
@@ -458,7 +458,7 @@ async def test_who_waits_for_an_upstream_takes_no_place_of_the_others() -> None:
     assert [concurrency_limit.active for concurrency_limit in (shared, *own)] == [0, 0, 0]
 
 
-async def test_what_is_held_counts() -> None:
+async def test_buffered_bytes_of_a_broadcast_count() -> None:
     route = make_route(
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
@@ -506,7 +506,7 @@ def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
         ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
     ],
 )
-async def test_whoever_has_the_model_now_gets_it(
+async def test_unload_goes_to_the_endpoints_that_have_the_model(
     known: str, method: str, target: str, sent: str
 ) -> None:
     endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
@@ -515,7 +515,7 @@ async def test_whoever_has_the_model_now_gets_it(
     assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
 
 
-async def test_a_model_that_nobody_has_is_asked_of_all() -> None:
+async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
     endpoints = servers(
         a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
     )
@@ -525,7 +525,7 @@ async def test_a_model_that_nobody_has_is_asked_of_all() -> None:
 
 
 @pytest.mark.parametrize("known", ["mn", "m?", "mm"])
-async def test_one_that_cannot_be_asked_for_its_models_is_named(known: str) -> None:
+async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
     answer = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
     assert answer.status == 502
@@ -535,7 +535,7 @@ async def test_one_that_cannot_be_asked_for_its_models_is_named(known: str) -> N
 
 
 @pytest.mark.parametrize("turn", [scripted_response(b"", 500), scripted_response(b"no index")])
-async def test_one_that_does_not_say_what_it_has_gets_it(turn: ServerStep) -> None:
+async def test_endpoint_without_a_model_list_gets_the_unload(turn: ServerStep) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
     assert (
         await send_request(single_route(_differing(endpoints, "mn")), "POST", UNLOAD)
@@ -543,7 +543,7 @@ async def test_one_that_does_not_say_what_it_has_gets_it(turn: ServerStep) -> No
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
 
-async def test_one_that_hangs_as_it_is_asked_for_its_models_is_named() -> None:
+async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
     endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
     route = replace(_differing(endpoints, "mn"), limits=SHORT)
     answer = await send_request(single_route(route), "POST", UNLOAD)
@@ -555,7 +555,7 @@ async def test_one_that_hangs_as_it_is_asked_for_its_models_is_named() -> None:
     assert sum(route.upstream.pool.outstanding) == 0
 
 
-async def test_a_load_goes_to_all_unasked() -> None:
+async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
     endpoints = servers(a=OK, b=OK)
     assert (
         await send_request(single_route(_differing(endpoints, "mn")), "POST", LOAD)
@@ -574,9 +574,7 @@ async def _known(route: Route) -> ModelMetadata:
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 @pytest.mark.parametrize("turn", [OK, scripted_response(b"", 400), connect_error(B)])
-async def test_metadata_of_the_model_is_forgotten_in_every_upstream(
-    verb: str, turn: ServerStep
-) -> None:
+async def test_load_drops_cached_metadata_in_every_upstream(verb: str, turn: ServerStep) -> None:
     one, canary = servers(a=OK, b=turn)
     routes = [make_route(one), make_route(canary, name="canary")]
     before = [await _known(route) for route in routes]
@@ -586,7 +584,7 @@ async def test_metadata_of_the_model_is_forgotten_in_every_upstream(
         assert await _known(route) is not old
 
 
-async def test_metadata_of_other_models_and_upstreams_is_kept() -> None:
+async def test_load_keeps_cached_metadata_of_other_models_and_upstreams() -> None:
     endpoints = servers(a=(OK, OK), b=(OK, OK), c=OK)
     one, two, elsewhere = (make_route(each) for each in endpoints)
     routes = Router([Rule(Match(), (one, two), (1, 1)), Rule(Match(), (elsewhere,))], lambda: 0.0)

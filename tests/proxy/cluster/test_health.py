@@ -61,7 +61,7 @@ def _error(answer: ScriptedClientResponse) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_the_gateway_lives_whatever_its_servers_do(method: str) -> None:
+async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
     (endpoint,) = servers(a=connect_error(A))
     answer = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
     assert (answer.status, answer.body) == (200, b'{"live":true}')
@@ -70,7 +70,7 @@ async def test_the_gateway_lives_whatever_its_servers_do(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_the_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
+async def test_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
     endpoints = servers(a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), unused=OK)
     routes = Router(
         [
@@ -84,7 +84,7 @@ async def test_the_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(metho
     assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
 
 
-async def test_what_is_not_ready_is_named() -> None:
+async def test_upstream_that_is_not_ready_is_named() -> None:
     a, b, c, d = servers(
         a=connect_error(A), b=scripted_response(b"", 400), c=OK, d=scripted_response(b"", 503)
     )
@@ -99,7 +99,7 @@ async def test_what_is_not_ready_is_named() -> None:
     )
 
 
-async def test_what_is_not_required_is_not_asked() -> None:
+async def test_upstream_that_is_not_required_is_not_probed() -> None:
     needed, spare = servers(a=OK, b=connect_error(B))
     route = make_route(spare)
     spare_route = replace(route, upstream=replace(route.upstream, required=False))
@@ -110,7 +110,7 @@ async def test_what_is_not_required_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
-async def test_health_that_is_denied_or_has_no_route(target: str) -> None:
+async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
     (endpoint,) = servers(a=OK)
     denied = Router([Rule(Match(), (make_route(endpoint),), deny=OPERATION_KINDS["health"])])
     assert (await send_request(denied, "GET", target)).status == 403
@@ -119,14 +119,14 @@ async def test_health_that_is_denied_or_has_no_route(target: str) -> None:
     assert received_requests(endpoint) == [[]]
 
 
-async def test_the_readiness_of_a_model_is_asked_of_its_server() -> None:
+async def test_model_readiness_comes_from_its_server() -> None:
     (endpoint,) = servers(a=scripted_response(b"yes"))
     answer = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
     assert (answer.status, answer.body) == (200, b"yes")
     assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
 
 
-async def test_who_waits_longer_than_the_limits_allow_is_told_for_whom() -> None:
+async def test_timeout_of_readiness_names_the_upstreams() -> None:
     (endpoint,) = servers(a=asyncio.Event())
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
     answer = await send_request(routes, "GET", READY)
@@ -142,7 +142,7 @@ def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
     return make_route(*endpoints, name=name).upstream
 
 
-async def test_the_first_ready_endpoint_settles_it() -> None:
+async def test_first_ready_endpoint_ends_the_check() -> None:
     log = EventLog()
     hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
     stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
@@ -152,7 +152,7 @@ async def test_the_first_ready_endpoint_settles_it() -> None:
     assert log[-1] == "server is let go"
 
 
-async def test_of_all_endpoints_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PROBE_TIME", 0.02)
     endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
     assert await unusable(_upstream(*endpoints)) == (
@@ -162,7 +162,7 @@ async def test_of_all_endpoints_it_is_told_why(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-async def test_a_check_is_no_exchange() -> None:
+async def test_check_counts_as_no_call() -> None:
     upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
     for endpoint in upstream.pool.endpoints:
         assert isinstance(endpoint, ScriptedEndpoint)
@@ -205,7 +205,7 @@ async def checks() -> _Checks:
     return _Checks()
 
 
-async def test_an_outcome_is_kept_for_a_while(checks: _Checks) -> None:
+async def test_outcome_is_cached(checks: _Checks) -> None:
     for _ in range(3):
         assert await checks.readiness.missing() == ""
     checks.outcome = ("down",)
@@ -221,7 +221,7 @@ async def test_an_outcome_is_kept_for_a_while(checks: _Checks) -> None:
     assert checks.count == 3
 
 
-async def test_it_is_kept_from_its_end_on(checks: _Checks) -> None:
+async def test_outcome_is_cached_from_the_end_of_its_check(checks: _Checks) -> None:
     checks.gate.clear()
     waiting = asyncio.create_task(checks.readiness.missing())
     await until(lambda: checks.count)
@@ -232,7 +232,7 @@ async def test_it_is_kept_from_its_end_on(checks: _Checks) -> None:
     assert checks.count == 1
 
 
-async def test_who_asks_meanwhile_waits_for_the_same_check(checks: _Checks) -> None:
+async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
     checks.gate.clear()
     checks.outcome = ("down",)
     tasks = [asyncio.create_task(checks.readiness.missing()) for _ in range(20)]
@@ -246,7 +246,7 @@ async def test_who_asks_meanwhile_waits_for_the_same_check(checks: _Checks) -> N
     assert (checks.count, checks.cancelled) == (1, 0)
 
 
-async def test_a_check_that_nobody_waits_for_any_more_counts(checks: _Checks) -> None:
+async def test_check_whose_client_disconnected_still_counts(checks: _Checks) -> None:
     checks.gate.clear()
     task = asyncio.create_task(checks.readiness.missing())
     await until(lambda: checks.count)
@@ -257,14 +257,14 @@ async def test_a_check_that_nobody_waits_for_any_more_counts(checks: _Checks) ->
     assert checks.count == 1
 
 
-async def test_a_gateway_that_drains_is_not_ready_whatever_was_found(checks: _Checks) -> None:
+async def test_draining_gateway_is_not_ready(checks: _Checks) -> None:
     assert await checks.readiness.missing() == ""
     checks.readiness.draining = True
     assert await checks.readiness.missing() == "draining"
     assert checks.count == 1
 
 
-async def test_closing_ends_the_check(checks: _Checks) -> None:
+async def test_close_cancels_the_check(checks: _Checks) -> None:
     await checks.readiness.close()
     checks.gate.clear()
     task = asyncio.create_task(checks.readiness.missing())
@@ -275,7 +275,7 @@ async def test_closing_ends_the_check(checks: _Checks) -> None:
         await task
 
 
-async def test_a_fault_of_a_check_is_not_kept(checks: _Checks) -> None:
+async def test_unexpected_error_of_a_check_is_not_cached(checks: _Checks) -> None:
     checks.outcome = ZeroDivisionError()
     with pytest.raises(ExceptionGroup):
         await checks.readiness.missing()
@@ -291,7 +291,7 @@ def _prober() -> PoolSupervisor:
 
 
 @pytest.mark.parametrize(("status", "ready"), [(200, True), (500, False)])
-async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
+async def test_readiness_waits_for_the_first_health_check(status: int, ready: bool) -> None:
     go_on = asyncio.Event()
     (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
     route = make_route(endpoint, supervisor=_prober())
@@ -309,7 +309,7 @@ async def test_the_first_probe_is_waited_for(status: int, ready: bool) -> None:
     await pool.close()
 
 
-async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_before() -> None:
+async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
     route = make_route(*servers(a=OK, b=OK), supervisor=_prober())
     pool, routes = route.upstream.pool, single_route(route)
     await pool.start()
@@ -326,7 +326,7 @@ async def test_while_no_call_can_connect_it_is_not_ready_whatever_was_found_befo
     await pool.close()
 
 
-async def test_the_first_probe_is_not_waited_for_for_long(
+async def test_readiness_waits_only_briefly_for_the_first_health_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "PROBE_TIME", 0.05)

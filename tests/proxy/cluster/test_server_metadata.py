@@ -53,7 +53,7 @@ async def _answer(
         ({"extensions": ["a", "b"]}, ["a", "b", "binary_tensor_data"]),
     ],
 )
-async def test_the_extension_is_added(said: dict[str, object], passed: list[str]) -> None:
+async def test_binary_extension_is_added(said: dict[str, object], passed: list[str]) -> None:
     text = json.dumps({"name": "n", **said}).encode()
     answer, _ = await _answer(text[:5], text[5:])
     assert json.loads(answer.body) == {"name": "n", "extensions": passed}
@@ -64,23 +64,23 @@ async def test_the_extension_is_added(said: dict[str, object], passed: list[str]
     "text",
     [b'{ "extensions" : ["binary_tensor_data"] }', b"{", b"", b"7", b'{"extensions":null}'],
 )
-async def test_other_text_is_untouched(text: bytes) -> None:
+async def test_response_that_is_no_metadata_passes_untouched(text: bytes) -> None:
     answer, _ = await _answer(text)
     assert answer.body == text
 
 
-async def test_what_is_too_large_is_untouched() -> None:
+async def test_metadata_over_the_cap_passes_untouched() -> None:
     text = b'{"x":"' + b"x" * _LARGEST + b'"}'
     answer, _ = await _answer(text[:_LARGEST], text[_LARGEST:])
     assert answer.body == text
 
 
-async def test_errors_are_untouched() -> None:
+async def test_error_response_passes_untouched() -> None:
     answer, _ = await _answer(b"{}", status=503)
     assert answer.body == b"{}"
 
 
-async def test_the_question() -> None:
+async def test_server_metadata_request_has_no_body() -> None:
     _, endpoint = await _answer(b"{}")
     (request,) = endpoint.requests
     assert (request.method, request.target, request.body) == ("GET", "/v2?q", None)
@@ -110,7 +110,7 @@ def _server(*extensions: object, **more: object) -> ServerStep:
         ((_server("a"), connect_error(B), _server("a")), ["a", "binary_tensor_data"]),
     ],
 )
-async def test_the_extensions_are_those_that_all_upstreams_share(
+async def test_extensions_are_those_that_all_upstreams_share(
     turns: tuple[ServerStep, ...], shared: list[object]
 ) -> None:
     first, *others = servers(**dict(zip("abc", turns, strict=False)))
@@ -134,7 +134,7 @@ async def test_the_extensions_are_those_that_all_upstreams_share(
         (scripted_response(b"[]"), "upstream two answered what is no server metadata"),
     ],
 )
-async def test_what_an_upstream_does_not_say_is_not_made_up(turn: ServerStep, why: str) -> None:
+async def test_missing_extensions_of_an_upstream_count_as_none(turn: ServerStep, why: str) -> None:
     one, two = servers(a=_server("a"), b=turn)
     answer = await send_request(
         weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
@@ -143,7 +143,7 @@ async def test_what_an_upstream_does_not_say_is_not_made_up(turn: ServerStep, wh
     assert why in json.loads(answer.body)["error"]
 
 
-async def test_what_all_upstreams_refuse_is_their_own_error() -> None:
+async def test_equal_errors_of_all_upstreams_pass_to_the_client() -> None:
     one, two = servers(a=scripted_response(b"first", 503), b=scripted_response(b"second", 503))
     answer = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
     assert (answer.status, answer.body) == (503, b"first")

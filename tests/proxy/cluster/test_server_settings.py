@@ -38,7 +38,7 @@ OFF = b'{"log_info": false, "log_verbose_level": 1}'
         ("/v2/models/m/versions/2/trace?x", "/v2/models/m/trace/setting?x"),
     ],
 )
-async def test_all_are_asked_and_the_first_answers(target: str, sent: str) -> None:
+async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: str) -> None:
     endpoints = servers(
         a=scripted_response(ON, 200, {"X-A": "1"}),
         b=scripted_response(SAME),
@@ -104,7 +104,7 @@ async def test_all_are_asked_and_the_first_answers(target: str, sent: str) -> No
         ({"a": scripted_response(ON), "b": scripted_response(b"")}, ON, B, None),
     ],
 )
-async def test_headers_name_who_differs_and_who_fails(
+async def test_headers_name_endpoints_that_differ_and_that_fail(
     turns: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
 ) -> None:
     route = make_route(*servers(**turns))
@@ -115,7 +115,7 @@ async def test_headers_name_who_differs_and_who_fails(
     assert sum(route.upstream.pool.outstanding) == 0
 
 
-async def test_one_that_hangs_is_named() -> None:
+async def test_header_names_an_endpoint_that_hangs() -> None:
     endpoints = servers(
         a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
     )
@@ -128,7 +128,7 @@ async def test_one_that_hangs_is_named() -> None:
     )
 
 
-async def test_where_none_answers_the_error_tells_why() -> None:
+async def test_error_tells_why_all_endpoints_failed() -> None:
     routes = single_route(
         make_route(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
     )
@@ -139,7 +139,7 @@ async def test_where_none_answers_the_error_tells_why() -> None:
     )
 
 
-async def test_where_all_refuse_alike_the_servers_own_error_is_given() -> None:
+async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     routes = single_route(
         make_route(
             *servers(
@@ -151,7 +151,7 @@ async def test_where_all_refuse_alike_the_servers_own_error_is_given() -> None:
     assert (answer.status, answer.body) == (404, b"unknown model")
 
 
-async def test_one_server_answers_as_it_is() -> None:
+async def test_settings_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(ON))
     headers = {"Accept-Encoding": "gzip"}
     answer = await send_request(

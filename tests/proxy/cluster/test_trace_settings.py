@@ -41,17 +41,17 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
         ("/v2/models/m/versions/1", "/v2/models/m"),
     ],
 )
-async def test_paths(spelling: str, asked: str, sent: str) -> None:
+async def test_trace_path_is_that_of_the_server(spelling: str, asked: str, sent: str) -> None:
     assert await _sent("GET", asked + spelling) == (f"{sent}/trace/setting", b"")
     assert await _sent("POST", asked + spelling, b"{}") == (f"{sent}/trace/setting", b"{}")
 
 
 @pytest.mark.parametrize("query", ["?", "?a=b", "?a?b"])
-async def test_queries(query: str) -> None:
+async def test_query_is_kept(query: str) -> None:
     assert (await _sent("GET", "/v2/trace" + query))[0] == "/v2/trace/setting" + query
 
 
-async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
+async def test_version_that_the_server_ignores_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -65,7 +65,7 @@ async def test_a_version_that_the_server_does_not_tell_apart_is_noted(
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO, JSON], ids=lambda each: each.name)
 @pytest.mark.parametrize("target", ["/v2/trace", "/v2/models/m/trace/setting"])
-async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: str) -> None:
+async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, target: str) -> None:
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     route = make_route(endpoint, name="models", dialect=dialect)
@@ -80,7 +80,7 @@ async def test_a_server_without_traces_is_not_asked(dialect: Dialect, target: st
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_of_several_upstreams_those_without_traces_are_named(method: str) -> None:
+async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
     """No server is asked: what is changed would be changed at some of them only."""
     log = EventLog()
     endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]

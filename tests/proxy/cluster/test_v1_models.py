@@ -30,7 +30,7 @@ INDEX = "POST /v2/repository/index"
 
 
 @pytest.mark.parametrize("body", [b"", b'{"name":"m","ready":true}'])
-async def test_a_model_that_is_ready(body: bytes) -> None:
+async def test_ready_model_is_reported(body: bytes) -> None:
     (a,) = servers(a=scripted_response(body))
     answer = await send_request(single_route(make_route(a)), "GET", MODEL)
     assert (answer.status, answer.body) == (200, b'{"name":"m","ready":true}')
@@ -38,7 +38,7 @@ async def test_a_model_that_is_ready(body: bytes) -> None:
     assert received_requests(a) == [[READY]]
 
 
-async def test_a_version_that_is_ready() -> None:
+async def test_ready_version_is_reported() -> None:
     (a,) = servers(a=scripted_response(b""))
     answer = await send_request(single_route(make_route(a)), "GET", MODEL + "/versions/2")
     assert answer.status == 200
@@ -48,7 +48,7 @@ async def test_a_version_that_is_ready() -> None:
 @pytest.mark.parametrize(
     "turn", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
 )
-async def test_a_model_that_is_not_ready(turn: object) -> None:
+async def test_model_that_is_not_ready_is_a_503(turn: object) -> None:
     (a,) = servers(a=(turn, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
     answer = await send_request(single_route(make_route(a)), "GET", MODEL)
     assert (answer.status, answer.body) == (503, b'{"error":"model \'m\' is not ready"}')
@@ -63,27 +63,27 @@ async def test_a_model_that_is_not_ready(turn: object) -> None:
         (b"", b'{"error":"Scripted"}'),
     ],
 )
-async def test_a_model_that_a_server_does_not_have(body: bytes, told: bytes) -> None:
+async def test_unknown_model_passes_the_server_error(body: bytes, told: bytes) -> None:
     (a,) = servers(a=(scripted_response(b"", 400), scripted_response(body, 404)))
     answer = await send_request(single_route(make_route(a)), "GET", MODEL)
     assert (answer.status, answer.body) == (404, told)
 
 
-async def test_a_server_that_cannot_be_reached() -> None:
+async def test_unreachable_server_is_a_503() -> None:
     (a,) = servers(a=connect_error(A))
     answer = await send_request(single_route(make_route(a)), "GET", MODEL)
     assert answer.status == 503
     assert A in json.loads(answer.body)["error"]
 
 
-async def test_a_server_that_speaks_v1_is_asked_as_it_is() -> None:
+async def test_v1_server_gets_the_request_unchanged() -> None:
     (a,) = servers(a=scripted_response(b'{"name":"m","ready":"True"}'))
     answer = await send_request(single_route(make_route(a, dialect=KSERVE)), "GET", MODEL)
     assert answer.body == b'{"name":"m","ready":"True"}'
     assert received_requests(a) == [["GET " + MODEL]]
 
 
-async def test_a_version_where_the_server_has_none() -> None:
+async def test_version_is_refused_for_a_server_without_versions() -> None:
     (a,) = servers(a=scripted_response(b"{}"))
     answer = await send_request(
         single_route(make_route(a, dialect=KSERVE)), "GET", MODEL + "/versions/1"
@@ -93,7 +93,7 @@ async def test_a_version_where_the_server_has_none() -> None:
     assert received_requests(a) == [[]]
 
 
-async def test_the_models_of_one_server() -> None:
+async def test_list_has_the_models_of_one_server() -> None:
     index = [{"name": "b", "state": "READY"}, {"name": "a", "state": "UNAVAILABLE"}, {"name": "c"}]
     (a,) = servers(a=scripted_response(json.dumps(index).encode()))
     answer = await send_request(single_route(make_route(a)), "GET", MODELS)
@@ -106,7 +106,7 @@ def by_model(*routes: object) -> Router:
     return Router([Rule(Match(), (route,)) for route in routes])  # type: ignore[arg-type]
 
 
-async def test_the_models_of_all_upstreams() -> None:
+async def test_list_has_the_models_of_all_upstreams() -> None:
     a, b, c = servers(
         a=scripted_response(
             b'[{"name":"x","version":"1"},{"name":"x","version":"2"},{"name":"y"}]'
@@ -123,7 +123,7 @@ async def test_the_models_of_all_upstreams() -> None:
     assert received_requests(a, b, c) == [[INDEX], ["GET " + MODELS], [INDEX]]
 
 
-async def test_a_rule_that_denies_the_list_leaves_its_models_out() -> None:
+async def test_list_omits_the_models_of_a_rule_that_denies_it() -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=())
     denied = Rule(Match(), (make_route(b, name="b"),), deny=OPERATION_KINDS["repository"])
     routes = Router([Rule(Match(), (make_route(a, name="a"),)), denied])
@@ -134,7 +134,7 @@ async def test_a_rule_that_denies_the_list_leaves_its_models_out() -> None:
     assert received_requests(b) == [[]]
 
 
-async def test_a_list_that_one_upstream_does_not_give() -> None:
+async def test_list_without_one_upstream_is_an_error() -> None:
     a, b = servers(a=scripted_response(b"[]"), b=scripted_response(b"no", 500))
     answer = await send_request(
         by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
@@ -148,7 +148,7 @@ OF_OPENAI = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501])
-async def test_a_server_without_an_index_gets_the_request_as_it_is(status: int) -> None:
+async def test_server_without_an_index_gets_the_request_unchanged(status: int) -> None:
     (a,) = servers(
         a=(scripted_response(b"no", status), scripted_response(OF_OPENAI, headers={"X": "1"}))
     )
@@ -161,28 +161,28 @@ async def test_a_server_without_an_index_gets_the_request_as_it_is(status: int) 
     assert a.bodies[-1] == b""
 
 
-async def test_a_server_without_any_list_says_so_itself() -> None:
+async def test_server_without_any_list_responds_itself() -> None:
     (a,) = servers(a=(scripted_response(b"", 404), scripted_response(b"<p>not here", 404)))
     answer = await send_request(single_route(make_route(a)), "GET", MODELS)
     assert (answer.status, answer.body) == (404, b"<p>not here")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-async def test_an_index_that_fails_is_still_one(status: int) -> None:
+async def test_failing_index_is_still_an_index(status: int) -> None:
     (a,) = servers(a=scripted_response(b"not now", status))
     answer = await send_request(single_route(make_route(a)), "GET", MODELS)
     assert (answer.status, answer.body) == (status, b'{"error":"not now"}')
     assert received_requests(a) == [[INDEX]]
 
 
-async def test_one_of_the_endpoints_is_asked_for_the_list_of_another_kind() -> None:
+async def test_other_kind_of_list_comes_from_one_endpoint() -> None:
     a, b = servers(a=scripted_response(b"", 404), b=scripted_response(OF_OPENAI))
     answer = await send_request(single_route(make_route(a, b)), "GET", MODELS)
     assert answer.body == OF_OPENAI
     assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # in turn
 
 
-async def test_where_there_are_several_upstreams_a_list_is_that_of_all() -> None:
+async def test_list_of_several_upstreams_is_never_that_of_one() -> None:
     a, b = servers(a=scripted_response(b"none", 404), b=scripted_response(b"none", 404))
     routes = by_model(make_route(a, name="a"), make_route(b, name="b"))
     answer = await send_request(routes, "GET", MODELS)
@@ -192,7 +192,7 @@ async def test_where_there_are_several_upstreams_a_list_is_that_of_all() -> None
 
 
 @pytest.mark.parametrize("body", [b"no", b"5", b'{"models":5}', b"[1]"])
-async def test_what_is_no_list(body: bytes) -> None:
+async def test_invalid_list_is_a_502(body: bytes) -> None:
     (a,) = servers(a=scripted_response(body))
     answer = await send_request(single_route(make_route(a)), "GET", MODELS)
     assert answer.status == 502
@@ -207,7 +207,7 @@ LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
 
 
 @pytest.mark.parametrize(("dialect", "turn", "question"), LACKING.values(), ids=LACKING)
-async def test_who_has_no_list_is_left_out_and_named(
+async def test_server_without_a_model_list_is_omitted_and_named(
     dialect: Dialect, turn: ServerStep, question: str
 ) -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=turn)
@@ -219,7 +219,7 @@ async def test_who_has_no_list_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 422, 503])
-async def test_who_may_have_a_list_is_not_left_out(status: int) -> None:
+async def test_server_that_may_have_a_model_list_is_not_omitted(status: int) -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=scripted_response(b"no", status))
     answer = await send_request(
         by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
@@ -229,7 +229,7 @@ async def test_who_may_have_a_list_is_not_left_out(status: int) -> None:
 
 
 @pytest.mark.parametrize("target", [MODEL, MODELS])
-async def test_who_asks_for_models_waits_until_it_is_known_how_servers_speak(target: str) -> None:
+async def test_list_waits_until_all_dialects_are_known(target: str) -> None:
     (a,) = servers(a=scripted_response(b'{"models":["m"]}'))
     route = make_route(a)
     upstream = replace(route.upstream, dialect_state=UndetectedDialectState(KSERVE, None))
@@ -239,7 +239,7 @@ async def test_who_asks_for_models_waits_until_it_is_known_how_servers_speak(tar
 
 
 @pytest.mark.parametrize(("target", "question"), [(MODEL, []), (MODELS, [INDEX])])
-async def test_a_server_that_is_down_does_not_tell_how_it_speaks(
+async def test_server_of_unknown_dialect_that_is_down_is_a_503(
     target: str, question: list[str]
 ) -> None:
     (a,) = servers(a=connect_error(A))
@@ -253,7 +253,7 @@ async def test_a_server_that_is_down_does_not_tell_how_it_speaks(
     assert received_requests(a) == [question]
 
 
-async def test_one_of_several_that_is_down_is_named() -> None:
+async def test_error_names_the_upstream_that_is_down() -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=connect_error(B))
     down = make_route(b, name="b")
     upstream = replace(

@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
@@ -111,7 +111,7 @@ FORWARDED: dict[str, tuple[str, str, dict[str, str], int]] = {
 @pytest.mark.parametrize(
     ("method", "target", "headers", "length"), FORWARDED.values(), ids=FORWARDED
 )
-async def test_what_is_forwarded_straight(
+async def test_passthrough_request_has_a_plan(
     method: str, target: str, headers: dict[str, str], length: int
 ) -> None:
     plan = _plan(method, target, {"Host": "h", "X-A": "1", **headers}, length)
@@ -133,7 +133,7 @@ CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
 
 
 @pytest.mark.parametrize(("target", "headers", "length"), CONVERTED.values(), ids=CONVERTED)
-async def test_what_is_converted_straight(
+async def test_json_infer_request_has_a_plan(
     target: str, headers: dict[str, str], length: int
 ) -> None:
     plan = _plan("POST", target, {"Host": "h", **headers}, length)
@@ -180,7 +180,7 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
 
 
 @pytest.mark.parametrize(("method", "target", "headers", "length"), ORDINARY.values(), ids=ORDINARY)
-async def test_what_goes_the_ordinary_way(
+async def test_other_request_takes_the_streaming_path(
     method: str, target: str, headers: dict[str, str], length: int
 ) -> None:
     assert _plan(method, target, {"Host": "h", **headers}, length) is None
@@ -190,7 +190,7 @@ async def test_what_goes_the_ordinary_way(
     ("method", "target"),
     [("GET", "/v2/models/stats"), ("GET", "/v2/logging"), ("POST", "/v2/repository/index")],
 )
-async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
+async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
     method: str, target: str
 ) -> None:
     def plan(*routes: Route) -> CallPlan | None:
@@ -220,7 +220,9 @@ async def test_what_is_for_all_servers_goes_straight_where_there_is_one(
         (INFER, MAX_FAST_REQUEST + 1, {"header_bytes": 10 * LARGEST}, False),
     ],
 )
-async def test_caps(target: str, length: int, limits: dict[str, Any], straight: bool) -> None:
+async def test_request_over_a_cap_takes_the_streaming_path(
+    target: str, length: int, limits: dict[str, Any], straight: bool
+) -> None:
     plan = _plan("POST", target, {}, length, replace(LIMITS, **limits))
     assert (plan is not None) is straight
 
@@ -246,7 +248,7 @@ END_TO_END = [
 ]
 
 
-async def test_headers_of_the_hop_are_dropped() -> None:
+async def test_hop_by_hop_headers_are_dropped() -> None:
     plan = _plan("POST", "/v2/x", [*HOP_BY_HOP, *END_TO_END, ("Accept-Encoding", "gzip")], 5)
     assert plan is not None
     assert plan.start.headers == (*END_TO_END, ("Accept-Encoding", "gzip"), ("Content-Length", "5"))
@@ -255,7 +257,7 @@ async def test_headers_of_the_hop_are_dropped() -> None:
     assert plan.start.headers == (*END_TO_END, *BINARY.items())
 
 
-async def test_no_compressed_answer_is_asked_for_where_it_is_converted() -> None:
+async def test_converted_request_asks_for_no_compressed_response() -> None:
     wishes = [("Accept-Encoding", "gzip"), ("accept-encoding", "br"), ("Accept", "x/y")]
     plan = _plan("POST", INFER, wishes, 5)
     assert plan is not None
@@ -266,7 +268,7 @@ async def test_no_compressed_answer_is_asked_for_where_it_is_converted() -> None
     ("accepted", "straight"), [("", True), ("br", True), ("gzip;q=0", True), ("br, gzip", False)]
 )
 @pytest.mark.parametrize("target", [INFER, "/v2/x"])
-async def test_what_is_to_be_compressed_goes_the_ordinary_way(
+async def test_response_to_be_compressed_takes_the_streaming_path(
     target: str, accepted: str, straight: bool
 ) -> None:
     routes = Router([Rule(Match(), (make_route(ReadyEndpoint()),), compress=("gzip",))])
@@ -280,7 +282,9 @@ async def test_what_is_to_be_compressed_goes_the_ordinary_way(
 
 @pytest.mark.parametrize(("method", "length"), [("POST", 5), ("GET", 5), ("PUT", 9)])
 @pytest.mark.parametrize("options", ["Content-Length", "close, content-length"])
-async def test_a_body_never_goes_without_its_length(method: str, length: int, options: str) -> None:
+async def test_body_is_never_sent_without_its_length(
+    method: str, length: int, options: str
+) -> None:
     """What the server takes for the next request must not be the client's choice."""
     plan = _plan(method, "/v2/x", {"Host": "h", "Connection": options}, length)
     if plan is not None:
@@ -356,7 +360,7 @@ class _Scene:
         return sum(self.route.upstream.pool.outstanding)
 
 
-async def test_a_request_is_converted_and_sent() -> None:
+async def test_json_request_is_converted_and_sent() -> None:
     scene = _Scene()
     scene.infer()
     size = int(dict(scene.asked.headers)[HEADER_LENGTH])
@@ -385,7 +389,7 @@ def _of_size(size: int) -> bytes:
     return JSON.replace(b"1.5", b" " * (size - len(JSON)) + b"1.5")
 
 
-async def test_of_large_requests_one_is_converted_in_a_turn_of_the_loop() -> None:
+async def test_one_large_request_is_converted_per_time_slice() -> None:
     scene = _Scene(replace(LIMITS, header_bytes=MAX_FAST_REQUEST))
     large, small = _of_size(MAX_FAST_REQUEST), _of_size(MAX_UNSCHEDULED)
     assert scene.begin(body=large) is not None
@@ -399,7 +403,7 @@ async def test_of_large_requests_one_is_converted_in_a_turn_of_the_loop() -> Non
 @pytest.mark.parametrize(
     ("method", "body"), [("GET", b""), ("GET", b"hello"), ("POST", b"{not looked at")]
 )
-async def test_a_request_is_forwarded_as_it_is(method: str, body: bytes) -> None:
+async def test_passthrough_request_is_sent_unchanged(method: str, body: bytes) -> None:
     scene = _Scene()
     assert scene.begin(method, "/v2/x?y", body) is not None
     assert (scene.asked.start.method, scene.asked.start.target) == (method, "/v2/x?y")
@@ -408,7 +412,7 @@ async def test_a_request_is_forwarded_as_it_is(method: str, body: bytes) -> None
     assert scene.asked.lines == [("Host", "h"), *sized.items()]
 
 
-async def test_requests_with_the_same_plan_share_their_start() -> None:
+async def test_requests_of_one_plan_share_their_template() -> None:
     scene = _Scene()
     headers = _headers({"Host": "h", "Content-Length": str(len(JSON))})
     plan = scene.straight.plan("POST", INFER, headers, len(JSON))
@@ -453,7 +457,7 @@ NOT_BEGUN = {
 
 
 @pytest.mark.parametrize("body", NOT_BEGUN.values(), ids=NOT_BEGUN)
-async def test_what_is_not_plain_is_not_begun(body: bytes) -> None:
+async def test_request_with_special_encodings_takes_the_streaming_path(body: bytes) -> None:
     scene = _Scene()
     assert scene.begin(body=body) is None
     assert scene.log == []
@@ -469,13 +473,15 @@ async def test_what_is_not_plain_is_not_begun(body: bytes) -> None:
         b'{"inputs":[]}',
     ],
 )
-async def test_what_is_wanted_as_json_is_begun(body: bytes) -> None:
+async def test_request_for_json_outputs_is_started(body: bytes) -> None:
     scene = _Scene()
     assert scene.begin(body=body) is not None
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", JSON)])
-async def test_without_a_connection_nothing_is_begun(method: str, body: bytes) -> None:
+async def test_request_without_an_idle_connection_takes_the_streaming_path(
+    method: str, body: bytes
+) -> None:
     scene = _Scene()
     scene.endpoint.ready = False
     assert scene.begin(method, INFER, body) is None
@@ -486,7 +492,7 @@ async def test_without_a_connection_nothing_is_begun(method: str, body: bytes) -
     assert scene.begin(method, INFER, body) is not None
 
 
-async def test_a_transport_that_cannot_send_at_once() -> None:
+async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> None:
     class Slow(ReadyEndpoint):
         def try_send_nowait(
             self,
@@ -505,7 +511,7 @@ async def test_a_transport_that_cannot_send_at_once() -> None:
     assert route.upstream.pool.outstanding == [0]
 
 
-async def test_an_endpoint_that_fails_is_given_back() -> None:
+async def test_failed_send_releases_its_lease() -> None:
     class Failing(ReadyEndpoint):
         def try_send_nowait(
             self,
@@ -525,7 +531,7 @@ async def test_an_endpoint_that_fails_is_given_back() -> None:
     assert route.upstream.pool.outstanding == [0]
 
 
-async def test_the_least_busy_endpoint_is_asked() -> None:
+async def test_least_busy_endpoint_gets_the_request() -> None:
     one, two = ReadyEndpoint(url="http://one"), ReadyEndpoint(url="http://two")
     route = make_route(one, two)
     straight = FastPath(single_route(route))
@@ -550,7 +556,7 @@ async def test_the_least_busy_endpoint_is_asked() -> None:
         ("GET", "/v2/models/m/versions/2", b"", ("m/1", "m/2", "m/3")),
     ],
 )
-async def test_a_model_is_asked_for_where_it_is(
+async def test_request_goes_to_an_endpoint_that_has_its_model(
     method: str, target: str, body: bytes, models: Sequence[str]
 ) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
@@ -567,7 +573,7 @@ async def test_a_model_is_asked_for_where_it_is(
     straight.close()
 
 
-async def test_where_no_endpoint_is_known_the_ordinary_way_says_so() -> None:
+async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     route = make_route(ReadyEndpoint())
     straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
@@ -579,7 +585,7 @@ async def test_where_no_endpoint_is_known_the_ordinary_way_says_so() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
-async def test_the_status_of_an_answer_is_told_of_its_endpoint(
+async def test_response_status_is_recorded_for_its_endpoint(
     status: int, ejections: int, begun: bool
 ) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
@@ -605,7 +611,7 @@ async def test_the_status_of_an_answer_is_told_of_its_endpoint(
 
 
 @pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
-async def test_an_endpoint_whose_answers_begin_and_do_not_end_has_failed(stalls: bool) -> None:
+async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
     route = make_route(bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS)
     straight = FastPath(single_route(route))
@@ -634,7 +640,7 @@ def _binary(*tensors: bytes, **headers: str) -> tuple[dict[str, str], bytes]:
     return {**BINARY, HEADER_LENGTH: str(len(header)), **headers}, header + b"".join(tensors)
 
 
-async def test_tensors_become_json() -> None:
+async def test_binary_tensors_become_json() -> None:
     headers, body = _binary(FLOATS.tobytes(), X="1")
     headers |= {"Content-Length": str(len(body)), "Connection": "X-Hop", "X-Hop": "1"}
     scene = _Scene()
@@ -652,7 +658,7 @@ async def test_tensors_become_json() -> None:
 
 
 @pytest.mark.parametrize("view", [bytes, memoryview])
-async def test_the_numbers_of_an_answer_are_its_own(
+async def test_numbers_of_a_response_are_its_own(
     view: Callable[[bytes], bytes | memoryview],
 ) -> None:
     """Heads that read the same are the same object; what is remembered of them is no body's."""
@@ -671,7 +677,7 @@ async def test_the_numbers_of_an_answer_are_its_own(
 
 
 @pytest.mark.parametrize("policy", [Nonfinite.NULL, Nonfinite.STRING, Nonfinite.ERROR])
-async def test_policies_hold(policy: Nonfinite) -> None:
+async def test_json_policies_hold(policy: Nonfinite) -> None:
     scene = _Scene(policies=JsonPolicies(nonfinite=policy))
     scene.infer()
     nan = b"\0\0\xc0\x7f"
@@ -700,7 +706,7 @@ EMPTY = binary_response_header(0)
         EMPTY.ljust(LIMITS.header_bytes + 1),
     ],
 )
-async def test_an_answer_without_tensors_passes(body: bytes) -> None:
+async def test_response_without_tensors_passes(body: bytes) -> None:
     scene = _Scene()
     scene.infer()
     scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y", "X": "1"}), body)
@@ -710,7 +716,7 @@ async def test_an_answer_without_tensors_passes(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [len(EMPTY), LIMITS.header_bytes])
-async def test_an_answer_without_tensors_is_given_its_empty_data(size: int) -> None:
+async def test_response_without_tensors_gets_its_empty_data(size: int) -> None:
     scene = _Scene()
     scene.infer()
     scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y"}), EMPTY.ljust(size))
@@ -720,7 +726,7 @@ async def test_an_answer_without_tensors_is_given_its_empty_data(size: int) -> N
 
 @pytest.mark.parametrize("status", [201, 202, 204, 302, 304, 400, 404, 500, 503])
 @pytest.mark.parametrize("way", ["infer", "get"])
-async def test_any_other_status_passes(status: int, way: str) -> None:
+async def test_error_response_passes_untouched(status: int, way: str) -> None:
     scene = _Scene()
     getattr(scene, way)()
     headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
@@ -734,7 +740,7 @@ async def test_any_other_status_passes(status: int, way: str) -> None:
     )
 
 
-async def test_the_answer_to_what_was_forwarded_passes() -> None:
+async def test_response_to_a_passthrough_request_passes() -> None:
     scene = _Scene()
     scene.get()
     headers, body = _binary(FLOATS.tobytes())
@@ -762,7 +768,9 @@ LIES = {
 
 
 @pytest.mark.parametrize(("headers", "body", "fault"), LIES.values(), ids=LIES)
-async def test_lies_name_the_server(headers: dict[str, str], body: bytes, fault: str) -> None:
+async def test_inconsistent_response_is_a_502_that_names_the_server(
+    headers: dict[str, str], body: bytes, fault: str
+) -> None:
     scene = _Scene()
     head = response_head(headers=headers)
     for _ in range(2):
@@ -776,7 +784,7 @@ async def test_lies_name_the_server(headers: dict[str, str], body: bytes, fault:
         assert scene.outstanding == 0
 
 
-async def test_a_fault_of_our_own_is_logged_and_answered(
+async def test_unexpected_error_is_logged_and_becomes_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> bytes:
@@ -796,7 +804,7 @@ async def test_a_fault_of_our_own_is_logged_and_answered(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
+async def test_connection_is_released_before_the_response_is_sent() -> None:
     """The next request of the client may need the connection to the server."""
     scene = _Scene()
     scene.get()
@@ -816,10 +824,10 @@ async def test_the_server_is_let_go_before_the_client_goes_on() -> None:
 # ---------------------------------------------------------------------------------- no answer
 
 
-async def test_a_failure_is_told(
+async def test_upstream_error_becomes_an_error_response(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FAILURE_LOG, "_until", float("-inf"))  # no other test has logged it
+    monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
     scene = _Scene()
     scene.infer()
     scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
@@ -832,7 +840,7 @@ async def test_a_failure_is_told(
     assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
 
 
-async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_of_the_upstream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     scene = _Scene()
     scene.get()
     scene.receiver.on_error(ZeroDivisionError())
@@ -849,7 +857,9 @@ async def test_a_failure_of_our_own_is_logged(caplog: pytest.LogCaptureFixture) 
         (ZeroDivisionError(), 0),
     ],
 )
-async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: int) -> None:
+async def test_errors_of_the_server_are_recorded_for_its_endpoint(
+    error: Exception, failures: int
+) -> None:
     endpoint = ReadyEndpoint()
     route = make_route(endpoint, ReadyEndpoint(url="http://other"))
     straight = FastPath(single_route(route))
@@ -870,7 +880,7 @@ async def test_a_server_is_told_by_its_own_failures(error: Exception, failures: 
         (2, 2, "not done in 2 s (limits.request_timeout)"),
     ],
 )
-async def test_a_server_that_is_late(
+async def test_server_that_is_late_is_a_504(
     idle_timeout: float, request_timeout: float, what: str
 ) -> None:
     scene = _Scene(replace(LIMITS, idle_timeout=idle_timeout, request_timeout=request_timeout))
@@ -886,7 +896,7 @@ async def test_a_server_that_is_late(
     assert len(scene.client.responses) == 1
 
 
-async def test_what_has_ended_is_not_late() -> None:
+async def test_ended_call_does_not_time_out() -> None:
     scene = _Scene()
     scene.get()
     scene.receiver.on_complete(response_head(), b"")
@@ -900,7 +910,7 @@ async def test_what_has_ended_is_not_late() -> None:
     assert scene.outstanding == 1
 
 
-async def test_nothing_is_late_behind_close() -> None:
+async def test_closed_fast_path_times_out_nothing() -> None:
     scene = _Scene()
     scene.get()
     scene.straight.close()
@@ -912,7 +922,7 @@ async def test_nothing_is_late_behind_close() -> None:
 # ---------------------------------------------------------------------------------- begun answers
 
 
-async def test_an_answer_that_has_begun_is_relayed() -> None:
+async def test_partial_response_is_converted_in_a_task() -> None:
     scene = _Scene()
     scene.infer()
     headers, body = _binary(FLOATS.tobytes(), X="1")
@@ -934,7 +944,7 @@ async def test_an_answer_that_has_begun_is_relayed() -> None:
 
 
 @pytest.mark.parametrize(("way", "status"), [("get", 200), ("get", 404), ("infer", 404)])
-async def test_an_answer_that_has_begun_is_forwarded_as_it_comes(way: str, status: int) -> None:
+async def test_partial_response_streams_in_a_task(way: str, status: int) -> None:
     scene = _Scene()
     getattr(scene, way)()
     response = ScriptedUpstreamResponse(
@@ -949,7 +959,7 @@ async def test_an_answer_that_has_begun_is_forwarded_as_it_comes(way: str, statu
     assert scene.outstanding == 0
 
 
-async def test_an_answer_that_has_begun_and_lies_is_a_502() -> None:
+async def test_inconsistent_partial_response_is_a_502() -> None:
     scene = _Scene()
     scene.infer()
     scene.receiver.on_headers(
@@ -962,7 +972,7 @@ async def test_an_answer_that_has_begun_and_lies_is_a_502() -> None:
     assert scene.outstanding == 0
 
 
-async def test_an_answer_that_has_begun_and_breaks_off_is_cut() -> None:
+async def test_truncated_partial_response_is_aborted() -> None:
     scene = _Scene()
     scene.get()
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell over")])
@@ -976,7 +986,7 @@ async def test_an_answer_that_has_begun_and_breaks_off_is_cut() -> None:
 
 
 @pytest.mark.parametrize("headers", [{HEADER_LENGTH: "9"}, {}])
-async def test_a_server_that_stalls_in_its_answer(headers: dict[str, str]) -> None:
+async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> None:
     scene = _Scene(replace(LIMITS, idle_timeout=0.02))
     scene.infer()
     scene.receiver.on_headers(
@@ -1004,7 +1014,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-async def test_the_time_until_the_answer_began_counts(spent: list[float]) -> None:
+async def test_time_before_the_partial_response_counts(spent: list[float]) -> None:
     scene = _Scene()
     scene.get()
     scene.clock.advance(12.5)
@@ -1015,9 +1025,7 @@ async def test_the_time_until_the_answer_began_counts(spent: list[float]) -> Non
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["an unwanted answer", "a failure"])
-async def test_the_time_until_another_server_is_asked_counts(
-    failed: bool, spent: list[float]
-) -> None:
+async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> None:
     scene = _Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
     good = ScriptedUpstreamResponse(200, {}, [b"a"])
     scene.route.upstream.pool.set_endpoints([scene.endpoint, ScriptedEndpoint(scene.log, good)])
@@ -1110,7 +1118,7 @@ ENDS: dict[str, End] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("way", ["infer", "get"])
-async def test_all_is_given_back_once(end: End, way: str) -> None:
+async def test_resources_are_released_once(end: End, way: str) -> None:
     scene = _Scene()
     exchange: FastPathCall = getattr(scene, way)()
     other = scene.begin("GET", "/v2/other", b"")
@@ -1132,7 +1140,7 @@ async def test_all_is_given_back_once(end: End, way: str) -> None:
 
 
 @pytest.mark.parametrize("end", [_cancelled, _left, _left_before_it_ran])
-async def test_who_has_left_is_told_nothing(end: End) -> None:
+async def test_disconnected_client_gets_nothing(end: End) -> None:
     scene = _Scene()
     await end(scene, scene.get())
     scene.clock.advance(1000)

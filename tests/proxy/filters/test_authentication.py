@@ -38,14 +38,14 @@ def _bearer(key: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("key", ["a", "b64-._~+/token==", "x" * 512, "!#$%&'()*:;<=>?@[]^`{|}\"\\"])
-def test_a_key_lets_in(key: str) -> None:
+def test_key_authenticates_a_request(key: str) -> None:
     for keys in ([key], ["other", key], [key, "other"]):
         assert KeyGroup("g", None, keys).authenticates(_headers(_bearer(key)))
         assert KeyGroup("g", "X-Key", keys).authenticates(_headers(("x-key", key)))
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
-def test_the_spelling_of_the_scheme_does_not_count(scheme: str) -> None:
+def test_scheme_is_case_insensitive(scheme: str) -> None:
     assert KeyGroup("g", None, ["key"]).authenticates(_headers(("AUTHORIZATION", f"{scheme}key")))
 
 
@@ -75,7 +75,7 @@ def test_the_spelling_of_the_scheme_does_not_count(scheme: str) -> None:
         (_bearer("no"), _bearer("key")),
     ],
 )
-def test_what_does_not_let_in(pairs: tuple[tuple[str, str], ...]) -> None:
+def test_invalid_authorization_does_not_authenticate(pairs: tuple[tuple[str, str], ...]) -> None:
     assert not KeyGroup("g", None, ["key", "other"]).authenticates(_headers(*pairs))
 
 
@@ -94,11 +94,11 @@ def test_what_does_not_let_in(pairs: tuple[tuple[str, str], ...]) -> None:
         (("X-Key", "key"), ("x-key", "key")),
     ],
 )
-def test_what_does_not_let_in_by_a_header(pairs: tuple[tuple[str, str], ...]) -> None:
+def test_invalid_key_header_does_not_authenticate(pairs: tuple[tuple[str, str], ...]) -> None:
     assert not KeyGroup("g", "X-Key", ["key", "other"]).authenticates(_headers(*pairs))
 
 
-def test_a_group_without_keys_lets_nobody_in() -> None:
+def test_group_without_keys_authenticates_nobody() -> None:
     group = KeyGroup("g", "X-Key", [])
     assert not group.authenticates(_headers())
     assert not group.authenticates(_headers(("X-Key", "")))
@@ -111,7 +111,7 @@ def test_keys_can_be_replaced() -> None:
     assert let_in == [False, True, True]
 
 
-def test_a_key_is_compared_with_all_and_never_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_digest_is_compared_with_all_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def noting(one: bytes, other: bytes) -> bool:
@@ -143,7 +143,7 @@ def test_a_key_is_compared_with_all_and_never_itself(monkeypatch: pytest.MonkeyP
         ("\n".join(map(str, range(MAX_KEYS))), tuple(map(str, range(MAX_KEYS)))),
     ],
 )
-def test_keys_are_read(text: str, keys: tuple[str, ...]) -> None:
+def test_keys_are_parsed(text: str, keys: tuple[str, ...]) -> None:
     assert parse_keys(text.splitlines()) == keys
 
 
@@ -160,7 +160,7 @@ def test_keys_are_read(text: str, keys: tuple[str, ...]) -> None:
         ("\n".join(map(str, range(MAX_KEYS + 1))), f"there are more than {MAX_KEYS} keys"),
     ],
 )
-def test_lists_that_cannot_be_used(text: str, message: str) -> None:
+def test_invalid_key_list_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse_keys(text.splitlines())
     assert "secr" not in str(caught.value)
@@ -194,7 +194,7 @@ ROBOTS = KeyGroup("robots", "X-Api-Key", ["r-key"])
         ),
     ],
 )
-def test_what_who_has_no_key_is_told(
+def test_unauthenticated_client_gets_a_challenge(
     groups: tuple[KeyGroup, ...], message: str, challenge: str
 ) -> None:
     error = Authenticator(groups).unauthenticated_error(_headers())
@@ -205,7 +205,7 @@ def test_what_who_has_no_key_is_told(
 @pytest.mark.parametrize(
     ("value", "with_error"), [("Bearer wrong", True), ("Basic eDp5", False), ("Bearer", False)]
 )
-def test_a_wrong_key_is_said_to_be_wrong(value: str, with_error: bool) -> None:
+def test_wrong_key_gets_invalid_token(value: str, with_error: bool) -> None:
     # RFC 6750, section 3.1: a request without any gets no error code
     error = Authenticator([PEOPLE]).unauthenticated_error(_headers(("Authorization", value)))
     challenge = 'Bearer realm="tensorgate"' + ', error="invalid_token"' * with_error
@@ -213,7 +213,7 @@ def test_a_wrong_key_is_said_to_be_wrong(value: str, with_error: bool) -> None:
     assert "wrong" not in error.message
 
 
-def test_the_groups_that_a_request_is_of() -> None:
+def test_request_belongs_to_the_groups_of_its_keys() -> None:
     doorkeeper = Authenticator([PEOPLE, OTHERS, ROBOTS])
     assert doorkeeper.known(_headers()) == set()
     assert doorkeeper.known(_headers(_bearer("o-key"))) == {OTHERS}
@@ -264,7 +264,7 @@ ROUTES = [
         ("open", ("X", "y"), ""),
     ],
 )
-def test_who_is_let_in(model: str, pair: tuple[str, str], outcome: str) -> None:
+def test_rule_admits_its_key_groups(model: str, pair: tuple[str, str], outcome: str) -> None:
     assert _find(Router(ROUTES), model, pair) == outcome
 
 
@@ -282,18 +282,16 @@ def test_who_is_let_in(model: str, pair: tuple[str, str], outcome: str) -> None:
         ((), ""),
     ],
 )
-def test_a_key_is_withheld_where_none_is_asked_for(
-    pairs: tuple[tuple[str, str], ...], withheld: str
-) -> None:
+def test_key_is_dropped_on_an_open_route(pairs: tuple[tuple[str, str], ...], withheld: str) -> None:
     assert _find(Router(ROUTES), "open", *pairs) == withheld
 
 
 @pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
-def test_where_there_are_no_keys_none_is_withheld(pairs: tuple[tuple[str, str], ...]) -> None:
+def test_authorization_passes_without_key_groups(pairs: tuple[tuple[str, str], ...]) -> None:
     assert _find(Router([_rule("open")]), "open", *pairs) == ""
 
 
-def test_a_key_is_withheld_beside_the_one_that_is_asked_for() -> None:
+def test_key_in_authorization_is_dropped_beside_a_key_header() -> None:
     routes = Router([_rule("r", ROBOTS), _rule("p", PEOPLE)])
     shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
     assert _find(routes, "r", *shown) == "authorization x-api-key"
@@ -303,7 +301,9 @@ def test_a_key_is_withheld_beside_the_one_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "pair", [("X", "y"), _bearer("wrong"), ("X-Api-Key", "p-key"), ("Authorization", "p-key")]
 )
-def test_who_shows_no_key_is_told_the_same_of_all(model: str, pair: tuple[str, str]) -> None:
+def test_unauthenticated_client_gets_the_same_error_for_every_path(
+    model: str, pair: tuple[str, str]
+) -> None:
     assert _find(Router(ROUTES), model, pair) == NEEDED
 
 
@@ -315,9 +315,7 @@ def test_who_shows_no_key_is_told_the_same_of_all(model: str, pair: tuple[str, s
         (("X-Api-Key", "r-key"), "p", "pr, open"),
     ],
 )
-def test_a_route_for_other_keys_is_as_if_it_were_not_there(
-    pair: tuple[str, str], closed: str, listed: str
-) -> None:
+def test_route_for_other_keys_is_a_404(pair: tuple[str, str], closed: str, listed: str) -> None:
     for model in (closed, "unknown"):
         assert _find(Router(ROUTES), model, pair) == (
             f"404 no route for POST /v2/models/{model}/infer with this key;"
@@ -325,18 +323,18 @@ def test_a_route_for_other_keys_is_as_if_it_were_not_there(
         )
 
 
-def test_the_first_match_decides_whatever_the_key() -> None:
+def test_first_matching_rule_decides_whatever_the_key() -> None:
     routes = Router([_rule("p", PEOPLE), _rule(None, OTHERS)])
     assert _find(routes, "p", _bearer("o-key")).startswith("404 ")
     assert _find(routes, "x", _bearer("o-key")) == "authorization"
 
 
-def test_without_keys_nothing_changes() -> None:
+def test_router_without_keys_authenticates_nobody() -> None:
     message = "404 no route for POST /v2/models/x/infer; models that are served: open"
     assert _find(Router([_rule("open")]), "x", _bearer("p-key")) == message
 
 
-def test_the_key_comes_before_what_is_denied() -> None:
+def test_authentication_comes_before_denied_operations() -> None:
     routes = Router(
         [
             _rule("p", PEOPLE, deny=OPERATION_KINDS["infer"]),
@@ -363,7 +361,7 @@ def test_the_key_comes_before_what_is_denied() -> None:
     ("method", "target"),
     [("POST", "/v2/repository/index"), ("GET", "/v2/models/stats"), ("GET", "/v1/models")],
 )
-def test_lists_hold_what_is_open_to_who_asks(
+def test_model_list_holds_only_routes_open_to_the_client(
     method: str, target: str, pairs: tuple[tuple[str, str], ...], listed: str
 ) -> None:
     names = ("people", "both", "others", "open", "all")
@@ -382,13 +380,13 @@ def test_lists_hold_what_is_open_to_who_asks(
     assert " ".join(upstream.name for upstream in found.upstreams) == listed
 
 
-def test_the_error_is_one_of_the_gateways() -> None:
+def test_unauthenticated_error_is_a_gateway_error() -> None:
     with pytest.raises(UnauthenticatedError) as caught:
         Router([_rule(None, PEOPLE)]).find("GET", "/v2", _headers())
     assert caught.value.kind.value.grpc_code == 16
 
 
-async def test_keys_are_looked_at_for_each_plan() -> None:
+async def test_keys_are_checked_for_each_plan() -> None:
     group = KeyGroup("people", None, ["p-key"])
     straight = FastPath(Router([_rule(None, group)]))
     headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))

@@ -84,7 +84,7 @@ def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200)
 
 @pytest.mark.parametrize("status", [200, 201, 400, 404, 500, 503])
 @pytest.mark.parametrize("length", [{"Content-Length": str(len(TEXT))}, {}])
-async def test_answers_with_a_body(status: int, length: dict[str, str]) -> None:
+async def test_response_body_is_compressed(status: int, length: dict[str, str]) -> None:
     scene = Scene(
         ScriptedUpstreamResponse(status, {"X-A": "1", **length}, [TEXT[:100], TEXT[100:]])
     )
@@ -113,7 +113,7 @@ async def test_answers_with_a_body(status: int, length: dict[str, str]) -> None:
         ("", BOTH, None),
     ],
 )
-async def test_the_coding_is_one_that_the_client_accepts(
+async def test_coding_is_one_that_the_client_accepts(
     accepted: str, offered: tuple[str, ...], coding: str | None
 ) -> None:
     scene = Scene(
@@ -127,13 +127,13 @@ async def test_the_coding_is_one_that_the_client_accepts(
         assert answer.headers["Content-Length"] == str(len(TEXT))
 
 
-async def test_the_server_is_not_asked_to_compress() -> None:
+async def test_server_gets_no_accept_encoding() -> None:
     scene = sized(TEXT)
     await scene.ask(headers={"Accept-Encoding": "br", "X-A": "1"})
     assert dict(scene.server.requests[0].headers) == {"X-A": "1"}
 
 
-async def test_a_route_that_does_not_compress() -> None:
+async def test_route_without_compression_passes_accept_encoding() -> None:
     turn = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
     scene = Scene(turn, compress=())
     answer = await scene.ask()
@@ -158,7 +158,7 @@ AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
 
 
 @pytest.mark.parametrize(("status", "headers", "body"), AS_THEY_ARE.values(), ids=AS_THEY_ARE)
-async def test_answers_that_stay_as_they_are(
+async def test_response_that_must_not_be_transformed_is_not_compressed(
     status: int, headers: dict[str, str], body: bytes
 ) -> None:
     answer = await sized(body, headers, status).ask()
@@ -171,13 +171,13 @@ async def test_answers_that_stay_as_they_are(
 
 
 @pytest.mark.parametrize("body", [TEXT[:LEAST], TEXT])
-async def test_what_is_as_large_as_the_least_is_compressed(body: bytes) -> None:
+async def test_body_of_the_minimum_size_is_compressed(body: bytes) -> None:
     answer = await sized(body, {"Content-Encoding": "identity"}).ask()
     assert answer.headers.getall("Content-Encoding") == ["gzip"]
     assert gzip.decompress(answer.body) == body
 
 
-async def test_a_head_is_answered_as_the_server_does() -> None:
+async def test_head_response_is_that_of_the_server() -> None:
     answer = await sized(TEXT).ask("HEAD")
     assert dict(answer.headers) == {"Content-Length": str(len(TEXT)), "Vary": "Accept-Encoding"}
 
@@ -193,7 +193,7 @@ async def test_a_head_is_answered_as_the_server_does() -> None:
         (["*"], "*"),
     ],
 )
-async def test_what_the_answer_depends_on(said: list[str], vary: str) -> None:
+async def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
     lines = tuple(("Vary", value) for value in said)
     assert varying((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
     log = EventLog()
@@ -205,12 +205,12 @@ async def test_what_the_answer_depends_on(said: list[str], vary: str) -> None:
 
 
 @pytest.mark.parametrize(("etag", "weak"), [('"x"', 'W/"x"'), ('W/"x"', 'W/"x"')])
-async def test_the_bytes_are_no_longer_those_of_the_server(etag: str, weak: str) -> None:
+async def test_strong_etag_becomes_weak(etag: str, weak: str) -> None:
     assert (await sized(TEXT, {"ETag": etag}).ask()).headers["ETag"] == weak
 
 
 @pytest.mark.parametrize("coding", BOTH)
-async def test_a_header_length_counts_what_is_inside(coding: str) -> None:
+async def test_header_length_counts_uncompressed_bytes(coding: str) -> None:
     tensors = np.arange(30_000, dtype="<f4").tobytes()
     header = binary_response_header(len(tensors))
     made = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
@@ -222,7 +222,7 @@ async def test_a_header_length_counts_what_is_inside(coding: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2000, 100_000])
-async def test_a_converted_answer(size: int) -> None:
+async def test_converted_response_is_compressed(size: int) -> None:
     tensors = np.arange(size, dtype="<f4").tobytes()
     header = binary_response_header(len(tensors))
     scene = sized(header + tensors, {HEADER_LENGTH: str(len(header))})
@@ -232,7 +232,7 @@ async def test_a_converted_answer(size: int) -> None:
     assert fields["outputs"][0]["data"] == list(range(size))
 
 
-async def test_what_the_gateway_says_itself() -> None:
+async def test_error_of_the_gateway_is_compressed() -> None:
     scene = Scene(bad_response("it fell over" * 200))
     answer = await scene.ask()
     assert answer.status == 502
@@ -243,7 +243,7 @@ async def test_what_the_gateway_says_itself() -> None:
     assert answer.headers["Vary"] == "Accept-Encoding"
 
 
-async def test_an_error_within_an_answer_cuts_it() -> None:
+async def test_error_within_a_response_aborts_it() -> None:
     scene = Scene(ScriptedUpstreamResponse(200, {}, [TEXT, bad_response(f"{URL} fell over")]))
     answer = await scene.ask()
     assert scene.log[-1] == "client is cut off"
@@ -255,7 +255,7 @@ async def test_an_error_within_an_answer_cuts_it() -> None:
 
 
 @given(st.data())
-def test_however_it_is_written(data: st.DataObject) -> None:
+def test_body_is_the_same_however_it_is_written(data: st.DataObject) -> None:
     runs = st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 2000))
     writes = [run * times for run, times in data.draw(st.lists(runs, max_size=6))]
     coding = data.draw(st.sampled_from(BOTH))
@@ -278,7 +278,7 @@ def test_however_it_is_written(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("coding", BOTH)
-async def test_what_comes_without_a_length_goes_out_at_once(coding: str) -> None:
+async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) -> None:
     inner = ScriptedClientResponse(EventLog())
     answer = CompressedAnswer(inner, coding, ConversionScheduler())
     await answer.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
@@ -290,7 +290,7 @@ async def test_what_comes_without_a_length_goes_out_at_once(coding: str) -> None
     assert unpacked(coding, inner.body).count(b"\n") == 5
 
 
-async def test_events_are_not_held_up() -> None:
+async def test_server_sent_events_are_not_delayed() -> None:
     events = [b"data: %d\n\n" % number for number in range(5)]
     turn = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
     scene = Scene(turn)
@@ -302,7 +302,7 @@ async def test_events_are_not_held_up() -> None:
     assert scene.log.count_of("server sends") == 5
 
 
-async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
+async def test_large_response_is_compressed_in_bounded_steps() -> None:
     with others() as waiting:
         inner = ScriptedClientResponse(log := EventLog())
         answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
@@ -315,7 +315,7 @@ async def test_a_large_answer_is_compressed_in_bounded_steps() -> None:
     assert waiting.turns >= len(NOISE) // (16 * 1024)
 
 
-async def test_a_whole_answer_has_a_length() -> None:
+async def test_buffered_response_has_a_content_length() -> None:
     inner = ScriptedClientResponse(EventLog())
     answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
     await answer.send(200, "", CIMultiDict(), NOISE)
@@ -324,7 +324,7 @@ async def test_a_whole_answer_has_a_length() -> None:
     assert answer.started
 
 
-async def test_what_is_written_first_starts_the_answer() -> None:
+async def test_first_output_of_the_compressor_follows_the_head() -> None:
     inner = ScriptedClientResponse(EventLog())
     inner.request_id = "x"
     answer = CompressedAnswer(inner, None, ConversionScheduler())

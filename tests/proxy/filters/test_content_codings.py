@@ -31,7 +31,9 @@ def _headers(name: str, *values: str) -> CIMultiDictProxy[str]:
         (("", "deflate"), "deflate"),
     ],
 )
-def test_the_coding_of_a_body(values: tuple[str, ...], coding: str | None) -> None:
+def test_content_coding_is_read_from_the_headers(
+    values: tuple[str, ...], coding: str | None
+) -> None:
     headers = _headers("content-encoding", *values)
     assert content_coding(headers) == coding
     assert encoded(headers) is (coding is not None)
@@ -52,7 +54,7 @@ def test_the_coding_of_a_body(values: tuple[str, ...], coding: str | None) -> No
         ("*",),
     ],
 )
-def test_codings_that_are_not_known(values: tuple[str, ...]) -> None:
+def test_unknown_content_coding_is_refused(values: tuple[str, ...]) -> None:
     headers = _headers("Content-Encoding", *values)
     assert encoded(headers)
     with pytest.raises(GatewayError) as caught:
@@ -63,7 +65,7 @@ def test_codings_that_are_not_known(values: tuple[str, ...]) -> None:
     assert caught.value.message == f"the request's Content-Encoding is {said!r}; {wanted}"
 
 
-def test_an_error_does_not_repeat_all_of_a_header() -> None:
+def test_error_quotes_only_the_start_of_a_long_header() -> None:
     with pytest.raises(GatewayError) as caught:
         content_coding(_headers("Content-Encoding", "x" * 10_000))
     assert len(caught.value.message) < 200
@@ -109,27 +111,27 @@ def test_an_error_does_not_repeat_all_of_a_header() -> None:
         ("gzipped", None),
     ],
 )
-def test_the_coding_that_a_client_likes_best(value: str, coding: str | None) -> None:
+def test_accepted_coding_has_the_highest_weight(value: str, coding: str | None) -> None:
     assert accepted_coding(_headers("Accept-Encoding", value), CODINGS) == coding
 
 
-def test_a_client_that_says_nothing() -> None:
+def test_client_without_accept_encoding_gets_no_coding() -> None:
     assert accepted_coding(_headers("Accept", "gzip"), CODINGS) is None
 
 
-def test_a_list_over_several_lines() -> None:
+def test_accept_encoding_may_span_several_lines() -> None:
     headers = _headers("Accept-Encoding", "br", "gzip;q=0.1", "deflate;q=0.2")
     assert accepted_coding(headers, CODINGS) == "deflate"
 
 
-def test_what_is_offered_first_is_the_first_of_equals() -> None:
+def test_first_offered_coding_wins_among_equals() -> None:
     headers = _headers("Accept-Encoding", "gzip, deflate")
     assert accepted_coding(headers, ("deflate", "gzip")) == "deflate"
     assert accepted_coding(headers, ("deflate",)) == "deflate"
     assert accepted_coding(headers, ()) is None
 
 
-def test_a_list_without_end() -> None:
+def test_only_the_first_elements_of_a_long_list_count() -> None:
     assert accepted_coding(_headers("Accept-Encoding", "," * 30_000 + "gzip"), CODINGS) is None
 
 
@@ -139,7 +141,7 @@ _LIKELY = st.sampled_from(
 
 
 @given(st.lists(_LIKELY | st.text(max_size=5), max_size=60).map("".join))
-def test_any_header(value: str) -> None:
+def test_any_accept_encoding_is_read_without_an_error(value: str) -> None:
     headers = _headers("Accept-Encoding", value)
     coding = accepted_coding(headers, CODINGS)
     assert coding is None or coding in value.lower() or "*" in value

@@ -117,7 +117,7 @@ async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(("coding", "pack"), CODINGS.values(), ids=CODINGS)
-async def test_infer_requests_of_every_form(
+async def test_compressed_infer_request_of_every_form_is_decoded(
     headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     # What is small has a length, as others have, when it is decoded.
@@ -129,14 +129,14 @@ async def test_infer_requests_of_every_form(
 
 
 @pytest.mark.parametrize("cut", range(1, len(gzip.compress(json_request()))))
-async def test_split_in_any_way(cut: int) -> None:
+async def test_compressed_body_may_be_split_anywhere(cut: int) -> None:
     body = gzip.compress(json_request())
     status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body[:cut], body[cut:])
     assert status == 200
     assert bodies == (await _seen({}, json_request()))[3]
 
 
-async def test_several_members() -> None:
+async def test_several_gzip_members_are_decoded() -> None:
     text = json_request(*range(50_000))
     body = b"".join(gzip.compress(text[at : at + 7000]) for at in range(0, len(text), 7000))
     status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body)
@@ -157,7 +157,9 @@ TARGETS = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("servers", [1, 3])
-async def test_requests_of_other_kinds(target: str, servers: int) -> None:
+async def test_compressed_request_of_another_operation_is_decoded(
+    target: str, servers: int
+) -> None:
     """Triton takes no coding in these, and knows none for infer that is not known here."""
     scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
     headers = {"Content-Encoding": "gzip", "X-A": "1"}
@@ -171,7 +173,7 @@ async def test_requests_of_other_kinds(target: str, servers: int) -> None:
     assert scene.log.count_of("server is asked")
 
 
-async def test_what_is_large_streams_through() -> None:
+async def test_large_compressed_body_streams() -> None:
     scene = Scene()
     body = gzip.compress(NOISE)
     steps = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
@@ -184,7 +186,7 @@ async def test_what_is_large_streams_through() -> None:
     assert sent < scene.log.index("client has sent all")
 
 
-async def test_what_is_small_can_be_sent_again() -> None:
+async def test_small_decoded_body_can_be_retried() -> None:
     scene = Scene()
     headers = {"Content-Encoding": "gzip", **CHUNKED}
     await scene.ask(GENERATE, gzip.compress(bytes(CHUNK_SIZE)), headers=headers)
@@ -197,7 +199,7 @@ async def test_what_is_small_can_be_sent_again() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip", "identity", ""])
-async def test_what_is_asked_in_unknown_ways_passes_as_it_is(coding: str) -> None:
+async def test_compressed_body_of_an_unknown_operation_passes_untouched(coding: str) -> None:
     scene = Scene()
     await scene.ask("/v2/x", b"packed", headers={"Content-Encoding": coding})
     assert scene.server.bodies == [b"packed"]
@@ -205,7 +207,7 @@ async def test_what_is_asked_in_unknown_ways_passes_as_it_is(coding: str) -> Non
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br"])
-async def test_without_a_body_nothing_is_decoded(coding: str) -> None:
+async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
     scene = Scene()
     await scene.ask("/v2/models/m", headers={"Content-Encoding": coding}, method="GET")
     assert scene.server.requests[0].headers["Content-Encoding"] == coding
@@ -213,7 +215,7 @@ async def test_without_a_body_nothing_is_decoded(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", ["", " , ", " Identity "])
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
-async def test_no_coding_is_not_spoken_of(target: str, coding: str) -> None:
+async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: str) -> None:
     """Triton answers 501 where such a header is empty."""
     turns = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
     body = json_request()
@@ -227,7 +229,7 @@ async def test_no_coding_is_not_spoken_of(target: str, coding: str) -> None:
     assert seen[0][0] == 200
 
 
-async def test_no_coding_of_no_body_is_not_spoken_of() -> None:
+async def test_identity_coding_without_a_body_is_dropped_from_the_headers() -> None:
     scene = Scene()
     await scene.ask("/v2/models/m", headers={"Content-Encoding": "identity"}, method="GET")
     assert "Content-Encoding" not in scene.server.requests[0].headers
@@ -235,7 +237,7 @@ async def test_no_coding_of_no_body_is_not_spoken_of() -> None:
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "identity, gzip"])
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
-async def test_other_codings_are_refused(target: str, coding: str) -> None:
+async def test_unknown_content_coding_is_refused(target: str, coding: str) -> None:
     scene = Scene()
     answer = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
     assert answer.status == 415
@@ -261,7 +263,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 
 @pytest.mark.parametrize(("body", "status", "why"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/logging"])
-async def test_bad_bodies_reach_no_server_as_a_whole(
+async def test_broken_compressed_body_never_reaches_a_server_whole(
     target: str, body: bytes, status: int, why: str
 ) -> None:
     scene = Scene(limits=replace(LIMITS, spool_bytes=10**6))
@@ -274,7 +276,7 @@ async def test_bad_bodies_reach_no_server_as_a_whole(
     assert not any(scene.server.bodies)
 
 
-async def test_a_length_beyond_the_cap_is_refused_at_once() -> None:
+async def test_content_length_beyond_the_cap_is_refused_at_once() -> None:
     scene = Scene()
     headers = {"Content-Encoding": "gzip", "Content-Length": "1000001"}
     assert (await scene.ask(INFER, b"", headers=headers)).status == 413
@@ -282,7 +284,7 @@ async def test_a_length_beyond_the_cap_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("target", [INFER, GENERATE])
-async def test_a_bomb_is_refused_early(target: str) -> None:
+async def test_decompression_bomb_is_refused_early(target: str) -> None:
     bomb = gzip.compress(bytes(16 * FREE_OUTPUT_BYTES))
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
@@ -296,7 +298,7 @@ async def test_a_bomb_is_refused_early(target: str) -> None:
     assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
 
 
-async def test_the_limit_of_the_route_counts() -> None:
+async def test_decompression_ratio_of_the_route_counts() -> None:
     body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
     scene = Scene(limits=limits)
@@ -331,7 +333,7 @@ async def _decoded(
     return made
 
 
-async def test_the_speed_of_a_client_is_that_of_what_it_sends() -> None:
+async def test_minimum_body_rate_counts_compressed_bytes() -> None:
     body = gzip.compress(bytes(500_000))
     with _Noting() as deadline:
         request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
@@ -340,7 +342,7 @@ async def test_the_speed_of_a_client_is_that_of_what_it_sends() -> None:
     assert sum(deadline.sizes) == len(body)
 
 
-async def test_a_client_that_sends_is_not_idle_though_nothing_comes_of_it() -> None:
+async def test_client_that_sends_input_without_output_is_not_idle() -> None:
     """A window has to be there before anything of it is decoded."""
 
     class Slow(ScriptedRequest):
@@ -358,7 +360,7 @@ async def test_a_client_that_sends_is_not_idle_though_nothing_comes_of_it() -> N
     assert made.content_length == 1500
 
 
-async def test_no_more_than_two_chunks_are_at_hand_of_a_bomb() -> None:
+async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
     bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     with _Noting() as deadline:
         request = await _decoded(
@@ -374,7 +376,7 @@ async def test_no_more_than_two_chunks_are_at_hand_of_a_bomb() -> None:
     assert max(sizes[1:]) <= CHUNK_SIZE
 
 
-async def test_others_have_their_turn() -> None:
+async def test_decompression_yields_to_other_calls() -> None:
     with others() as waiting, _Noting() as deadline:
         members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
         request = await _decoded(deadline, [members])
@@ -383,7 +385,7 @@ async def test_others_have_their_turn() -> None:
     assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CHUNK_SIZE
 
 
-async def test_a_client_that_leaves_at_any_moment() -> None:
+async def test_client_may_disconnect_at_any_time() -> None:
     body = gzip.compress(NOISE)
     for moment in range(200):
         scene = Scene()

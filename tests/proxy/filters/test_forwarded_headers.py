@@ -58,12 +58,14 @@ def _lines(
     ],
 )
 @pytest.mark.parametrize("forwarding", [WAY, BELIEVING])
-def test_who_asks(forwarding: ForwardedPolicy, peer: Peer, lines: dict[str, str]) -> None:
+def test_x_forwarded_headers_describe_the_client(
+    forwarding: ForwardedPolicy, peer: Peer, lines: dict[str, str]
+) -> None:
     made = _lines(forwarding, peer, ("Host", "h:80"))
     assert made == [*lines.items(), ("X-Forwarded-Host", "h:80")]
 
 
-def test_a_client_without_a_host_asks_for_none() -> None:
+def test_client_without_host_gets_no_x_forwarded_host() -> None:
     for pairs in ((), (("Host", ""),)):
         names = [name for name, _ in _lines(WAY, CLIENT, *pairs)]
         assert names == ["X-Forwarded-For", "X-Forwarded-Proto"]
@@ -79,20 +81,20 @@ CLAIMS = (
 
 
 @pytest.mark.parametrize("peer", [CLIENT, GONE, Peer("198.51.100.1"), Peer("2001:db8::1")])
-def test_what_nobody_vouches_for_is_replaced(peer: Peer) -> None:
+def test_headers_of_an_untrusted_client_are_replaced(peer: Peer) -> None:
     assert _lines(WAY, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
 
 
 @pytest.mark.parametrize(
     "peer", [Peer("192.0.3.7"), Peer("2001:db9::1"), Peer("::ffff:c000:207"), GONE]
 )
-def test_who_is_not_trusted(peer: Peer) -> None:
+def test_only_addresses_in_trusted_networks_are_trusted(peer: Peer) -> None:
     assert not BELIEVING.trusts(peer)
     assert _lines(BELIEVING, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
 
 
 @pytest.mark.parametrize("peer", [CLIENT, Peer("2001:db8::7", is_tls=True)])
-def test_to_what_a_trusted_peer_says_its_address_is_added(peer: Peer) -> None:
+def test_address_of_a_trusted_proxy_is_appended(peer: Peer) -> None:
     assert _lines(BELIEVING, peer, *CLAIMS) == [
         ("X-Forwarded-For", f"203.0.113.1, 203.0.113.2, 203.0.113.3, {peer.address}"),
         ("X-Forwarded-Proto", "https"),
@@ -100,7 +102,7 @@ def test_to_what_a_trusted_peer_says_its_address_is_added(peer: Peer) -> None:
     ]
 
 
-def test_what_a_trusted_peer_does_not_say_is_its_own() -> None:
+def test_missing_headers_of_a_trusted_proxy_describe_that_proxy() -> None:
     peer = Peer("192.0.2.7", is_tls=True)
     claims = (("X-Forwarded-For", ""), ("X-Forwarded-Proto", ""), ("Host", "h"))
     assert dict(_lines(BELIEVING, peer, *claims)) == {
@@ -110,7 +112,7 @@ def test_what_a_trusted_peer_does_not_say_is_its_own() -> None:
     }
 
 
-def test_a_peer_on_a_unix_socket_is_trusted_and_has_no_address_to_add() -> None:
+def test_unix_socket_peer_is_trusted_and_adds_no_address() -> None:
     assert _lines(WAY, ON_UNIX, *CLAIMS) == [
         ("X-Forwarded-For", "203.0.113.1, 203.0.113.2, 203.0.113.3"),
         ("X-Forwarded-Proto", "https"),
@@ -133,12 +135,12 @@ def test_a_peer_on_a_unix_socket_is_trusted_and_has_no_address_to_add() -> None:
         (GONE, "h", "for=unknown;host=h;proto=http"),
     ],
 )
-def test_an_element_of_forwarded(peer: Peer, host: str, element: str) -> None:
+def test_forwarded_element_follows_rfc_7239(peer: Peer, host: str, element: str) -> None:
     # RFC 7239, sections 4 and 6
     assert forwarded_element(peer, host) == element
 
 
-def test_forwarded_is_added_to_where_it_is_used() -> None:
+def test_forwarded_is_extended_only_where_the_client_sends_it() -> None:
     claims = (("Forwarded", "for=a"), ("Host", "h"), ("forwarded", 'for="[::1]";by=b, for=c'))
     own = "for=192.0.2.7;host=h;proto=http"
     assert dict(_lines(WAY, CLIENT, *claims))["Forwarded"] == own
@@ -152,7 +154,7 @@ def test_forwarded_is_added_to_where_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_via(version: str) -> None:
+def test_via_names_the_gateway(version: str) -> None:
     own = f"{version} tensorgate"
     assert _lines(VIA, CLIENT, version=version) == [("Via", own)]
     # Whoever says it: it is no claim that anybody acts on.
@@ -173,7 +175,7 @@ def _id(*given: str) -> str:
 @pytest.mark.parametrize(
     "given", ["a", "0", "x" * 128, "!\"#'()*:;=?[]{}~", "Root=1-67891233-abcd"]
 )
-def test_an_id_of_the_clients_own(given: str) -> None:
+def test_request_id_of_the_client_is_used(given: str) -> None:
     assert _id(given) == given
 
 
@@ -192,17 +194,17 @@ def test_an_id_of_the_clients_own(given: str) -> None:
         ("a", "b"),
     ],
 )
-def test_an_id_that_is_made(given: tuple[str, ...]) -> None:
+def test_request_id_is_generated(given: tuple[str, ...]) -> None:
     assert re.fullmatch("[0-9a-f]{32}", _id(*given))
 
 
-def test_every_request_has_an_id_of_its_own() -> None:
+def test_every_request_has_its_own_id() -> None:
     headers = _headers(("Host", "h"))
     introduction = ForwardedHeaders(IDS, CLIENT)
     assert len({introduction.of(headers, "1.1")[1] for _ in range(1000)}) == 1000
 
 
-def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
+def test_forked_processes_generate_different_ids() -> None:
     headers = _headers(("Host", "h"))
     introduction = ForwardedHeaders(IDS, CLIENT)
     introduction.of(headers, "1.1")
@@ -230,7 +232,7 @@ def test_processes_of_one_parent_do_not_make_the_same_ids() -> None:
         (False, [("CDN-Loop", "b; c=d, tensorgate-abc")]),
     ],
 )
-def test_a_gateway_knows_what_it_has_sent_itself(via: bool, lines: list[tuple[str, str]]) -> None:
+def test_gateway_recognizes_a_request_that_it_sent(via: bool, lines: list[tuple[str, str]]) -> None:
     own = ForwardedPolicy(headers=False, trusted=(), via=via, request_id=False, identity="abc")
     other = replace(own, identity="def")
     told = _lines(own, CLIENT, ("Via", "1.1 a"), ("CDN-Loop", "b; c=d"))
@@ -242,14 +244,14 @@ def test_a_gateway_knows_what_it_has_sent_itself(via: bool, lines: list[tuple[st
     assert own.replaced_headers == {lines[0][0].lower()}
 
 
-def test_identities_differ() -> None:
+def test_gateway_ids_differ() -> None:
     assert len({new_identity() for _ in range(100)}) == 100
 
 
 # ---------------------------------------------------------------------------------- as a whole
 
 
-def test_heads_take_turns() -> None:
+def test_alternating_heads_get_their_own_headers() -> None:
     introduction = ForwardedHeaders(ALL, CLIENT)
     one = _headers(("Host", "one"), ("X-Request-Id", "1"))
     two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
@@ -271,13 +273,13 @@ def test_heads_take_turns() -> None:
 
 
 @pytest.mark.parametrize("forwarding", [WAY, BELIEVING, VIA, IDS, ALL])
-def test_whatever_is_made_takes_the_place_of_the_clients(forwarding: ForwardedPolicy) -> None:
+def test_replaced_headers_cover_all_generated_headers(forwarding: ForwardedPolicy) -> None:
     claims = (*CLAIMS, ("Forwarded", "for=a"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
     made = {name.lower() for name, _ in _lines(forwarding, CLIENT, *claims)}
     assert made == forwarding.replaced_headers
 
 
-def test_nothing_is_said_if_nothing_shall_be() -> None:
+def test_no_headers_are_added_if_all_are_switched_off() -> None:
     claims = (*CLAIMS, ("Via", "1.1 a"), ("X-Request-Id", "a"))
     for peer in (CLIENT, ON_UNIX):
         assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).of(_headers(*claims), "1.1") == ((), "")

@@ -148,7 +148,7 @@ LARGE = replace(LIMITS, spool_bytes=10**6)
 
 
 @pytest.mark.parametrize(("target", "headers", "body"), REQUESTS.values(), ids=REQUESTS)
-async def test_the_mirror_is_asked_for_the_same(
+async def test_mirror_gets_the_same_request(
     target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> None:
     scene = Scene(limits=LARGE)
@@ -161,7 +161,7 @@ async def test_the_mirror_is_asked_for_the_same(
     assert scene.shadow.bodies == scene.server.bodies
 
 
-async def test_raw_binary_takes_its_header_from_the_metadata_of_each() -> None:
+async def test_raw_binary_header_comes_from_the_metadata_of_each_server() -> None:
     turns = METADATA, NO_CONFIG, OK
     scene = Scene(turns, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
     await scene.ask(INFER, FLOATS.tobytes(), headers={HEADER_LENGTH: "0"})
@@ -171,14 +171,14 @@ async def test_raw_binary_takes_its_header_from_the_metadata_of_each() -> None:
     assert scene.shadow.bodies[-1].endswith(FLOATS.tobytes())
 
 
-async def test_it_is_asked_for_the_model_that_the_server_is_asked_for() -> None:
+async def test_mirror_gets_the_rewritten_model() -> None:
     scene = Scene(rewrite=Rewrite("resnet50", "3"))
     await scene.ask(INFER, json_request())
     await scene.over()
     assert scene.shadow.requests[0].target == "/v2/models/resnet50/versions/3/infer"
 
 
-async def test_the_copy_is_one() -> None:
+async def test_mirrored_request_is_sent_once() -> None:
     """What the memory of a body holds later is not what it held."""
     memory = bytearray(b"before")
 
@@ -219,7 +219,7 @@ async def test_the_copy_is_one() -> None:
         ("POST", "/"),
     ],
 )
-async def test_nothing_else_is_mirrored(method: str, target: str) -> None:
+async def test_other_operations_are_not_mirrored(method: str, target: str) -> None:
     scene = Scene()
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
@@ -230,7 +230,7 @@ async def test_nothing_else_is_mirrored(method: str, target: str) -> None:
     assert plan is None or plan.mirror is None
 
 
-def test_what_is_mirrored() -> None:
+def test_mirrored_operations() -> None:
     assert (
         frozenset((OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE))
         == MIRRORED_KINDS
@@ -280,7 +280,7 @@ async def _seen(
 
 @pytest.mark.parametrize("shadow", SHADOWS.values(), ids=SHADOWS)
 @pytest.mark.parametrize("form", ["JSON in pieces", "large JSON", "binary in pieces", "generate"])
-async def test_the_clients_exchange_is_the_same(
+async def test_call_of_the_client_is_the_same_with_a_mirror(
     shadow: Callable[[], ServerStep], form: str
 ) -> None:
     target, headers, body = REQUESTS[form]
@@ -288,7 +288,7 @@ async def test_the_clients_exchange_is_the_same(
     assert await _seen(shadow(), True, target, headers, body) == alone
 
 
-async def test_the_server_may_be_slower_than_the_mirror() -> None:
+async def test_server_may_be_slower_than_the_mirror() -> None:
     free = asyncio.Event()
     scene = Scene([free, OK])
     asking = asyncio.create_task(scene.ask(INFER, json_request()))
@@ -299,7 +299,7 @@ async def test_the_server_may_be_slower_than_the_mirror() -> None:
     assert (await asking).status == 200
 
 
-async def test_a_client_that_is_slow_to_read_keeps_no_mirror_waiting() -> None:
+async def test_slow_client_does_not_delay_the_mirror() -> None:
     scene = Scene()
     ready = asyncio.Event()
     answer = ScriptedClientResponse(scene.log, ready=ready)
@@ -315,7 +315,7 @@ async def test_a_client_that_is_slow_to_read_keeps_no_mirror_waiting() -> None:
 
 
 @pytest.mark.parametrize(("share", "copied"), [(0.0, 0), (1.0, 50)])
-async def test_none_and_all(share: float, copied: int) -> None:
+async def test_share_of_0_mirrors_none_and_of_1_all(share: float, copied: int) -> None:
     draw = random.Random(7).random
     scene = Scene([OK] * 50, [OK] * 50, share=share, drawn=draw)
     for _ in range(50):
@@ -324,7 +324,7 @@ async def test_none_and_all(share: float, copied: int) -> None:
     assert len(scene.shadow.requests) == copied
 
 
-async def test_some() -> None:
+async def test_share_mirrors_some_requests() -> None:
     seeded = random.Random(7).random
     expected = [seeded() < 0.3 for _ in range(50)]
     scene = Scene([OK] * 50, [OK] * 50, share=0.3, drawn=random.Random(7).random)
@@ -337,7 +337,7 @@ async def test_some() -> None:
     assert copied == expected
 
 
-async def test_each_request_is_drawn_on_the_straight_way() -> None:
+async def test_fast_path_samples_each_request() -> None:
     shadow = ScriptedEndpoint(EventLog(), *[OK] * 3)
     route = make_route(shadow)
     mirror = Mirror(route, 0.3, proxy_call)
@@ -373,7 +373,7 @@ def _straight(
     return ScriptedClient(ready.log), ready, FastPath(Router([rule])), mirror
 
 
-async def test_a_copy_that_is_cancelled_before_it_has_begun() -> None:
+async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:
     shadow = ScriptedEndpoint(EventLog(), OK)
     _, _, straight, mirror = _straight(shadow)
     assert mirror is not None
@@ -391,9 +391,7 @@ async def test_a_copy_that_is_cancelled_before_it_has_begun() -> None:
 @pytest.mark.parametrize(
     ("target", "body"), [(INFER, json_request()), (GENERATE, b"{}"), (GENERATE, b"")]
 )
-async def test_the_straight_way_sends_a_copy_and_waits_for_nothing(
-    target: str, body: bytes
-) -> None:
+async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> None:
     hang = asyncio.Event()
     shadow = ScriptedEndpoint(EventLog(), hang, OK)
     seen = []
@@ -418,7 +416,7 @@ async def test_the_straight_way_sends_a_copy_and_waits_for_nothing(
     assert shadow.bodies == [ready.asked[0].body]
 
 
-async def test_a_rule_without_a_mirror_costs_one_look() -> None:
+async def test_rule_without_a_mirror_has_no_sampler() -> None:
     _, _, straight, _ = _straight(None)
     plan = straight.plan(
         "POST", GENERATE, CIMultiDictProxy(CIMultiDict({"Content-Length": "2"})), 2
@@ -442,7 +440,7 @@ START = "mirror to 'shadow': "
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_over_the_cap_is_not_copied(
+async def test_body_over_the_cap_is_not_mirrored(
     chunked: bool, told: Callable[[], list[str]]
 ) -> None:
     scene = Scene([OK, OK], limits=replace(LIMITS, spool_bytes=1000))
@@ -457,7 +455,7 @@ async def test_a_body_over_the_cap_is_not_copied(
     assert told() == [f"{START}0 of 1 requests failed, 1 were not sent, last: {why}"]
 
 
-async def test_nothing_is_held_of_a_body_that_says_that_it_is_over_the_cap() -> None:
+async def test_content_length_over_the_cap_reserves_no_memory() -> None:
     scene = Scene(limits=replace(LIMITS, spool_bytes=1000))
     more = asyncio.Event()
     body: list[BodyStep] = [b"x", more, b"x" * 1000]
@@ -470,7 +468,7 @@ async def test_nothing_is_held_of_a_body_that_says_that_it_is_over_the_cap() -> 
     assert scene.shadow.requests == []
 
 
-async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[str]]) -> None:
+async def test_memory_of_all_mirrored_requests_is_bounded(told: Callable[[], list[str]]) -> None:
     held = MemoryBudget(2500)
     hang = asyncio.Event()
     scene = Scene([OK] * 4, [hang, OK], held=held)
@@ -490,7 +488,7 @@ async def test_what_is_held_for_all_copies_is_bounded(told: Callable[[], list[st
     await scene.over()
 
 
-async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
+async def test_mirrored_requests_in_flight_are_capped(told: Callable[[], list[str]]) -> None:
     hang = asyncio.Event()
     scene = Scene([OK] * 6, [hang, hang, OK, OK, OK], most=2)
     for _ in range(4):
@@ -507,7 +505,7 @@ async def test_so_many_are_under_way(told: Callable[[], list[str]]) -> None:
     assert len(scene.shadow.requests) == 3
 
 
-async def test_a_place_that_is_taken_meanwhile() -> None:
+async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
     """There was room when the body began to come, and there is none when all of it is there."""
     hang, more = asyncio.Event(), asyncio.Event()
     scene = Scene([OK] * 2, [hang, OK], most=1)
@@ -528,7 +526,9 @@ async def test_a_place_that_is_taken_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("headers", [{"Content-Length": "2000"}, CHUNKED])
-async def test_a_client_that_leaves_within_its_body(headers: dict[str, str]) -> None:
+async def test_client_disconnect_within_its_body_cancels_the_mirrored_request(
+    headers: dict[str, str],
+) -> None:
     scene = Scene()
     asking = asyncio.create_task(scene.ask(GENERATE, b"x" * 1000, _hang(), headers=headers))
     await until(lambda: scene.held.total == 1000)
@@ -540,7 +540,7 @@ async def test_a_client_that_leaves_within_its_body(headers: dict[str, str]) -> 
     assert scene.shadow.requests == []
 
 
-async def test_a_client_that_leaves_after_its_body() -> None:
+async def test_client_disconnect_after_its_body_keeps_the_mirrored_request() -> None:
     scene = Scene([asyncio.Event()])
     asking = asyncio.create_task(scene.ask(INFER, json_request()))
     await until(lambda: scene.server.requests)
@@ -549,7 +549,7 @@ async def test_a_client_that_leaves_after_its_body() -> None:
     assert len(scene.shadow.requests) == 1
 
 
-async def test_a_body_that_breaks() -> None:
+async def test_broken_body_is_not_mirrored() -> None:
     scene = Scene()
     broken = GatewayError(ErrorKind.BAD_REQUEST, "the request's body is broken")
     answer = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
@@ -570,7 +570,7 @@ async def test_a_body_that_breaks() -> None:
         ({"Content-Length": "2000000"}, [b"x"]),
     ],
 )
-async def test_what_the_client_is_refused_with_is_no_failure_of_the_mirror(
+async def test_request_error_is_no_failure_of_the_mirror(
     headers: dict[str, str], body: list[BodyStep], told: Callable[[], list[str]]
 ) -> None:
     scene = Scene(limits=replace(LIMITS, request_bytes=10_000))
@@ -599,14 +599,16 @@ async def test_what_the_client_is_refused_with_is_no_failure_of_the_mirror(
         ),
     ],
 )
-async def test_why_it_failed(turn: ServerStep, why: str, told: Callable[[], list[str]]) -> None:
+async def test_log_tells_why_a_mirrored_request_failed(
+    turn: ServerStep, why: str, told: Callable[[], list[str]]
+) -> None:
     scene = Scene(shadow=[turn])
     assert (await scene.ask(INFER, json_request())).status == 200
     await scene.over()
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 
-async def test_a_model_that_the_mirror_does_not_know(told: Callable[[], list[str]]) -> None:
+async def test_unknown_model_of_the_mirror_counts_as_failed(told: Callable[[], list[str]]) -> None:
     scene = Scene(
         [METADATA, NO_CONFIG, OK], [ScriptedUpstreamResponse(404, {}, [b"unknown model"])]
     )
@@ -616,7 +618,7 @@ async def test_a_model_that_the_mirror_does_not_know(told: Callable[[], list[str
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 
-async def test_the_limits_are_those_of_the_rule(told: Callable[[], list[str]]) -> None:
+async def test_mirror_uses_the_limits_of_its_rule(told: Callable[[], list[str]]) -> None:
     limits = replace(LIMITS, idle_timeout=0.02)
     scene = Scene(shadow=[asyncio.Event()], limits=limits)
     await scene.ask(INFER, json_request())
@@ -625,7 +627,7 @@ async def test_the_limits_are_those_of_the_rule(told: Callable[[], list[str]]) -
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 
-async def test_a_fault_of_our_own_is_never_a_silent_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(shadow=[RuntimeError("what is wrong")])
     assert (await scene.ask(INFER, json_request())).status == 200
     await scene.over()
@@ -638,7 +640,7 @@ async def test_a_fault_of_our_own_is_never_a_silent_one(caplog: pytest.LogCaptur
 # ----------------------------------------------------------------------------------------- close
 
 
-async def test_close_ends_what_is_under_way_and_lets_nothing_more_begin(
+async def test_close_cancels_requests_in_flight_and_refuses_more(
     told: Callable[[], list[str]],
 ) -> None:
     down = GatewayError(ErrorKind.UNREACHABLE, "down")

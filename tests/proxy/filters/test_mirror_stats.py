@@ -29,7 +29,7 @@ class _Time:
         return self.now
 
 
-def test_what_goes_well_is_not_told(told: Callable[[], list[str]]) -> None:
+def test_successful_requests_are_not_logged(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
     for _ in range(10):
@@ -39,7 +39,7 @@ def test_what_goes_well_is_not_told(told: Callable[[], list[str]]) -> None:
     assert told() == []
 
 
-def test_a_failure_is_told_once_a_minute(told: Callable[[], list[str]]) -> None:
+def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
     stats.sent("")
@@ -62,7 +62,7 @@ def test_a_failure_is_told_once_a_minute(told: Callable[[], list[str]]) -> None:
     assert told() == ["1 of 2 requests failed, last: again"]
 
 
-def test_what_was_not_sent_is_told_too(told: Callable[[], list[str]]) -> None:
+def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
     stats.left_out("too large")
@@ -75,7 +75,7 @@ def test_what_was_not_sent_is_told_too(told: Callable[[], list[str]]) -> None:
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 
 
-def test_what_is_left_is_told_at_the_end(told: Callable[[], list[str]]) -> None:
+def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> None:
     stats = MirrorStats("shadow", _Time())
     for number in range(3):
         stats.sent(f"down for {number}")
@@ -85,7 +85,7 @@ def test_what_is_left_is_told_at_the_end(told: Callable[[], list[str]]) -> None:
     assert told() == ["2 of 2 requests failed, last: down for 2"]
 
 
-def test_each_failure_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_failure_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     stats = MirrorStats("shadow", _Time())
     stats.sent("")

@@ -127,7 +127,7 @@ WANTED: dict[str, tuple[bytes, str]] = {
 @DOUBTED
 @pytest.mark.parametrize("came", ["", "L", "R", "LR"])
 @pytest.mark.parametrize(("body", "binary"), WANTED.values(), ids=WANTED)
-async def test_each_output_has_the_form_that_was_asked_for(
+async def test_output_arrives_in_the_requested_encoding(
     dialect: Dialect, came: str, body: bytes, binary: str
 ) -> None:
     for cut in (1, 20, 200, 10_000):
@@ -141,7 +141,7 @@ async def test_each_output_has_the_form_that_was_asked_for(
 
 
 @DOUBTED
-async def test_what_is_as_asked_passes_untouched(dialect: Dialect) -> None:
+async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dialect) -> None:
     """Also where the gateway would not know what to make of it."""
     header = json.dumps(
         {
@@ -162,7 +162,7 @@ async def test_what_is_as_asked_passes_untouched(dialect: Dialect) -> None:
     assert answer.headers[HEADER_LENGTH] == str(len(header))
 
 
-async def test_what_is_as_asked_streams() -> None:
+async def test_response_in_the_requested_encoding_streams() -> None:
     header = json.dumps(
         {
             "outputs": [
@@ -186,7 +186,7 @@ async def test_what_is_as_asked_streams() -> None:
     assert answer.body == header + bytes(80_000)
 
 
-async def test_mixed_forms_that_are_as_asked_pass_untouched() -> None:
+async def test_mixed_response_in_the_requested_encoding_passes_untouched() -> None:
     told = _told("R")
     answer = await _Scene(told, body=[_request(L=False, R=True)]).run()
     outputs = [_entry("L", binary=False), _entry("R", binary=True)]
@@ -194,13 +194,13 @@ async def test_mixed_forms_that_are_as_asked_pass_untouched() -> None:
     assert answer.body == header + RIGHT.tobytes()
 
 
-async def test_what_is_made_anew_tells_its_length() -> None:
+async def test_converted_response_has_a_content_length() -> None:
     answer = await _Scene(_told("R"), body=[_request(default=True)]).run()
     assert answer.headers["Content-Type"] == "application/octet-stream"
     assert answer.headers["Content-Length"] == str(len(answer.body))
 
 
-async def test_a_server_that_answers_as_asked_is_not_looked_at() -> None:
+async def test_response_of_a_server_that_honors_encodings_is_not_inspected() -> None:
     told = _told("R", cut=3)
     scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
     answer = await scene.run()
@@ -209,14 +209,14 @@ async def test_a_server_that_answers_as_asked_is_not_looked_at() -> None:
 
 
 @DOUBTED
-async def test_its_own_errors_pass(dialect: Dialect) -> None:
+async def test_error_response_of_the_server_passes_untouched(dialect: Dialect) -> None:
     told = _response(b'{"error":"no"}', status=418)
     answer = await _Scene(told, body=[_request(default=True)], dialect=dialect).run()
     assert (answer.status, answer.body) == (418, b'{"error":"no"}')
 
 
 @pytest.mark.parametrize(("dialect", "asked"), [(KSERVE, False), (OPENVINO, False), (TRITON, True)])
-async def test_answers_that_are_read_are_not_asked_for_compressed(
+async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     dialect: Dialect, asked: bool
 ) -> None:
     headers = {"Accept-Encoding": "gzip"}
@@ -233,7 +233,7 @@ EMPTY = {"name": "L", "shape": [0, 2], "datatype": "FP32"}
 @DOUBTED
 @pytest.mark.parametrize(("body", "binary"), WANTED.values(), ids=WANTED)
 @pytest.mark.parametrize("came", ["", "R"])
-async def test_outputs_without_elements_of_which_nothing_is_said(
+async def test_empty_outputs_without_a_size_get_the_requested_encoding(
     dialect: Dialect, body: bytes, binary: str, came: str
 ) -> None:
     outputs = [EMPTY, _entry("R", binary=came == "R")]
@@ -247,7 +247,7 @@ async def test_outputs_without_elements_of_which_nothing_is_said(
 
 
 @pytest.mark.parametrize("dialect", [KSERVE, TRITON], ids=lambda each: each.name)
-async def test_json_that_has_all_its_data_passes_as_it_is(dialect: Dialect) -> None:
+async def test_complete_json_response_passes_untouched(dialect: Dialect) -> None:
     header = json.dumps({"outputs": [{**EMPTY, "data": []}]}, indent=1).encode()
     answer = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
     assert answer.body == header
@@ -271,7 +271,7 @@ def _wanted(*, as_base64: bool, **own: bool) -> bytes:
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("came", ["", "R"])
 @pytest.mark.parametrize("wanted", ["", "R"])
-async def test_text_that_was_to_be_base64(
+async def test_text_output_becomes_base64_when_requested(
     dialect: Dialect, wanted: str, came: str, large: bool, by_route: bool
 ) -> None:
     """A client that decodes plain text as base64 may get other bytes, and does not see it."""
@@ -311,7 +311,7 @@ def _broken(data: str) -> bytes:
         ('["a", 1]', f"{URL}: output 'L': element 0 (\"a\") is not a number"),
     ],
 )
-async def test_data_that_make_no_tensor(
+async def test_invalid_output_data_is_a_502(
     data: str, message: str, behind: bytes, body: bytes
 ) -> None:
     scene = _Scene(_response(_broken(data), behind), body=[body])
@@ -319,19 +319,19 @@ async def test_data_that_make_no_tensor(
 
 
 @pytest.mark.parametrize("body", [WANTED["all JSON"][0], WANTED["R binary"][0]])
-async def test_json_that_is_none(body: bytes) -> None:
+async def test_invalid_json_response_is_a_502(body: bytes) -> None:
     scene = _Scene(_response(_broken("[, 1.0]"), RIGHT.tobytes()), body=[body])
     assert (await scene.fault()).startswith(f"{URL}: ")
 
 
 @pytest.mark.parametrize("size", ["x", "-1", "9" * 30])
-async def test_a_header_length_that_is_none(size: str) -> None:
+async def test_invalid_header_length_is_a_502(size: str) -> None:
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: size}, [b"{}"])
     scene = _Scene(told, body=[_request(default=True)])
     assert f"{URL}: the server's answer has {HEADER_LENGTH}" in await scene.fault()
 
 
-async def test_an_answer_that_ends_in_its_header() -> None:
+async def test_response_that_ends_within_its_header_is_a_502() -> None:
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: "100"}, [b'{"outputs"'])
     scene = _Scene(told, body=[_request(default=True)])
     assert await scene.fault() == (
@@ -351,7 +351,7 @@ def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
     return _response(header, RIGHT.tobytes()), values.tobytes()
 
 
-async def test_data_do_not_count_as_header() -> None:
+async def test_tensor_data_does_not_count_as_header_bytes() -> None:
     told, data = _large(20_000)
     body = _request(default=True)
     answer = await _Scene(told, body=[body], spool_bytes=200_000).run()
@@ -362,12 +362,12 @@ async def test_data_do_not_count_as_header() -> None:
 
 
 @pytest.mark.parametrize("body", [_request(default=True), _request()])
-async def test_what_is_held_has_a_cap(body: bytes) -> None:
+async def test_buffered_response_has_a_cap(body: bytes) -> None:
     told, _ = _large(20_000)
     assert "(limits.spool_bytes)" in await _Scene(told, body=[body], spool_bytes=50_000).fault()
 
 
-async def test_what_stands_around_data_has_a_cap() -> None:
+async def test_json_around_the_data_has_a_cap() -> None:
     outputs = [_entry("L", binary=False), _entry("R", binary=True)]
     header = json.dumps({"x": "y" * 20_000, "outputs": outputs}).encode()
     scene = _Scene(_response(header, RIGHT.tobytes()), body=[_request(default=True)])
@@ -379,7 +379,7 @@ async def test_what_stands_around_data_has_a_cap() -> None:
 
 @DOUBTED
 @pytest.mark.parametrize("came", ["", "L", "R", "LR"])
-async def test_v1_clients_are_told_the_same(dialect: Dialect, came: str) -> None:
+async def test_v1_client_gets_the_same_tensors(dialect: Dialect, came: str) -> None:
     known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     target = "/v1/models/m:predict"
     scene = _Scene(known, _told(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target)
@@ -387,7 +387,7 @@ async def test_v1_clients_are_told_the_same(dialect: Dialect, came: str) -> None
     assert json.loads(answer.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
 
 
-async def test_v1_clients_are_told_of_outputs_without_elements() -> None:
+async def test_v1_client_gets_empty_outputs() -> None:
     known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     told = _response(json.dumps({"outputs": [{**EMPTY, "shape": [0]}]}).encode())
     scene = _Scene(known, told, body=[b'{"inputs":[1]}'], target="/v1/models/m:predict")

@@ -77,7 +77,7 @@ def of_type(content_type: str, size: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("content_type", [SAGEMAKER, VERTEX_AI])
-async def test_binary_in_and_json_out(content_type: str) -> None:
+async def test_binary_request_gets_a_json_response(content_type: str) -> None:
     scene = Scene(ANSWER)
     answer = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
     assert scene.got_the_ordinary_form
@@ -87,7 +87,7 @@ async def test_binary_in_and_json_out(content_type: str) -> None:
     assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
-async def test_binary_in_and_out_at_sagemaker() -> None:
+async def test_sagemaker_client_gets_the_header_length_in_the_content_type() -> None:
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
     assert scene.got_the_ordinary_form
@@ -97,7 +97,7 @@ async def test_binary_in_and_out_at_sagemaker() -> None:
     assert answer.body == ANSWER_HEADER + TENSOR
 
 
-async def test_binary_in_and_out_at_vertex_ai() -> None:
+async def test_vertex_client_gets_the_header_length_in_a_header() -> None:
     # Triton's endpoint answers in the ordinary form.
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
@@ -107,7 +107,7 @@ async def test_binary_in_and_out_at_vertex_ai() -> None:
     assert answer.body == ANSWER_HEADER + TENSOR
 
 
-async def test_an_answer_of_both_forms() -> None:
+async def test_mixed_response_has_its_header_length_in_the_content_type() -> None:
     fields = json.loads(json_request())
     fields["outputs"] = [{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]
     body = json.dumps(fields).encode()
@@ -124,7 +124,7 @@ async def test_an_answer_of_both_forms() -> None:
         assert HEADER_LENGTH not in answer.headers
 
 
-async def test_a_size_of_0_means_bare_bytes() -> None:
+async def test_size_of_0_means_raw_binary() -> None:
     scene = Scene(
         ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
     )
@@ -135,7 +135,7 @@ async def test_a_size_of_0_means_bare_bytes() -> None:
     assert answer.headers["Content-Type"] == expected
 
 
-async def test_both_lengths_may_be_said_if_they_are_one() -> None:
+async def test_equal_header_lengths_in_header_and_content_type_are_accepted() -> None:
     headers = {**of_type(SAGEMAKER, len(ALL_BINARY)), HEADER_LENGTH: str(len(ALL_BINARY))}
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, headers)
@@ -176,7 +176,7 @@ SIZE = len(ALL_BINARY) + len(TENSOR)
         ),
     ],
 )
-async def test_a_length_that_cannot_be_is_refused(headers: dict[str, str], message: str) -> None:
+async def test_invalid_header_length_is_refused(headers: dict[str, str], message: str) -> None:
     scene = Scene()
     with pytest.raises(GatewayError) as caught:
         await scene.run(ALL_BINARY + TENSOR, headers)
@@ -185,13 +185,13 @@ async def test_a_length_that_cannot_be_is_refused(headers: dict[str, str], messa
     assert scene.endpoint.requests == []
 
 
-async def test_a_size_beyond_a_body_without_a_length_is_refused() -> None:
+async def test_header_length_beyond_a_chunked_body_is_refused() -> None:
     headers = {**of_type(SAGEMAKER, SIZE + 1), "Transfer-Encoding": "chunked"}
     with pytest.raises(GatewayError, match="the body ends 1 bytes before"):
         await Scene().run(ALL_BINARY + TENSOR, headers)
 
 
-async def test_what_a_server_says_of_a_failure_stays_as_it_is() -> None:
+async def test_error_response_of_the_server_passes_untouched() -> None:
     refused = ScriptedUpstreamResponse(
         400, {"Content-Type": "application/json"}, [b'{"error":"no"}']
     )
@@ -201,7 +201,7 @@ async def test_what_a_server_says_of_a_failure_stays_as_it_is() -> None:
     assert answer.headers["Content-Type"] == "application/json"
 
 
-async def test_an_answer_without_binary_outputs_is_json() -> None:
+async def test_response_without_binary_outputs_is_json() -> None:
     text = b'{"model_name":"m","outputs":[]}'
     scene = Scene(ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [text]))
     answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))

@@ -114,7 +114,7 @@ async def test_all_outputs_are_listed(body: list[BodyStep], headers: dict[str, s
 
 
 @pytest.mark.parametrize("dialect", [OPENVINO, TRITON, KSERVE], ids=lambda each: each.name)
-async def test_outputs_that_the_client_lists_are_those(dialect: Dialect) -> None:
+async def test_outputs_listed_by_the_client_stay(dialect: Dialect) -> None:
     text = {**json.loads(json_request()), "outputs": [{"name": "OUT0"}]}
     scene = _Scene(BINARY, dialect=dialect)
     await scene.ask(json.dumps(text).encode())
@@ -123,14 +123,14 @@ async def test_outputs_that_the_client_lists_are_those(dialect: Dialect) -> None
 
 
 @pytest.mark.parametrize("dialect", [TRITON, KSERVE], ids=lambda each: each.name)
-async def test_other_servers_need_no_list(dialect: Dialect) -> None:
+async def test_other_dialects_get_no_list(dialect: Dialect) -> None:
     scene = _Scene(BINARY, dialect=dialect)
     await scene.ask(json_request())
     assert "outputs" not in scene.sent[0]
     assert scene.targets == [INFER]
 
 
-async def test_a_version_has_outputs_of_its_own() -> None:
+async def test_version_has_its_own_outputs() -> None:
     scene = _Scene(_metadata(*OUTPUTS), BINARY)
     await scene.ask(json_request(), target="/v2/models/m/versions/3/infer")
     assert scene.targets == ["/v2/models/m/versions/3", "/v2/models/m/versions/3/infer"]
@@ -151,9 +151,7 @@ async def test_a_version_has_outputs_of_its_own() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["small JSON", "chunked JSON", "binary"])
-async def test_where_outputs_are_not_told_they_come_as_json(
-    form: str, told: ScriptedUpstreamResponse
-) -> None:
+async def test_unknown_outputs_come_as_json(form: str, told: ScriptedUpstreamResponse) -> None:
     body, headers = FORMS[form]
     scene = _Scene(told, IN_JSON)
     answer = await scene.ask(*body, headers=headers)
@@ -162,7 +160,7 @@ async def test_where_outputs_are_not_told_they_come_as_json(
     assert answer.headers["Content-Type"] == "application/json"
 
 
-async def test_a_raw_request_whose_outputs_are_not_told() -> None:
+async def test_raw_binary_request_with_unknown_outputs() -> None:
     """They come as JSON, and become what raw requests are answered."""
     output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
     told = ScriptedUpstreamResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
@@ -175,7 +173,7 @@ async def test_a_raw_request_whose_outputs_are_not_told() -> None:
     assert answer.body[size:] == DATA
 
 
-async def test_a_server_that_cannot_be_asked_fails_the_request() -> None:
+async def test_server_that_cannot_be_queried_fails_the_request() -> None:
     scene = _Scene(GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused"))
     with pytest.raises(GatewayError, match=f"{URL}: Connection refused"):
         await scene.ask(json_request())
@@ -183,7 +181,7 @@ async def test_a_server_that_cannot_be_asked_fails_the_request() -> None:
     assert scene.route.upstream.pool.outstanding == [0]
 
 
-async def test_what_a_server_refuses_may_be_another_model_by_now() -> None:
+async def test_error_response_drops_cached_metadata() -> None:
     refusal = ScriptedUpstreamResponse(400, {}, [b'{"error":"no such output"}'])
     scene = _Scene(_metadata(*OUTPUTS), refusal, _metadata(OUTPUTS[0]), BINARY)
     assert (await scene.ask(json_request())).status == 400
@@ -191,7 +189,7 @@ async def test_what_a_server_refuses_may_be_another_model_by_now() -> None:
     assert scene.sent[0]["outputs"] == LISTED[:1]
 
 
-async def test_who_wants_some_outputs_in_binary_form_gets_them_so() -> None:
+async def test_requested_binary_outputs_are_binary() -> None:
     text = {**json.loads(json_request()), "parameters": {"binary_data_output": True}}
     scene = _Scene(_metadata(*OUTPUTS), BINARY)
     answer = await scene.ask(json.dumps(text).encode())
@@ -199,7 +197,7 @@ async def test_who_wants_some_outputs_in_binary_form_gets_them_so() -> None:
     assert scene.sent[0]["outputs"] == LISTED
 
 
-async def test_many_at_once_ask_for_metadata_once() -> None:
+async def test_concurrent_requests_fetch_metadata_once() -> None:
     turns = [_metadata(*OUTPUTS), *[BINARY] * 5]
     scene = _Scene(*turns)
     await asyncio.gather(*(scene.ask(json_request()) for _ in range(5)))

@@ -58,7 +58,7 @@ class _Relay:
         return self.answer
 
 
-async def test_a_small_binary_answer_becomes_whole_json() -> None:
+async def test_small_binary_response_becomes_buffered_json() -> None:
     relay = _Relay()
     answer = await relay.run(_response(binary_response_header(12), FLOATS.tobytes()), ALL_JSON)
     assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
@@ -71,7 +71,7 @@ async def test_a_small_binary_answer_becomes_whole_json() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-async def test_a_big_binary_answer_becomes_json_as_it_comes(sized: bool) -> None:
+async def test_large_binary_response_becomes_json_as_it_arrives(sized: bool) -> None:
     values = np.arange(50_000, dtype="<f4")
     data = values.tobytes()
     relay = _Relay()
@@ -88,7 +88,7 @@ async def test_a_big_binary_answer_becomes_json_as_it_comes(sized: bool) -> None
         assert began < relay.log.index("server sends 9")
 
 
-async def test_a_mixed_answer() -> None:
+async def test_mixed_response_is_converted() -> None:
     relay = _Relay()
     answer = await relay.run(_response(binary_response_header(4, 4), bytes(8)), MIXED)
     size = int(answer.headers[HEADER_LENGTH])
@@ -102,14 +102,14 @@ async def test_a_mixed_answer() -> None:
 
 @pytest.mark.parametrize("form", [ALL_JSON, MIXED, ALL_BINARY])
 @pytest.mark.parametrize("status", [201, 400, 500])
-async def test_any_other_status_passes_untouched(form: OutputEncoding, status: int) -> None:
+async def test_error_response_passes_untouched(form: OutputEncoding, status: int) -> None:
     relay = _Relay()
     answer = await relay.run(_response(b"what", b"ever", status=status), form)
     assert (answer.status, answer.body) == (status, b"whatever")
     assert answer.headers[HEADER_LENGTH] == "4"
 
 
-async def test_what_the_client_wants_binary_passes_untouched() -> None:
+async def test_response_requested_in_binary_passes_untouched() -> None:
     relay = _Relay()
     answer = await relay.run(_response(b"not", b"looked", b"at"), ALL_BINARY)
     assert answer.body == b"notlookedat"
@@ -138,7 +138,7 @@ async def test_what_the_client_wants_binary_passes_untouched() -> None:
         (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "3"}, [b"{}"]), "ends before"),
     ],
 )
-async def test_lies_name_the_server(
+async def test_inconsistent_response_is_a_502_that_names_the_server(
     form: OutputEncoding, response: ScriptedUpstreamResponse, fault: str
 ) -> None:
     relay = _Relay()
@@ -150,7 +150,7 @@ async def test_lies_name_the_server(
 
 
 @pytest.mark.parametrize("form", [ALL_JSON, MIXED])
-async def test_an_answer_cut_short_is_never_finished(form: OutputEncoding) -> None:
+async def test_truncated_response_is_never_finished(form: OutputEncoding) -> None:
     values = np.arange(50_000 if form is ALL_JSON else 100, dtype="<f4").tobytes()
     header = binary_response_header(len(values), 4)
     fault = bad_response(f"{URL} closed")
@@ -161,7 +161,7 @@ async def test_an_answer_cut_short_is_never_finished(form: OutputEncoding) -> No
     assert relay.answer.started == (form is ALL_JSON)
 
 
-async def test_a_value_that_a_policy_refuses() -> None:
+async def test_value_against_the_policy_is_a_502() -> None:
     relay = _Relay(JsonPolicies(nonfinite=Nonfinite.ERROR))
     nan = np.array([np.nan], "<f4").tobytes()
     with pytest.raises(GatewayError, match="OUT0") as caught:
@@ -170,7 +170,7 @@ async def test_a_value_that_a_policy_refuses() -> None:
     assert URL not in caught.value.message
 
 
-async def test_other_exchanges_have_their_turn() -> None:
+async def test_conversion_yields_to_other_calls() -> None:
     values = np.zeros(2_000_000, "<f4").tobytes()
     with others() as waiting:
         await _Relay().run(_response(binary_response_header(len(values)), values), ALL_JSON)

@@ -45,7 +45,7 @@ NO_CONFIG = ScriptedUpstreamResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-async def test_json_is_sent_when_it_is_complete() -> None:
+async def test_json_request_is_sent_when_complete() -> None:
     text = json_request()
     scene = ScriptedCall(ANSWER, body=[text[:9], text[9:]])
     answer = await scene.run()
@@ -67,7 +67,7 @@ async def test_json_is_sent_when_it_is_complete() -> None:
     assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
-async def test_binary_is_sent_as_it_comes() -> None:
+async def test_binary_request_streams() -> None:
     header = binary_header(80_000, binary_output=True)
     tensor = [b"a" * 40_000, b"b" * 40_000]
     scene = ScriptedCall(ANSWER, body=[header, *tensor], headers={HEADER_LENGTH: str(len(header))})
@@ -85,7 +85,7 @@ async def test_binary_is_sent_as_it_comes() -> None:
     assert scene.endpoint.bodies == [header + b"".join(tensor)]
 
 
-async def test_little_binary_is_sent_as_a_whole() -> None:
+async def test_small_binary_request_is_sent_fully_buffered() -> None:
     header = binary_header(8, binary_output=True)
     scene = ScriptedCall(
         ANSWER, body=[header, b"1234", b"5678"], headers={HEADER_LENGTH: str(len(header))}
@@ -95,7 +95,7 @@ async def test_little_binary_is_sent_as_a_whole() -> None:
     assert scene.endpoint.requests[0].body == [header + b"12345678"]
 
 
-async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
+async def test_json_response_is_possible_for_either_request_encoding() -> None:
     header = binary_header(8)
     scene = ScriptedCall(
         ANSWER, body=[header + bytes(8)], headers={HEADER_LENGTH: str(len(header))}
@@ -106,7 +106,7 @@ async def test_a_json_answer_may_be_of_either_form_of_request() -> None:
     assert (fields["parameters"], tensors) == ({"binary_data_output": True}, bytes(8))
 
 
-async def test_raw_gets_its_header() -> None:
+async def test_raw_binary_request_gets_its_header() -> None:
     scene = ScriptedCall(
         METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0", "X": "1"}
     )
@@ -128,7 +128,7 @@ async def test_raw_gets_its_header() -> None:
 
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
-async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
+async def test_raw_binary_request_without_batches_fetches_no_config(dialect: Dialect) -> None:
     scene = ScriptedCall(
         METADATA, ANSWER, body=[b"12345678"], headers={HEADER_LENGTH: "0"}, dialect=dialect
     )
@@ -149,7 +149,7 @@ async def test_raw_without_batches_asks_for_no_config(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 40_000])
-async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
+async def test_raw_binary_request_streams_unless_small(size: int) -> None:
     body = [b"1" * size, b"2" * size]
     scene = ScriptedCall(METADATA, NO_CONFIG, ANSWER, body=body, headers={HEADER_LENGTH: "0"})
     await scene.run()
@@ -158,7 +158,7 @@ async def test_raw_is_sent_as_it_comes_unless_it_is_small(size: int) -> None:
     assert scene.sent[1] == b"".join(body)
 
 
-async def test_raw_without_length_is_held() -> None:
+async def test_raw_binary_request_without_length_is_buffered() -> None:
     scene = ScriptedCall(
         METADATA,
         NO_CONFIG,
@@ -172,14 +172,14 @@ async def test_raw_without_length_is_held() -> None:
     assert scene.sent[1] == b"12345678"
 
 
-async def test_raw_text_gets_its_length() -> None:
+async def test_raw_binary_string_gets_its_length_prefix() -> None:
     text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
     scene = ScriptedCall(text, NO_CONFIG, ANSWER, body=[b"hello"], headers={HEADER_LENGTH: "0"})
     await scene.run()
     assert scene.sent[1] == b"\x05\0\0\0hello"
 
 
-async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
+async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
     refusal = ScriptedUpstreamResponse(400, {}, [b"{}"])
     endpoint = ScriptedEndpoint(
         EventLog(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
@@ -195,7 +195,7 @@ async def test_a_failed_raw_request_makes_the_metadata_forgotten() -> None:
     assert len(endpoint.requests) == 7
 
 
-async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
+async def test_raw_binary_request_for_an_unknown_model_passes_the_error() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
     scene = ScriptedCall(refusal, body=[bytes(8)], headers={HEADER_LENGTH: "0"})
     with pytest.raises(UpstreamResponseError) as caught:
@@ -204,7 +204,7 @@ async def test_a_raw_request_of_which_the_server_knows_no_model() -> None:
     assert not scene.log.count_of("client sends")
 
 
-async def test_identity_is_no_encoding() -> None:
+async def test_identity_is_no_content_coding() -> None:
     scene = ScriptedCall(ANSWER, body=[json_request()], headers={"Content-Encoding": " Identity "})
     await scene.run()
     assert scene.sent[1] == FLOATS.tobytes()
@@ -233,7 +233,7 @@ BAD: dict[str, Callable[[], ScriptedCall]] = {
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-async def test_bad_requests_reach_no_server(make: Callable[[], ScriptedCall]) -> None:
+async def test_invalid_request_reaches_no_server(make: Callable[[], ScriptedCall]) -> None:
     scene = make()
     with pytest.raises(GatewayError) as caught:
         await scene.run()
@@ -243,7 +243,7 @@ async def test_bad_requests_reach_no_server(make: Callable[[], ScriptedCall]) ->
 
 
 @pytest.mark.parametrize("surplus", [0, 1])
-async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
+async def test_chunked_body_of_a_wrong_size_never_reaches_the_server_whole(
     surplus: int,
 ) -> None:
     header = binary_header(8)
@@ -256,7 +256,7 @@ async def test_a_chunked_body_that_does_not_fit_never_reaches_the_server_whole(
     assert scene.endpoint.bodies == []
 
 
-async def test_large_bodies_let_others_have_their_turn() -> None:
+async def test_large_body_yields_to_other_calls() -> None:
     text = json_request(*np.zeros(100_000).tolist())
     # As it comes where the datatype is known; afterwards where it stands behind the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
@@ -282,7 +282,7 @@ FORMS: dict[str, Callable[..., ScriptedCall]] = {
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_server_that_fails(make: Callable[..., ScriptedCall]) -> None:
+async def test_failing_server_is_a_502(make: Callable[..., ScriptedCall]) -> None:
     scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
@@ -290,7 +290,7 @@ async def test_a_server_that_fails(make: Callable[..., ScriptedCall]) -> None:
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_client_that_leaves_at_any_moment(make: Callable[..., ScriptedCall]) -> None:
+async def test_client_may_disconnect_at_any_time(make: Callable[..., ScriptedCall]) -> None:
     for moment in range(100):
         scene = make(ANSWER)
         if not await cancelled_after(moment, scene.run()):
@@ -307,7 +307,7 @@ async def test_a_client_that_leaves_at_any_moment(make: Callable[..., ScriptedCa
         ("[" + ",".join(['""'] * 100_000) + "]", 9, 30),
     ],
 )
-async def test_others_have_their_turn_between_windows_of_strings(
+async def test_conversion_of_strings_yields_between_windows(
     data: str, least: int, most: int
 ) -> None:
     count = data.count('""')
@@ -322,9 +322,7 @@ async def test_others_have_their_turn_between_windows_of_strings(
 
 
 @pytest.mark.parametrize(("count", "turns"), [(1_000, 0), (20_000, 1), (60_000, 1)])
-async def test_others_have_their_turn_before_much_is_converted_at_once(
-    count: int, turns: int
-) -> None:
+async def test_conversion_yields_before_a_large_step(count: int, turns: int) -> None:
     entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
     body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
     limits = replace(LIMITS, header_bytes=1_000_000)

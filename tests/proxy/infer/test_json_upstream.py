@@ -71,7 +71,7 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
 # ---------------------------------------------------------------------------------- requests
 
 
-async def test_a_json_request_is_checked_and_written_anew() -> None:
+async def test_json_request_is_checked_and_rewritten() -> None:
     text = json_request(1.5, -2, 0.1)
     scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
     answer = await scene.run()
@@ -92,7 +92,7 @@ async def test_a_json_request_is_checked_and_written_anew() -> None:
 
 
 @pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
-async def test_text_that_was_to_be_base64(by_route: bool) -> None:
+async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None:
     """MLServer passes over the content type that is asked for, unless the model's code looks."""
     is_base64 = {"content_type": "base64"}
     text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
@@ -135,7 +135,7 @@ async def test_numbers_keep_their_values() -> None:
     assert b"-0.0" in scene.endpoint.bodies[0]
 
 
-async def test_binary_is_written_as_it_comes() -> None:
+async def test_binary_request_becomes_json_as_it_arrives() -> None:
     values = np.arange(60_000, dtype="<f4")
     data = values.tobytes()
     header = binary_header(len(data), binary_output=True)
@@ -155,7 +155,7 @@ async def test_binary_is_written_as_it_comes() -> None:
     assert "parameters" not in scene.document
 
 
-async def test_little_binary_is_written_as_a_whole() -> None:
+async def test_small_binary_request_becomes_buffered_json() -> None:
     scene = _Scene(_answer(), **_binary(binary_header(12), FLOATS.tobytes()))
     await scene.run()
     assert isinstance(scene.endpoint.requests[0].body, list)
@@ -163,7 +163,7 @@ async def test_little_binary_is_written_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 50_000])
-async def test_mixed(count: int) -> None:
+async def test_mixed_request_becomes_json(count: int) -> None:
     values = np.arange(count, dtype="<f4")
     data = values.tobytes()
     fields = json.loads(binary_header(len(data)))
@@ -177,7 +177,7 @@ async def test_mixed(count: int) -> None:
 
 @pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["sized", "chunked"])
 @pytest.mark.parametrize("count", [3, 50_000])
-async def test_raw(headers: dict[str, str], count: int) -> None:
+async def test_raw_binary_request_becomes_json(headers: dict[str, str], count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
     scene = _Scene(
         METADATA, _answer(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
@@ -190,7 +190,7 @@ async def test_raw(headers: dict[str, str], count: int) -> None:
     assert answer.body[size:] == FLOATS.tobytes()
 
 
-async def test_raw_text() -> None:
+async def test_raw_binary_string_becomes_json() -> None:
     text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
     headers = {HEADER_LENGTH: "0"}
     scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
@@ -198,7 +198,7 @@ async def test_raw_text() -> None:
     assert scene.document["inputs"][0]["data"] == ["hello"]
 
 
-async def test_a_large_request_at_hand_can_be_sent_again() -> None:
+async def test_large_buffered_request_can_be_retried() -> None:
     text = json_request(*range(50_000))
     log = EventLog()
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
@@ -230,7 +230,7 @@ BYTES_INPUT = {
 }
 
 
-async def test_bytes_that_are_not_text() -> None:
+async def test_bytes_that_are_not_utf8_are_refused() -> None:
     header = json.dumps(BYTES_INPUT).encode()
     scene = _Scene(_answer(), **_binary(header, b"\1\0\0\0\xff"))
     with pytest.raises(GatewayError, match="input 'IN': element 0 is not UTF-8") as caught:
@@ -247,7 +247,7 @@ async def test_bytes_that_are_not_text() -> None:
     assert (entry["data"], entry["parameters"]) == (["/w=="], {"content_type": "base64"})
 
 
-async def test_text_of_a_json_client_is_text_by_any_policy() -> None:
+async def test_string_of_a_json_client_passes_any_policy() -> None:
     entry = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a"]}
     scene = _Scene(
         _answer(),
@@ -259,7 +259,7 @@ async def test_text_of_a_json_client_is_text_by_any_policy() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 100_000])
-async def test_a_value_that_a_policy_refuses(count: int) -> None:
+async def test_value_against_the_policy_is_refused(count: int) -> None:
     data = np.full(count, np.nan, "<f4").tobytes()
     scene = _Scene(
         _answer(),
@@ -283,7 +283,7 @@ BAD: dict[str, Callable[[], _Scene]] = {
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-async def test_bad_requests_reach_no_server(make: Callable[[], _Scene]) -> None:
+async def test_invalid_request_reaches_no_server(make: Callable[[], _Scene]) -> None:
     scene = make()
     with pytest.raises(GatewayError) as caught:
         await scene.run()
@@ -292,7 +292,7 @@ async def test_bad_requests_reach_no_server(make: Callable[[], _Scene]) -> None:
 
 
 @pytest.mark.parametrize("surplus", [-1, 1])
-async def test_a_large_body_that_does_not_fit_never_reaches_the_server_whole(
+async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(
     surplus: int,
 ) -> None:
     data = bytes(200_000 + surplus)
@@ -316,7 +316,7 @@ def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
     return {"body": [json.dumps(fields).encode()]}
 
 
-async def test_an_answer_becomes_binary() -> None:
+async def test_response_becomes_binary() -> None:
     scene = _Scene(_answer(), **ASKING_BINARY)
     answer = await scene.run()
     size = int(answer.headers[HEADER_LENGTH])
@@ -333,7 +333,7 @@ async def test_an_answer_becomes_binary() -> None:
     assert "Accept-Encoding" not in scene.endpoint.requests[0].headers
 
 
-async def test_an_answer_of_which_one_output_becomes_binary() -> None:
+async def test_one_output_of_a_response_becomes_binary() -> None:
     kept = {"name": "B", "shape": [2], "datatype": "FP32", "data": [1.50, None]}
     body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
     scene = _Scene(_answer(body), **_asking(("OUT", True), ("B", False)))
@@ -345,7 +345,7 @@ async def test_an_answer_of_which_one_output_becomes_binary() -> None:
     assert answer.body[size:] == FLOATS.tobytes()
 
 
-async def test_an_answer_of_empty_tensors() -> None:
+async def test_response_with_empty_tensors_becomes_binary() -> None:
     body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
     answer = await _Scene(_answer(body), **ASKING_BINARY).run()
     assert HEADER_LENGTH not in answer.headers
@@ -353,7 +353,7 @@ async def test_an_answer_of_empty_tensors() -> None:
 
 
 @pytest.mark.parametrize("status", [201, 400, 422, 500])
-async def test_any_other_status_passes_untouched(status: int) -> None:
+async def test_error_response_passes_untouched(status: int) -> None:
     answer = await _Scene(_answer(b'{"detail":"whatever"}', status=status), **ASKING_BINARY).run()
     assert (answer.status, answer.body) == (status, b'{"detail":"whatever"}')
 
@@ -368,7 +368,9 @@ async def test_any_other_status_passes_untouched(status: int) -> None:
         (BODY + b" " * 20_000, "limits.header_bytes"),
     ],
 )
-async def test_lies_name_the_server(body: bytes, fault: str) -> None:
+async def test_inconsistent_response_is_a_502_that_names_the_server(
+    body: bytes, fault: str
+) -> None:
     scene = _Scene(_answer(body), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=fault) as caught:
         await scene.run()
@@ -377,14 +379,14 @@ async def test_lies_name_the_server(body: bytes, fault: str) -> None:
     assert not scene.answer.started
 
 
-async def test_an_answer_cut_short_is_never_begun() -> None:
+async def test_truncated_response_is_never_started() -> None:
     scene = _Scene(_answer(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
         await scene.run()
     assert not scene.answer.started
 
 
-async def test_an_answer_larger_than_the_cap() -> None:
+async def test_response_over_the_cap_is_a_502() -> None:
     entry = {**OUTPUT, "shape": [5000], "data": [0] * 5000}
     body = json.dumps({"outputs": [entry]}).encode()
     scene = _Scene(_answer(body), **ASKING_BINARY, spool_bytes=19_999)
@@ -397,7 +399,7 @@ async def test_an_answer_larger_than_the_cap() -> None:
 # ---------------------------------------------------------------------------------- both ways
 
 
-async def test_others_have_their_turn() -> None:
+async def test_conversion_yields_to_other_calls() -> None:
     values = np.arange(200_000, dtype="<f4")
     data = values.tobytes()
     entry = {**OUTPUT, "shape": [200_000], "data": values.tolist()}
@@ -428,7 +430,7 @@ FORMS: dict[str, Callable[..., _Scene]] = {
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
+async def test_failing_server_is_a_502(make: Callable[..., _Scene]) -> None:
     scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
@@ -436,7 +438,7 @@ async def test_a_server_that_fails(make: Callable[..., _Scene]) -> None:
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_a_client_that_leaves_at_any_moment(make: Callable[..., _Scene]) -> None:
+async def test_client_may_disconnect_at_any_time(make: Callable[..., _Scene]) -> None:
     for moment in range(200):
         scene = make(_answer())
         if not await cancelled_after(moment, scene.run()):

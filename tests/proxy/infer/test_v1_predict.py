@@ -51,7 +51,7 @@ def _scene(*turns: ServerStep, body: Sequence[BodyStep] = (BODY,), **others: Any
     return ScriptedCall(*turns, body=body, **{"target": PREDICT, **others})
 
 
-async def test_what_a_server_gets_and_a_client_is_told() -> None:
+async def test_predict_request_is_converted_both_ways() -> None:
     scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"Y": "2", "Accept-Encoding": "gzip"})
     answer = await scene.run()
     fields, tensors = scene.sent
@@ -82,13 +82,13 @@ async def test_what_a_server_gets_and_a_client_is_told() -> None:
 
 
 @pytest.mark.parametrize(("given", "told"), [("a-7", "a-7"), ("", ""), ("\udce9", "")])
-async def test_the_infer_request_has_the_id_of_the_request(given: str, told: str) -> None:
+async def test_infer_request_has_the_request_id(given: str, told: str) -> None:
     scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"X-Request-Id": given})
     await scene.run()
     assert scene.sent[0]["id"] == told
 
 
-async def test_a_version_and_a_query_go_along() -> None:
+async def test_version_and_query_are_kept() -> None:
     target = "/v1/models/m/versions/3:predict?x=:y"
     scene = _scene(METADATA, NO_CONFIG, ANSWER, target=target)
     await scene.run()
@@ -99,19 +99,19 @@ async def test_a_version_and_a_query_go_along() -> None:
     ]
 
 
-async def test_the_form_of_the_request_is_that_of_the_answer() -> None:
+async def test_response_format_follows_the_request_format() -> None:
     body = json.dumps({"inputs": {"IN": FLOATS.tolist()}}).encode()
     answer = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
     assert answer.body == b'{"outputs":[1.5,-2.0,3e+30]}'
 
 
-async def test_a_chunked_body() -> None:
+async def test_chunked_predict_request_is_converted() -> None:
     scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]], headers=CHUNKED)
     await scene.run()
     assert scene.sent[1] == FLOATS.tobytes()
 
 
-async def test_metadata_is_asked_for_once() -> None:
+async def test_metadata_is_fetched_once() -> None:
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, ANSWER, ANSWER)
     route = make_route(endpoint)
     for _ in range(2):
@@ -127,7 +127,7 @@ async def test_metadata_is_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("body", "refusal"), [(b'{"instances":["x"]}', None), (BODY, ScriptedUpstreamResponse(400))]
 )
-async def test_metadata_is_forgotten_where_a_request_fails(
+async def test_failed_request_drops_cached_metadata(
     body: bytes, refusal: ScriptedUpstreamResponse | None
 ) -> None:
     scene = _scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
@@ -141,7 +141,7 @@ async def test_metadata_is_forgotten_where_a_request_fails(
         await fetch
 
 
-async def test_a_large_answer_streams() -> None:
+async def test_large_response_streams() -> None:
     header = binary_response_header(400_000)
     chunks = [header, *[bytes(40_000)] * 10]
     response = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
@@ -155,7 +155,7 @@ async def test_a_large_answer_streams() -> None:
     assert "server sends 40000" in scene.log[first_write:]
 
 
-async def test_empty_tensors_come_without_a_header_length() -> None:
+async def test_empty_tensors_need_no_header_length() -> None:
     # As Triton sends them.
     fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
     fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
@@ -165,14 +165,14 @@ async def test_empty_tensors_come_without_a_header_length() -> None:
     assert answer.body == b'{"outputs":[]}'
 
 
-async def test_a_null_of_an_answer_in_json_is_not_a_number() -> None:
+async def test_null_of_a_json_response_is_a_502() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
     answer = await _scene(METADATA, ScriptedUpstreamResponse(200, {}, [body]), dialect=KSERVE).run()
     assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
-async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
+async def test_json_response_to_a_binary_request_is_converted() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
     response = ScriptedUpstreamResponse(200, {}, [body])
@@ -190,7 +190,7 @@ async def test_an_answer_in_json_although_binary_was_asked_for() -> None:
         (b"x" * 99_999, b'{"error":"' + b"x" * 1000 + b'"}'),
     ],
 )
-async def test_errors_of_servers(body: bytes, told: bytes) -> None:
+async def test_server_error_passes_in_v1_format(body: bytes, told: bytes) -> None:
     response = ScriptedUpstreamResponse(
         429, {"Content-Type": "text/html", "Retry-After": "1"}, [body]
     )
@@ -200,7 +200,7 @@ async def test_errors_of_servers(body: bytes, told: bytes) -> None:
     assert answer.headers["Retry-After"] == "1"
 
 
-async def test_a_model_that_is_not_there() -> None:
+async def test_unknown_model_passes_the_server_error() -> None:
     scene = _scene(
         ScriptedUpstreamResponse(404, {"Content-Type": "text/plain"}, [b"no such model"])
     )
@@ -211,14 +211,14 @@ async def test_a_model_that_is_not_there() -> None:
     assert refusal.body == b'{"error":"no such model"}'
 
 
-async def test_a_model_that_does_not_say_what_it_takes() -> None:
+async def test_model_without_inputs_in_its_metadata_is_refused() -> None:
     scene = _scene(NO_INPUTS, NO_CONFIG)
     with pytest.raises(GatewayError, match="model 'm' does not say what inputs it takes") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
 
 
-async def test_such_a_model_of_a_server_that_speaks_v1() -> None:
+async def test_model_without_inputs_passes_to_a_v1_server() -> None:
     told = ScriptedUpstreamResponse(200, {}, [b'{"predictions": [7]}'])
     scene = _scene(NO_INPUTS, told, dialect=KSERVE)
     assert (await scene.run()).body == b'{"predictions": [7]}'
@@ -226,7 +226,7 @@ async def test_such_a_model_of_a_server_that_speaks_v1() -> None:
     assert scene.endpoint.bodies[-1] == BODY
 
 
-async def test_any_other_model_of_it_is_converted() -> None:
+async def test_model_with_inputs_is_converted_for_a_v1_server() -> None:
     scene = _scene(METADATA, ANSWER, dialect=KSERVE)
     assert (await scene.run()).status == 200
     assert scene.endpoint.requests[-1].target == INFER
@@ -271,7 +271,9 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), FAULTS.values(), ids=FAULTS)
-async def test_faults(make: Made, kind: ErrorKind, message: str) -> None:
+async def test_invalid_predict_request_is_refused(
+    make: Made, kind: ErrorKind, message: str
+) -> None:
     scene = make()
     with pytest.raises(GatewayError) as caught:
         await scene.run()
@@ -280,7 +282,7 @@ async def test_faults(make: Made, kind: ErrorKind, message: str) -> None:
     assert not scene.answer.started
 
 
-async def test_large_bodies_let_others_have_their_turn() -> None:
+async def test_large_body_yields_to_other_calls() -> None:
     numbers = np.arange(100_000) / 7
     for body in ({"instances": numbers.tolist()}, {"instances": [{"IN": x} for x in numbers]}):
         text = json.dumps(body).encode()[:999_000]
@@ -291,7 +293,7 @@ async def test_large_bodies_let_others_have_their_turn() -> None:
         assert waiting.turns > len(text) / 65536
 
 
-async def test_rows_that_are_held_let_others_have_their_turn() -> None:
+async def test_buffered_rows_yield_to_other_calls() -> None:
     header = binary_response_header(400_000, 400_000)
     answer = ScriptedUpstreamResponse(
         200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
@@ -313,7 +315,7 @@ async def test_rows_that_are_held_let_others_have_their_turn() -> None:
     assert held.count("others") >= 800_000 // 32_768
 
 
-async def test_a_client_that_leaves_at_any_moment() -> None:
+async def test_client_may_disconnect_at_any_time() -> None:
     for moment in range(100):
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
         if not await cancelled_after(moment, scene.run()):
