@@ -149,8 +149,8 @@ def _build(
     tell = None if hearsay is None else hearsay.publisher_for(spec.name)
     dialect_detector = None
     if declared.dialect == "auto":
-        tells = hearsay is None or hearsay.first
-        dialect_detector = DialectDetector(spec.name, _ASK_EVERY, _ASK_AGAIN, tells)
+        logs_startup = hearsay is None or hearsay.first
+        dialect_detector = DialectDetector(spec.name, _ASK_EVERY, _ASK_AGAIN, logs_startup)
     return Upstream(
         spec.name,
         dialect_detector or fixed_dialect_state(DIALECTS[declared.dialect]),

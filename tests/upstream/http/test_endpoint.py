@@ -28,7 +28,7 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import NotingReceiver
+from tests.upstream.receivers import RecordingReceiver
 
 
 def _request(
@@ -349,7 +349,7 @@ async def _left(server: ScriptedServer, number: int = 0) -> None:
 async def test_try_send_nowait_needs_an_idle_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
-        receiver = NotingReceiver()
+        receiver = RecordingReceiver()
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
@@ -357,7 +357,7 @@ async def test_try_send_nowait_needs_an_idle_connection(endpoint_at: EndpointAt)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
-        assert len(receiver.wholes) == 1
+        assert len(receiver.complete) == 1
         assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
 
 
@@ -366,7 +366,7 @@ async def test_try_send_nowait_sends_nothing_after_close(endpoint_at: EndpointAt
         endpoint = endpoint_at(server.url)
         await _warm(endpoint)
         await endpoint.close()
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", NotingReceiver()) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", RecordingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -415,7 +415,7 @@ async def test_try_send_nowait_sends_template_headers_and_body(
         expected = data.replace(b"%(here)s", here)
         await _warm(endpoint)
         for _ in range(2):
-            receiver = NotingReceiver()
+            receiver = RecordingReceiver()
             sent = endpoint.try_send_nowait(start, headers, body, receiver)
             assert sent is not None
             await receiver.wait()
@@ -430,7 +430,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
     start = _start(method="GET")
     async with ScriptedServer() as one, ScriptedServer() as two:
         for server in (one, two, one):
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _warm(endpoint)
             sent = endpoint.try_send_nowait(start, (), b"", receiver)
             assert sent is not None
@@ -442,13 +442,13 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
 async def test_receiver_gets_the_complete_response(endpoint_at: EndpointAt) -> None:
     data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
     async with ScriptedServer(always_respond(data)) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         for _ in range(2):
             sent = _sent(endpoint, receiver)
             await receiver.wait()
             sent.close()
-        (first, body), (second, _) = receiver.wholes
+        (first, body), (second, _) = receiver.complete
         assert (first.status, first.reason, body) == (299, "So So", b"abc")
         assert first.headers.getall("X-One") == ["1", "2"]
         assert first is second
@@ -470,7 +470,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
     read = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -493,7 +493,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
 async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         for number in range(3):
             sent = _sent(endpoint, receiver, b"%d" % number)
@@ -507,7 +507,7 @@ async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: E
 
 async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, first, second = endpoint_at(server.url), NotingReceiver(), NotingReceiver()
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, first, b"first")
         after: list[PendingRequest] = []
@@ -519,7 +519,7 @@ async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) 
         first.then = then
         await second.wait()
         after[0].close()
-        assert (len(first.wholes), len(second.wholes)) == (1, 1)
+        assert (len(first.complete), len(second.complete)) == (1, 1)
         assert [received.body for received in server.requests] == [b"", b"first", b"second"]
         assert len(server.connections) == 1
 
@@ -529,7 +529,7 @@ async def test_close_keeps_the_connection_after_a_complete_response(
     endpoint_at: EndpointAt, kept: bytes
 ) -> None:
     async with ScriptedServer(always_respond(kept)) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -563,17 +563,17 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
 
     asked = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await asked.wait()
         if b"\r\n\r\n" in data:
             await receiver.wait()
-        calls = len(receiver.wholes) + len(receiver.responses)
+        calls = len(receiver.complete) + len(receiver.responses)
         sent.close()
         await _left(server)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
-        assert len(receiver.wholes) + len(receiver.responses) == calls
+        assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
 
 
@@ -585,7 +585,7 @@ async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt
     }
     for saying, data in faults.items():
         async with ScriptedServer(respond_in_turn(http_response(), data)) as server:
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _warm(endpoint)
             sent = _sent(endpoint, receiver)
             await receiver.wait()

@@ -21,7 +21,7 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import NotingReceiver
+from tests.upstream.receivers import RecordingReceiver
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 CROSSED = "closed a kept connection as it was used again"
@@ -43,7 +43,7 @@ async def _pieces() -> AsyncIterator[bytes]:
     yield b"two"
 
 
-def _at_once(endpoint: HttpEndpoint, receiver: NotingReceiver) -> PendingRequest:
+def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> PendingRequest:
     start = RequestTemplate("POST", "/x", (("X", "y"),))
     sent = endpoint.try_send_nowait(start, (("Content-Length", "4"),), b"body", receiver)
     assert sent is not None
@@ -73,7 +73,7 @@ async def test_request_over_a_stale_connection_is_sent_again(
 
 async def test_request_of_try_send_nowait_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -94,7 +94,7 @@ async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointA
 
     begun = asyncio.Event()
     async with ScriptedServer(closing, script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -146,7 +146,7 @@ async def test_partly_responded_request_is_not_sent_again(
     async with ScriptedServer(
         respond_in_turn(http_response(), data), always_respond(http_response())
     ) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         assert len(server.requests) == 2
@@ -166,7 +166,7 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
 ) -> None:
     monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
     async with ScriptedServer(closing, always_respond(http_response())) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         await _ask(endpoint)
@@ -183,7 +183,7 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
 
 async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         error = await _error(endpoint)
         assert error.message == f"{server.url} closed the connection before it answered"
@@ -211,7 +211,7 @@ async def test_server_that_refuses_the_second_connection_is_unreachable(
 
     for at_once in (False, True):
         async with ScriptedServer(script, host=HOST) as server:
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _ask(endpoint)
             if at_once:
                 sent = _at_once(endpoint, receiver)
@@ -235,13 +235,13 @@ async def test_close_while_a_request_is_sent_again(
 
     connecting = asyncio.Event()
     async with ScriptedServer(closing) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         monkeypatch.setattr(endpoint, "_connect", never)
         sent = _at_once(endpoint, receiver)
         await asyncio.wait_for(connecting.wait(), 5)
         sent.close()
         await until(lambda: not endpoint._senders)
-        assert not receiver.wholes
+        assert not receiver.complete
         assert not receiver.responses
         assert not receiver.errors

@@ -42,7 +42,7 @@ from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection as ServerSide
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.support.servers.tls_refusing_server import refusing_server
-from tests.upstream.endpoints import trusting
+from tests.upstream.endpoints import trusting_context
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def endpoint(
 ) -> AsyncIterator[HttpEndpoint]:
     async with no_leaks():
         made = HttpEndpoint(
-            parse_server_url(url, context or trusting(), server_name), connect_timeout
+            parse_server_url(url, context or trusting_context(), server_name), connect_timeout
         )
         yield made
         await made.close()
@@ -86,7 +86,7 @@ async def refusal(
 
 
 def test_server_urls_are_parsed() -> None:
-    context = trusting()
+    context = trusting_context()
     assert parse_server_url("http://Triton:80", context) == TcpAddress("Triton", 80)
     assert parse_server_url("unix:/run/s", context) == UnixAddress("/run/s")
     tls = TlsTarget(context, "::1")
@@ -326,7 +326,10 @@ async def test_reset_over_tls_resets_tcp() -> None:
     server = await loop.create_server(Resetting, "127.0.0.1", 0, ssl=server_context())
     async with server, asyncio.timeout(5):
         await loop.create_connection(
-            Client, *server.sockets[0].getsockname(), ssl=trusting(), server_hostname="localhost"
+            Client,
+            *server.sockets[0].getsockname(),
+            ssl=trusting_context(),
+            server_hostname="localhost",
         )
         await gone.wait()
     assert [type(error) for error in lost] == [ConnectionResetError]

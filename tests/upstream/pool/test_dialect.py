@@ -59,12 +59,12 @@ def asking(endpoint_at: EndpointAt) -> Asking:
     @asynccontextmanager
     async def asking(
         *urls: str,
-        every: float = 60,
-        again: float = 60,
-        tells: bool = True,
+        interval: float = 60,
+        retry_delay: float = 60,
+        logs_startup: bool = True,
         health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
-        dialect_detector = DialectDetector("u", every, again, tells)
+        dialect_detector = DialectDetector("u", interval, retry_delay, logs_startup)
         endpoints = [endpoint_at(url) for url in urls]
         pool = Pool(
             endpoints, supervisor=PoolSupervisor(health_checker, dialect_detector=dialect_detector)
@@ -90,7 +90,7 @@ async def test_server_that_shows_its_dialect_is_asked_once(
     caplog.set_level(logging.INFO)
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, every=9, again=0.01) as (pool, dialect_detector),
+        asking(server.url, interval=9, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await asyncio.gather(*(dialect_detector.wait_until_known() for _ in range(10)))
         assert dialect_detector.dialect == TRITON
@@ -112,7 +112,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
     itself = _Itself({}, "404 Not Found")
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.01) as (_, dialect_detector),
+        asking(server.url, interval=0.01) as (_, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == JSON
@@ -128,7 +128,7 @@ async def test_replaced_server_is_detected_without_a_failure(asking: Asking) -> 
     itself = _Itself(OF_TRITON)
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.01) as (_, dialect_detector),
+        asking(server.url, interval=0.01) as (_, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
@@ -157,7 +157,7 @@ async def test_waiting_call_asks_an_unreachable_server_at_once(
 async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -> None:
     async with ScriptedServer() as server:
         port = server.port
-    async with asking(server.url, again=0.01) as (_, dialect_detector):
+    async with asking(server.url, retry_delay=0.01) as (_, dialect_detector):
         await until(lambda: "cannot connect" in dialect_detector.reason)
         async with ScriptedServer(_Itself(OF_KSERVE), port=port):
             await until(lambda: dialect_detector.dialect == KSERVE)
@@ -232,9 +232,9 @@ async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:
 
 
 def _fail(pool: Pool, number: int = 0) -> None:
-    loan = pool.lease_all()[number]
-    loan.acquire()
-    loan.release(Outcome.FAILED, "it is gone")
+    lease = pool.lease_all()[number]
+    lease.acquire()
+    lease.release(Outcome.FAILED, "it is gone")
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -243,7 +243,7 @@ async def test_failed_call_rechecks_the_dialect(asking: Asking, count: int) -> N
     async with (
         ScriptedServer(itself) as server,
         ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(*[server.url, other.url][:count], again=0.01) as (pool, dialect_detector),
+        asking(*[server.url, other.url][:count], retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         itself.document = OF_KSERVE
@@ -256,7 +256,7 @@ async def test_failed_call_rechecks_the_dialect(asking: Asking, count: int) -> N
 async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, again=0.05) as (pool, dialect_detector),
+        asking(server.url, retry_delay=0.05) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         dialect = dialect_detector.dialect
@@ -270,7 +270,10 @@ async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
 
 async def test_known_dialect_stays_while_a_server_is_down(asking: Asking) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
-    async with ScriptedServer(script) as server, asking(server.url, again=0.01) as (pool, one):
+    async with (
+        ScriptedServer(script) as server,
+        asking(server.url, retry_delay=0.01) as (pool, one),
+    ):
         await one.wait_until_known()
         port = server.port
         await server.__aexit__(None, None, None)
@@ -300,7 +303,7 @@ async def test_loss_of_the_only_server_is_logged_once(
     itself = _Itself(OF_KSERVE)
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.02, again=0.01) as (pool, dialect_detector),
+        asking(server.url, interval=0.02, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         for _ in range(2):  # outages
@@ -331,7 +334,10 @@ async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
     async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
         for urls, probed in (((server.url,), health_checker), ((server.url, other.url), None)):
             itself.status = "200 OK"
-            async with asking(*urls, every=0.02, again=0.01, health_checker=probed) as (pool, _):
+            async with asking(*urls, interval=0.02, retry_delay=0.01, health_checker=probed) as (
+                pool,
+                _,
+            ):
                 await until(lambda: all(member.detected_dialect for member in pool.members))
                 if probed is not None:
                     await until(lambda: pool.members[0].probed.healthy)
@@ -348,7 +354,7 @@ async def test_first_detection_is_logged_by_one_worker(
     itself = _Itself(OF_KSERVE, "503 Starting")
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, again=0.01, tells=False) as (pool, dialect_detector),
+        asking(server.url, retry_delay=0.01, logs_startup=False) as (pool, dialect_detector),
     ):
         await until(lambda: caplog.records)
         itself.status = "200 OK"
@@ -370,7 +376,7 @@ async def test_different_servers_are_logged(
         ScriptedServer(_Itself(OF_TRITON)) as first,
         ScriptedServer(other) as second,
         ScriptedServer(_Itself(OF_TRITON)) as third,
-        asking(first.url, second.url, third.url, again=0.01) as (pool, dialect_detector),
+        asking(first.url, second.url, third.url, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         dialect = dialect_detector.dialect
@@ -442,7 +448,7 @@ async def test_recovery_in_another_worker_rechecks_the_dialect(asking: Asking) -
     async with (
         ScriptedServer(itself) as server,
         ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(server.url, other.url, again=0.01) as (pool, dialect_detector),
+        asking(server.url, other.url, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         member = pool.members[0]

@@ -22,7 +22,7 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, message
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
-from tests.upstream.endpoints import trusting
+from tests.upstream.endpoints import trusting_context
 
 REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
 
@@ -35,7 +35,7 @@ def _connect(address: ServerAddress) -> HttpEndpoint:
 async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterator[Pool]:
     """Run a pool whose names are looked up without much of a pause; nothing is left of it."""
     async with no_leaks():
-        servers = [parse_server_url(url, trusting()) for url in urls]
+        servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
         pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         await pool.start()
@@ -316,7 +316,7 @@ async def test_adopted_addresses_are_used_until_a_look_up() -> None:
     async with _pool(names, "http://triton:1000", "http://other:1000") as before:
         names.ready.clear()
         urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
-        servers = [parse_server_url(url, trusting()) for url in urls]
+        servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
         pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         pool.adopt_addresses(before)

@@ -64,9 +64,9 @@ def _lent(pool: Pool) -> set[str]:
 def _eject(member: Member, pool: Pool) -> None:
     """Have exchanges fail at an endpoint until it is left out."""
     for _ in range(5):
-        loan = Lease(pool, member)
-        loan.acquire()
-        loan.release(Outcome.FAILED)
+        lease = Lease(pool, member)
+        lease.acquire()
+        lease.release(Outcome.FAILED)
 
 
 def _is_asked(server: ScriptedServer, times: int) -> bool:

@@ -10,7 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.pool import Pool
-from tests.upstream.pools import failing, pool_of
+from tests.upstream.pools import fail_calls, make_pool
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://0: Connection refused")
 
@@ -26,15 +26,15 @@ def _counts(pool: Pool) -> tuple[int, int, int]:
 
 def _answers(pool: Pool, status: int) -> None:
     """Have the first endpoint answer with a status."""
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.release(*loan.classify_status(status))
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_status(status))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
-    pool = pool_of(count)
-    failing(pool, 0, UNREACHABLE, times=2)
+    pool = make_pool(count)
+    fail_calls(pool, 0, UNREACHABLE, times=2)
     assert _counts(pool) == (2, 2, 0)
     assert _state(pool).last_error == str(UNREACHABLE)
     assert (_state(pool).last_error_at or "").endswith("+00:00")
@@ -43,7 +43,7 @@ def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [500, 503])
 def test_responses_of_5xx_count_as_failed_calls(count: int, status: int) -> None:
-    pool = pool_of(count)
+    pool = make_pool(count)
     for _ in range(3):
         _answers(pool, status)
     assert _counts(pool) == (3, 3, 3)
@@ -52,7 +52,7 @@ def test_responses_of_5xx_count_as_failed_calls(count: int, status: int) -> None
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_500_does_not_eject(count: int) -> None:
-    pool = pool_of(count)
+    pool = make_pool(count)
     for _ in range(20):
         _answers(pool, 500)
     assert _state(pool).ejections == 0
@@ -61,8 +61,8 @@ def test_500_does_not_eject(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [200, 404])
 def test_success_ends_the_row_of_failed_calls(count: int, status: int) -> None:
-    pool = pool_of(count)
-    failing(pool, 0, UNREACHABLE)
+    pool = make_pool(count)
+    fail_calls(pool, 0, UNREACHABLE)
     _answers(pool, 500)
     _answers(pool, status)
     assert _counts(pool) == (0, 2, 1)
@@ -70,39 +70,39 @@ def test_success_ends_the_row_of_failed_calls(count: int, status: int) -> None:
 
 
 def test_endpoint_without_failures_has_no_last_error() -> None:
-    pool = pool_of(1)
+    pool = make_pool(1)
     _answers(pool, 200)
-    failing(pool, 0, ConnectionError("the client left"))
+    fail_calls(pool, 0, ConnectionError("the client left"))
     assert _counts(pool) == (0, 0, 0)
     assert (_state(pool).last_error, _state(pool).last_error_at) == (None, None)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_5xx_counts_although_the_client_leaves(count: int) -> None:
-    pool = pool_of(count)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.classify_status(500)
-    loan.release(Outcome.UNKNOWN, "the client left")
+    pool = make_pool(count)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.classify_status(500)
+    lease.release(Outcome.UNKNOWN, "the client left")
     assert _counts(pool) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_response_that_is_cut_short_is_one_failed_call(count: int) -> None:
-    pool = pool_of(count)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.classify_status(500)
-    loan.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
+    pool = make_pool(count)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.classify_status(500)
+    lease.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
     assert _counts(pool) == (1, 1, 1)
     assert _state(pool).last_error == "it closed the connection"
 
 
 def test_retried_response_is_a_failed_call() -> None:
-    pool = pool_of(2)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.release(*loan.classify_retried(500))
+    pool = make_pool(2)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_retried(500))
     assert _counts(pool) == (1, 1, 1)
     assert pool.members[0].ejection.failures == 1
 
@@ -111,16 +111,16 @@ def test_retried_response_is_a_failed_call() -> None:
 def test_error_response_for_metadata_is_counted_by_its_status(
     status: int, counts: tuple[int, int, int]
 ) -> None:
-    pool = pool_of(1)
-    loan = pool.lease()
-    loan.acquire()
-    loan.finish(UpstreamResponseError(status, "application/json", b"{}"))
+    pool = make_pool(1)
+    lease = pool.lease()
+    lease.acquire()
+    lease.finish(UpstreamResponseError(status, "application/json", b"{}"))
     assert _counts(pool) == counts
 
 
 def test_long_error_is_cut() -> None:
-    pool = pool_of(1)
-    failing(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
+    pool = make_pool(1)
+    fail_calls(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
     assert _state(pool).last_error == "x" * 300
 
 
@@ -129,7 +129,7 @@ class _Body:
 
 
 def test_stored_error_keeps_no_frames_alive() -> None:
-    pool = pool_of(1)
+    pool = make_pool(1)
 
     def call() -> "weakref.ref[_Body]":
         body = _Body()
@@ -147,7 +147,7 @@ def test_stored_error_keeps_no_frames_alive() -> None:
 
 
 def test_new_pool_goes_on_counting() -> None:
-    before, after = pool_of(2), pool_of(2)
-    failing(before, 0, UNREACHABLE, times=2)
+    before, after = make_pool(2), make_pool(2)
+    fail_calls(before, 0, UNREACHABLE, times=2)
     after.adopt_state(before)
     assert _counts(after) == (2, 2, 0)

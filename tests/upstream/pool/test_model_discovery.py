@@ -53,8 +53,8 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools whose endpoints are asked for their models."""
 
     @asynccontextmanager
-    async def discovering(*urls: str, every: float = 0.01) -> AsyncIterator[Pool]:
-        model_discovery = ModelDiscovery(every, lambda: 0.9)
+    async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
+        model_discovery = ModelDiscovery(interval, lambda: 0.9)
         pool = Pool(
             [endpoint_at(url) for url in urls],
             supervisor=PoolSupervisor(model_discovery=model_discovery),
@@ -72,13 +72,13 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
 
 
-def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
+def _lent(pool: Pool, model: str | None, exclude: Iterable[str] = ()) -> set[str]:
     """Give the endpoints that the next exchanges for a model go to."""
-    left_out = [endpoint for endpoint in pool.endpoints if endpoint.url in but]
+    excluded = [endpoint for endpoint in pool.endpoints if endpoint.url in exclude]
     urls = set()
     for _ in range(2 * len(pool.members)):
-        loan = pool.lease(left_out, None if model is None else ModelName(model))
-        with loan as endpoint:
+        lease = pool.lease(excluded, None if model is None else ModelName(model))
+        with lease as endpoint:
             urls.add(endpoint.url)
     return urls
 
@@ -107,12 +107,12 @@ async def test_request_goes_where_its_model_is_ready(discovering: Discovering) -
         discovering(one.url, two.url, none.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a", "b"), ("b", "c"), ()])
-        every = {one.url, two.url, none.url}
+        all_urls = {one.url, two.url, none.url}
         assert _lent(pool, "a") == {one.url}
         assert _lent(pool, "b") == {one.url, two.url}
         assert _lent(pool, "c") == {two.url}
-        assert _lent(pool, "d") == every
-        assert _lent(pool, None) == every
+        assert _lent(pool, "d") == all_urls
+        assert _lent(pool, None) == all_urls
         # Another one is asked only where the model is.
         first = [each for each in pool.endpoints if each.url == one.url]
         assert not pool.has_alternative(first, ModelName("a"))
@@ -167,7 +167,7 @@ async def test_refresh_asks_all_endpoints_at_once(discovering: Discovering) -> N
     async with (
         ScriptedServer(one) as server,
         ScriptedServer() as other,
-        discovering(server.url, other.url, every=60) as pool,
+        discovering(server.url, other.url, interval=60) as pool,
     ):
         await until(lambda: _models(pool)[0] == ("a",))
         one.index = _index("b")
@@ -188,7 +188,7 @@ async def test_refresh_during_a_request_asks_again(discovering: Discovering) -> 
         await connection.send(_index("new"))
         await connection.wait_for_close()
 
-    async with ScriptedServer(script) as server, discovering(server.url, every=60) as pool:
+    async with ScriptedServer(script) as server, discovering(server.url, interval=60) as pool:
         await until(lambda: server.requests)
         for _ in range(5):
             pool.refresh_models()

@@ -13,7 +13,7 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import Times, failing
+from tests.upstream.pools import ManualClock, fail_calls
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
 LOST = "upstream u is not ready: 3 calls in a row could not connect; last error: cannot connect"
@@ -28,11 +28,11 @@ def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = _pool_of(1)
-    failing(pool, 0, UNREACHABLE, times=2)
+    fail_calls(pool, 0, UNREACHABLE, times=2)
     assert pool.unreachable is None
-    failing(pool, 0, UNREACHABLE, times=10)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable == str(UNREACHABLE)
-    failing(pool, 0, None, times=2)
+    fail_calls(pool, 0, None, times=2)
     assert pool.unreachable is None
     first, second = caplog.messages
     assert first.startswith(LOST)
@@ -50,27 +50,27 @@ def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
 def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
     pool = _pool_of(1)
     for _ in range(5):
-        failing(pool, 0, UNREACHABLE, times=2)
-        failing(pool, 0, error)
+        fail_calls(pool, 0, UNREACHABLE, times=2)
+        fail_calls(pool, 0, error)
     assert pool.unreachable is None
 
 
 def test_client_that_leaves_does_not_count_as_connected() -> None:
     pool = _pool_of(1)
     for _ in range(3):
-        failing(pool, 0, UNREACHABLE)
-        failing(pool, 0, ConnectionError("the client left"))
+        fail_calls(pool, 0, UNREACHABLE)
+        fail_calls(pool, 0, ConnectionError("the client left"))
     assert pool.unreachable is not None
 
 
 def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     pool = _pool_of(2)
-    failing(pool, 0, UNREACHABLE, times=10)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None  # nobody has called the other one
-    failing(pool, 1, None)
-    failing(pool, 0, UNREACHABLE, times=10)
+    fail_calls(pool, 1, None)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None
-    failing(pool, 1, UNREACHABLE)
+    fail_calls(pool, 1, UNREACHABLE)
     assert pool.unreachable is not None
 
 
@@ -82,7 +82,7 @@ async def test_probes_find_that_an_upstream_is_back(
     async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await asyncio.sleep(0.05)
         assert pool.unreachable is not None
         script = always_respond(http_response(b"", status="404 Not Found"))
@@ -106,7 +106,7 @@ async def test_server_that_does_not_respond_is_not_back(
     async with no_leaks(), ScriptedServer(never_respond) as server:
         pool = Pool([endpoint_at(server.url)], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await server.connection(3)
         assert pool.unreachable is not None
         await pool.close()
@@ -121,7 +121,7 @@ async def test_internal_error_does_not_end_the_probes(
     async with no_leaks():
         pool = Pool([endpoint], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
         await pool.close()
     assert len(endpoint.requests) == 3
@@ -132,7 +132,7 @@ async def test_remote_report_counts_once_and_starts_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
-    clock = Times()
+    clock = ManualClock()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
     )
@@ -161,10 +161,10 @@ async def test_probes_run_only_once_at_a_time(
         pool = Pool([endpoint], upstream="u")
         await pool.start()
         for _ in range(5):
-            failing(pool, 0, UNREACHABLE, times=3)
+            fail_calls(pool, 0, UNREACHABLE, times=3)
             await asyncio.sleep(0)
-            failing(pool, 0, None)
-        failing(pool, 0, UNREACHABLE, times=3)
+            fail_calls(pool, 0, None)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
         await pool.close()
     assert len(endpoint.requests) == 1
@@ -175,5 +175,5 @@ async def test_closed_pool_does_not_probe() -> None:
         pool = _pool_of(1)
         await pool.start()
         await pool.close()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         assert pool.unreachable is not None
