@@ -104,7 +104,7 @@ def test_invalid_size_is_refused(content_type: str, message: str) -> None:
 
 @pytest.mark.parametrize("start", ["additional-string/", "x", "application/json, ", '"'])
 def test_type_with_a_prefix_is_refused(start: str) -> None:
-    # As Triton refuses it.
+    # Triton refuses it, too.
     for content_type, _ in CLOUDS:
         with pytest.raises(GatewayError, match=r"^the Content-Type must begin with") as caught:
             parse_cloud_type(f"{start}{content_type};json-header-size=1")
@@ -113,12 +113,12 @@ def test_type_with_a_prefix_is_refused(start: str) -> None:
 
 @pytest.mark.parametrize("unit", [";", "; ", " ", ";a=b", ';a="', ";a=", '\\"'])
 def test_long_type_is_parsed_in_linear_time(unit: str) -> None:
-    # Ends at all: no pattern may try all ways to read it.
+    # A pattern that backtracks would not end.
     with pytest.raises(GatewayError) as caught:
         parse_cloud_type(SAGEMAKER_TYPE + unit * 20_000 + ";json-header-size=x")
     assert len(caught.value.message) < 300
 
 
 def test_formatted_type_is_as_clients_parse_it() -> None:
-    # By the length of what comes before the number, without any parser.
+    # Clients skip a fixed number of characters before the number.
     assert format_cloud_type(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"

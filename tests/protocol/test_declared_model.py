@@ -73,7 +73,7 @@ def _good(model: DeclaredModel) -> tuple[str, *tuple[int, ...]]:
 
 
 def test_inputs_may_be_missing() -> None:
-    # A server knows which of them are optional.
+    # Only the server knows which inputs are optional.
     PLAIN.check([])
 
 
@@ -102,8 +102,8 @@ def test_reported_metadata_overrides_declared_metadata(
     ("batching", "shape", "wanted"),
     [
         (None, (-1, 2, -1), True),
-        (None, (8, 2, 5), True),  # the server knows more of the sizes
-        (None, (2, -1), None),  # without the batch dimension, or another model
+        (None, (8, 2, 5), True),  # the server reports more of the sizes
+        (None, (2, -1), None),  # without the batch dimension, or for another model
         (False, (-1, 2, -1), False),
         (True, (-1, 2, -1), True),
     ],

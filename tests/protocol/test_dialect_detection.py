@@ -1,4 +1,4 @@
-"""What servers say of themselves, as their sources have it, and what that tells."""
+"""Metadata of servers, as their sources write it, and the dialects detected from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _without(*names: str) -> list[str]:
             replace(OPENVINO, binary=False, binary_only_if_listed=False),
         ),
         ({"name": "mlserver", "version": "1.7.1", "extensions": []}, JSON),
-        # What is listed counts more than a name: another gateway before it may have added it.
+        # Extensions count more than the name: a gateway in front may have added them.
         ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
         ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),
         (

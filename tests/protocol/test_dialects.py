@@ -100,7 +100,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
             [TRITON, replace(TRITON, max_head_part=100)],
             replace(TRITON, max_head_part=100),
         ),
-        # Servers of KServe that differ in age all speak V1.
+        # All releases of KServe speak V1.
         ([KSERVE, replace(KSERVE, binary=False)], replace(KSERVE, binary=False)),
     ],
 )

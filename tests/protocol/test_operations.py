@@ -186,7 +186,7 @@ def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: O
         ("GET", "/v2/", [Operation(METADATA)]),
         ("OPTIONS", "*", [Operation(OTHER)]),
         ("GET", "", [Operation(OTHER)]),
-        # What is encoded without need, or has to be, is the same to all.
+        # Needless or required percent-encoding reads the same everywhere.
         ("POST", "/v2/models/%6d/infer", [Operation(INFER, "m")]),
         ("POST", "/v2/models/a%20b/versions/%31/infer", [Operation(INFER, "a b", "1")]),
         ("POST", "/v2/models/%C3%A9/infer", [Operation(INFER, "é")]),
@@ -196,7 +196,7 @@ def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: O
         # Servers decode once.
         ("POST", "/v2/models/%256d/infer", [Operation(INFER, "%6d")]),
         ("POST", "/v2/models/m%252Finfer", [Operation(OTHER, "m%2Finfer")]),
-        # Where they decode tells what is asked for.
+        # The operation depends on when a server decodes.
         ("POST", "/v2/models/m%2Finfer", [Operation(OTHER, "m/infer"), Operation(INFER, "m")]),
         (
             "GET",
@@ -231,7 +231,7 @@ def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: O
             "/v2/repository/models%2Fm/load",
             [Operation(REPOSITORY), Operation(LOAD, "m")],
         ),
-        # And where they tidy up.
+        # The same for servers that normalize paths.
         ("POST", "/v2/models/m/infer/", [Operation(OTHER, "m"), Operation(INFER, "m")]),
         ("POST", "//v2/models//m/infer", [Operation(OTHER), Operation(INFER, "m")]),
         ("POST", "/v2/models/./m/infer", [Operation(OTHER, "."), Operation(INFER, "m")]),

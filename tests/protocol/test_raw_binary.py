@@ -17,7 +17,7 @@ def model(datatype: str, *shapes: list[int], batching: bool = False) -> ModelMet
     return ModelMetadata("m", tuple(tensors), batching)
 
 
-# PROTOCOL.md, "Raw binary request": what Triton was seen to do, and more of the kind.
+# Cases that Triton was observed to handle, and similar ones.
 ACCEPTED = [
     (model("FP32", [-1]), 8, [2]),
     (model("FP32", [-1]), 0, [0]),

@@ -225,7 +225,7 @@ def test_binary_size_replaces_the_data() -> None:
     assert entry == tensor(parameters={"a": 1, "binary_data_size": 0})
 
 
-# ---------------------------------------------------------------------------------- answer form
+# ---------------------------------------------------------------------------------- output encoding
 
 
 def outputs(*parameters: Fields | None) -> list[Fields]:
@@ -247,7 +247,7 @@ FORMS = [
     ({"outputs": outputs(ON, None)}, True, False, False, False),
     ({"outputs": outputs(ON, ON)}, True, True, True, False),
     ({"outputs": outputs(OFF, OFF), "parameters": DEFAULT_ON}, False, False, False, True),
-    # KServe's extension: an output's own word goes before the request's.
+    # KServe's extension: an output's parameter overrides the request's.
     ({"outputs": outputs(None, OFF), "parameters": DEFAULT_ON}, True, False, False, False),
     ({"outputs": outputs(None, None), "parameters": DEFAULT_ON}, True, True, True, False),
     ({"outputs": outputs({"classification": 3}, ON)}, False, True, False, False),
@@ -278,7 +278,7 @@ BASE64 = {"content_type": "base64"}
         ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
         ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
         ({"outputs": [*outputs(ON), *outputs(BASE64)]}, set()),
-        # Of all outputs nothing can be said.
+        # There is no parameter for all outputs.
         ({"parameters": BASE64}, set()),
     ],
 )
@@ -342,7 +342,7 @@ def test_invalid_output_encoding_is_refused(fields: Fields, message: str) -> Non
             {"outputs": outputs({"shared_memory_region": "r"}, ON)},
             False,
         ),
-        # What is done here is not asked of the server.
+        # The gateway encodes base64 itself.
         ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}, True),
         ({"outputs": outputs(ON | BASE64)}, {"outputs": outputs(ON | BASE64)}, False),
     ],

@@ -67,7 +67,7 @@ def test_saved_retries_outlast_the_calls_in_flight() -> None:
 def test_retries_never_exceed_their_share_of_requests(
     events: list[int | None], percent: float, min_concurrency: int
 ) -> None:
-    """However many are in flight; None is a request that goes well, a number one that fails."""
+    """None is a successful request; a number is a failed one with so many calls in flight."""
     budget = RetryBudget(percent, min_concurrency)
     requests = retries = in_a_row = most_in_flight = 0
     for in_flight in events:

@@ -34,7 +34,7 @@ class _Clock:
 
 
 class _Server(UpstreamEndpoint):
-    """A server that knows every model, and counts what it is asked."""
+    """A server that knows every model and records its requests."""
 
     def __init__(self) -> None:
         self.url = URL
@@ -58,7 +58,7 @@ class _Server(UpstreamEndpoint):
         raise AssertionError("not the cache's to close")
 
     def fetches(self, path: str = "/v2/models/m") -> int:
-        """Count how often a model's metadata was asked for; its config always goes with it."""
+        """Count the requests for a model's metadata; its config is requested each time."""
         assert self.ready.is_set()
         if self.fault is None:
             assert self.asked.count(path) == self.asked.count(path + "/config")
@@ -174,7 +174,7 @@ async def test_entry_expires_after_its_ttl(
     clock.now += 0.001
     await cache.get("m", None, server)
     assert server.fetches() == 2
-    # The time counts from the fetch, not from the last use.
+    # The TTL starts at the fetch, not at the last use.
     clock.now += TTL - 0.001
     await cache.get("m", None, server)
     assert server.fetches() == 2
@@ -200,7 +200,7 @@ async def test_least_recently_used_entry_is_evicted_first(
     for model in "abc":
         await cache.get(model, None, server)
     await cache.get("a", None, server)
-    await cache.get("d", None, server)  # b goes
+    await cache.get("d", None, server)  # evicts b
     for model in "acd":
         await cache.get(model, None, server)
     assert [server.fetches(f"/v2/models/{model}") for model in "abcd"] == [1, 1, 1, 1]
@@ -245,7 +245,7 @@ async def test_invalidation_discards_a_fetch_in_flight(
     after = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
     server.ready.set()
-    # Who asked before gets what was true then; it is not kept.
+    # Calls from before the invalidation get the old metadata, which is not cached.
     await before
     kept = await after
     assert await cache.get("m", None, server) is kept
@@ -365,7 +365,7 @@ async def test_config_tells_whether_a_model_batches(
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
 async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> None:
-    """The batch dimension would be guessed, and guessed wrong."""
+    """Without the config, the gateway would guess the batch dimension, and guess wrong."""
     refusal = ScriptedUpstreamResponse(status, {"Content-Type": "text/x"}, [b"later"])
     with pytest.raises(UpstreamResponseError) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), refusal)
@@ -422,7 +422,7 @@ async def test_error_quotes_invalid_inputs() -> None:
 
 
 async def test_shapes_may_be_strings() -> None:
-    # Triton's own metadata has numbers; protobuf's JSON has int64 as text.
+    # Triton's own metadata has numbers; protobuf's JSON writes int64 as a string.
     document = json.dumps({"inputs": [{"name": "A", "datatype": "INT8", "shape": ["-1", "3"]}]})
     found = await _fetch(
         ScriptedUpstreamResponse(200, {}, [document.encode()]), ScriptedUpstreamResponse(404)
@@ -447,7 +447,7 @@ async def test_config_is_not_fetched_from_a_server_without_one() -> None:
 async def test_entries_with_and_without_config_are_separate(
     cache: MetadataCache, server: _Server
 ) -> None:
-    """Servers may have shown to be others meanwhile."""
+    """A recheck may have found another server meanwhile."""
     assert not (await cache.get("m", None, server, has_config=False)).batching
     assert (await cache.get("m", None, server, has_config=True)).batching
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]

@@ -40,7 +40,7 @@ def _connected() -> tuple[ServerConnection, FakeTransport]:
 
 
 async def _read(connection: ServerConnection) -> bytes:
-    """Read what has come of a body, to its end; nothing more is to come."""
+    """Read a complete body to its end."""
     assert connection.body is not None
     data = b""
     async with asyncio.timeout(5):
@@ -53,14 +53,14 @@ async def _message(
     failing: asyncio.Future[ResponseHead] | ServerConnection,
     kind: ErrorKind = ErrorKind.BAD_RESPONSE,
 ) -> str:
-    """Give what an answer's head, or its body, fails with."""
+    """Return the message of the error that the head or the body of a response fails with."""
     with pytest.raises(GatewayError) as caught:
         await (_read(failing) if isinstance(failing, ServerConnection) else failing)
     assert caught.value.kind is kind
     return caught.value.message
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------- responses
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def _message(
             b"a",
             True,
         ),
-        # Some servers send a body all the same.
+        # Some servers send a body after HEAD.
         ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), 200, b"", False),
         ("HEAD", CHUNKED, 200, b"", False),
         ("HEAD", UNTIL_CLOSE, 200, b"", False),
@@ -144,7 +144,7 @@ async def test_interim_responses_up_to_the_limit_are_ignored() -> None:
         b"".join(INTERIM) * (MAX_INTERIM_RESPONSES // len(INTERIM)),
     ):
         connection, transport = _connected()
-        for number in range(2):  # they are counted for each request
+        for number in range(2):  # the count starts anew with each request
             head = connection.expect_response("POST")
             connection.data_received(data + http_response(b"%d" % number))
             assert (await head).status == 200
@@ -226,7 +226,7 @@ async def test_complete_body_does_not_pause_reading() -> None:
     assert connection.reusable
 
 
-# ---------------------------------------------------------------------------------- more than asked
+# ---------------------------------------------------------------------- unexpected bytes
 
 
 @pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
@@ -283,7 +283,7 @@ async def test_bytes_after_a_response_make_the_connection_unusable(
         assert await _read(connection) == body
 
 
-# ---------------------------------------------------------------------------------- broken off
+# ---------------------------------------------------------------------- incomplete responses
 
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\nX:", *INTERIM])
@@ -377,7 +377,7 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
     assert not connection.reusable
 
 
-# ---------------------------------------------------------------------------------- no answer
+# ---------------------------------------------------------------------- invalid responses
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ async def test_tiny_chunks_yield_to_the_event_loop() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY)
-    connection.data_received(chunk(b"y") + chunked())  # on its way when reading was paused
+    connection.data_received(chunk(b"y") + chunked())  # already received when reading was paused
     assert (await head).status == 200
     assert transport.calls == ["pause"]
     assert not connection.reusable
@@ -466,7 +466,7 @@ async def test_tiny_chunks_yield_to_the_event_loop() -> None:
     while piece := await connection.body.read():
         pieces.append(piece)
     assert b"".join(pieces) == b"x" * 100_000 + b"y"
-    # Each is from a turn of its own.
+    # Each comes from another time slice.
     assert max(map(len, pieces)) < 5000
     assert connection.reusable
     assert transport.calls == ["pause", "resume"]
@@ -509,7 +509,7 @@ async def test_bytes_after_a_chunked_response_are_not_parsed() -> None:
     assert await _read(connection) == b"a"
 
 
-# ---------------------------------------------------------------------------------- given up
+# ---------------------------------------------------------------------- errors
 
 
 async def test_error_before_the_head_reaches_the_receiver() -> None:
@@ -563,7 +563,7 @@ async def test_dropped_connection_is_not_reusable() -> None:
     assert transport.calls == ["abort"]
 
 
-# ---------------------------------------------------------------------------------- called back
+# ---------------------------------------------------------------------- receivers
 
 
 MAX_CACHED_HEAD = 2048
@@ -571,7 +571,7 @@ WHOLE = 64 * 1024
 
 
 class _Receiver:
-    """Notes what it is called with, and does what the test says in ``then``."""
+    """Records its calls, and runs ``then``."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -606,7 +606,7 @@ def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Rece
 
 
 def _head_of_size(size: int, body: bytes) -> bytes:
-    """Write an answer whose head has this size."""
+    """Write a response whose head has this size."""
     missing = size - len(http_response(body, {"X": ""})) + len(body)
     return http_response(body, {"X": "x" * missing})
 
@@ -645,7 +645,7 @@ async def test_small_complete_response_is_given_at_once(
     connection.data_received(view(data))
     assert receiver.calls == [call]
     assert receiver.body == body
-    assert seen == [reusable]  # already then
+    assert seen == [reusable]  # already in the callback
     assert connection.reusable is reusable
     assert connection.body is None
     assert transport.calls == []
@@ -678,7 +678,7 @@ async def test_any_other_response_is_given_with_its_headers(
     receiver.then = lambda: seen.append(connection.reusable)
     connection.data_received(data)
     assert [call.split()[0] for call in receiver.calls] == ["begun"]
-    assert seen == [reusable]  # already then
+    assert seen == [reusable]  # already in the callback
     assert await _read(connection) == body
     assert connection.reusable is reusable
     assert transport.calls == []
@@ -835,7 +835,7 @@ async def test_request_over_a_closed_connection_fails() -> None:
 async def test_receiver_gets_no_error_after_a_complete_response(
     data: bytes, fails: Callable[[ServerConnection], object]
 ) -> None:
-    """The body's reader is, if it is not whole."""
+    """If the body is incomplete, its reader gets the error."""
     connection, _, receiver = _asked()
     connection.data_received(data)
     (call,) = receiver.calls
@@ -866,7 +866,7 @@ async def test_receiver_is_not_called_after_drop(before: bytes) -> None:
         assert not connection.reusable
 
 
-# ---------------------------------------------------------------------------------- over TCP
+# ---------------------------------------------------------------------- over TCP
 
 
 async def test_reader_of_a_body_gets_its_error() -> None:

@@ -290,7 +290,7 @@ async def test_lack_of_descriptors_is_not_the_servers_error(endpoint_at: Endpoin
         with no_descriptors(), pytest.raises(GatewayError) as caught:
             await endpoint.send(_request())
         await _read(await endpoint.send(_request()))
-        with no_descriptors():  # there is a connection at hand
+        with no_descriptors():  # an idle connection needs no descriptor
             await _read(await endpoint.send(_request()))
         assert len(server.requests) == 2
     assert caught.value.kind is ErrorKind.EXHAUSTED
@@ -316,7 +316,7 @@ async def test_concurrent_requests_use_a_connection_each(endpoint_at: EndpointAt
         await asyncio.gather(*map(one, range(150)))
 
 
-# ---------------------------------------------------------------------------------- at once
+# ---------------------------------------------------------------------------------- try_send_nowait
 
 
 HOST = ("Host", "client's")
@@ -329,7 +329,7 @@ def _start(
 
 
 async def _warm(endpoint: HttpEndpoint) -> None:
-    """Have a connection at hand."""
+    """Make an idle connection."""
     await _read(await endpoint.send(_request()))
 
 
@@ -353,7 +353,7 @@ async def test_try_send_nowait_needs_an_idle_connection(endpoint_at: EndpointAt)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
-        # That which there is, is in use.
+        # The only connection is in use.
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
@@ -482,7 +482,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         read.set()
         assert await _read(response) == b"bc"
         sent.close()
-        # The connection is kept, once.
+        # The connection is put back once.
         again = _sent(endpoint, receiver)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()

@@ -34,7 +34,7 @@ def idle(clock: Clock) -> IdleConnections:
 
 
 async def _used() -> ServerConnection:
-    """Give a connection on which a request was answered."""
+    """Make a connection that has carried a complete call."""
     connection = ServerConnection("http://server:8000")
     connection.connection_made(FakeTransport())
     head = connection.expect_response("POST")
@@ -54,7 +54,7 @@ def _is_dropped(connection: ServerConnection) -> bool:
     return "abort" in _calls(connection)
 
 
-# ---------------------------------------------------------------------------------- by a clock
+# ---------------------------------------------------------------------- with a manual clock
 
 
 async def test_there_is_no_idle_connection_at_first(idle: IdleConnections) -> None:
@@ -199,7 +199,7 @@ async def test_timer_of_the_event_loop_drops_connections() -> None:
     assert idle.take() is None
 
 
-# ---------------------------------------------------------------------------------- over TCP
+# ---------------------------------------------------------------------- over TCP
 
 
 async def _get(endpoint: HttpEndpoint) -> bytes:

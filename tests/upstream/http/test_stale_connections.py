@@ -1,4 +1,4 @@
-"""A server closes a connection that it kept, just as it is used again."""
+"""A server closes an idle connection just as it is used again."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
@@ -26,7 +26,7 @@ from tests.upstream.receivers import RecordingReceiver
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 CROSSED = "closed a kept connection as it was used again"
 closing = respond_in_turn(http_response(), b"")
-"""Answer one request, and close the connection at the next."""
+"""Responds to one request, and closes the connection at the next."""
 
 
 async def _ask(endpoint: HttpEndpoint, body: Body = None) -> bytes:
@@ -66,7 +66,7 @@ async def test_request_over_a_stale_connection_is_sent_again(
         assert await _ask(endpoint, body) == b"yes"
         assert server.connections[0].requests[1:] == server.connections[1].requests
         assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
-        # And the new connection is kept.
+        # The new connection is idle afterwards.
         assert await _ask(endpoint) == b"yes"
         assert len(server.connections) == 2
 
@@ -116,7 +116,7 @@ async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> No
 
 
 class Rereadable(AsyncIterable[bytes]):
-    """Pieces that come anew each time they are asked for."""
+    """A body that can be read again."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return _pieces()

@@ -1,4 +1,4 @@
-"""What TLS is spoken with, what is refused, and how that reads."""
+"""TLS to servers: what the client offers, what it refuses, and its errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def refusal(
     server_name: str | None = None,
     connect_timeout: float = 5,
 ) -> str:
-    """Give why there is no connection."""
+    """Return the reason of a failed connect."""
     async with endpoint(url, context, server_name, connect_timeout) as made:
         with pytest.raises(GatewayError) as caught:
             await ask(made)
@@ -135,7 +135,7 @@ async def test_certificate_of_an_unknown_authority_is_refused() -> None:
     async with ScriptedServer(ssl=server_context(stranger)) as server:
         reason = await refusal(server.url)
         assert reason == "its certificate is not trusted (unable to get local issuer certificate)"
-        # The system does not trust the tests' authority either.
+        # The system does not trust the tests' authority.
     async with ScriptedServer(ssl=server_context()) as server:
         reason = await refusal(server.url, client_context(CertificateFiles()))
         assert reason.startswith("its certificate is not trusted (")
@@ -248,7 +248,7 @@ async def test_server_that_requires_a_client_certificate(
         reason = await refusal(url, client_context(CertificateFiles(ca)))
         if version is ssl.TLSVersion.TLSv1_3:
             assert reason == "it asks for a client certificate"
-        else:  # there is no alert of its own
+        else:  # TLS 1.2 has no such alert
             assert reason == "TLS failed: sslv3 alert handshake failure"
     other = certificate_files(tmp_path, trustme.CA().issue_cert("gateway"))
     with refusing_server(context) as url:
@@ -301,7 +301,7 @@ def test_unusable_certificate_files_are_reported(tmp_path: Path) -> None:
 
 @needs_source
 async def test_reset_over_tls_resets_tcp() -> None:
-    """A plain close, or TLS's own, would look like the end of a body."""
+    """A FIN or a close_notify would look like the end of a body."""
     lost: list[Exception | None] = []
     gone = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What holds whatever carries HTTP to a server: TCP, TLS or a Unix socket."""
+"""Behavior that TCP, TLS and Unix sockets share."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Serve = Callable[..., ScriptedServer]
 MIB = 1024 * 1024
 PIECE = bytes(range(256)) * 1024
 ON_THE_WAY = 48 * MIB
-"""More than systems hold between two processes; see tcp(7), tcp_rmem and tcp_wmem."""
+"""More than the kernel buffers between two processes: tcp(7), tcp_rmem and tcp_wmem."""
 UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
 
 
 @pytest.fixture(params=["http", "https", "https 1.2", "unix"])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Make servers that are reached in each of the ways."""
+    """Make servers for each transport."""
 
     def serve(*scripts: Script) -> ScriptedServer:
         match request.param:
@@ -206,7 +206,7 @@ async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: Endp
 async def test_slow_reader_gets_the_body_after_the_server_closed(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
-    """What was sent before the close is there, whatever lies between server and reader."""
+    """Bytes that were sent before the close arrive, wherever they are buffered."""
     async with serve(respond_in_turn(http_response(PIECE * 16))) as server:
         response = await endpoint_at(server.url).send(_request())
         body = bytearray()
@@ -407,7 +407,7 @@ async def test_partly_read_response_drops_the_connection(
 
 
 async def test_tiny_chunks_are_read(serve: Serve, endpoint_at: EndpointAt) -> None:
-    """They are there to the last, though the server closes behind them."""
+    """All chunks are read although the server closes after them."""
     count = 100_000
     head = {"Transfer-Encoding": "chunked"}
     body = chunk(b"x") * count + chunked()

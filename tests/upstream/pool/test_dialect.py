@@ -36,7 +36,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class _Itself:
-    """Answers with what it says of itself then."""
+    """Responds with its current metadata."""
 
     def __init__(self, document: object, status: str = "200 OK") -> None:
         self.document = document
@@ -54,7 +54,7 @@ Asking = Callable[..., AbstractAsyncContextManager[tuple[Pool, DialectDetector]]
 
 @pytest.fixture
 def asking(endpoint_at: EndpointAt) -> Asking:
-    """Make pools whose endpoints are asked what they are."""
+    """Make pools that detect the dialect of their endpoints."""
 
     @asynccontextmanager
     async def asking(
@@ -108,7 +108,7 @@ async def test_server_that_shows_its_dialect_is_asked_once(
 async def test_server_that_shows_no_dialect_is_asked_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Something may stand in for it while it starts."""
+    """A placeholder may respond while the server starts."""
     itself = _Itself({}, "404 Not Found")
     async with (
         ScriptedServer(itself) as server,
@@ -119,7 +119,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
         await until(lambda: len(server.requests) > 2)
         itself.document, itself.status = OF_TRITON, "200 OK"
         await until(lambda: dialect_detector.dialect == TRITON)
-    (record,) = caplog.records  # that it is known by now is no warning
+    (record,) = caplog.records  # that it is known now is logged at INFO
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
 
@@ -291,7 +291,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 async def _asked(server: ScriptedServer, more: int) -> None:
-    """Wait until a server has been asked so many times more."""
+    """Wait until a server got this many more requests."""
     before = len(server.requests)
     await until(lambda: len(server.requests) >= before + more)
 
@@ -328,7 +328,7 @@ async def test_loss_of_the_only_server_is_logged_once(
 async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Probes do, and so does ejection where there are several endpoints."""
+    """Health checks log it, and so do ejections if there are several endpoints."""
     itself = _Itself(OF_KSERVE)
     health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
     async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
@@ -364,7 +364,7 @@ async def test_first_detection_is_logged_by_one_worker(
         itself.document = OF_TRITON
         _fail(pool)
         await until(lambda: dialect_detector.dialect == TRITON)
-        # What it learns later, others may not.
+        # Later detections may differ between workers, so each logs its own.
         assert [level for level, _ in _told(caplog)] == [logging.INFO]
 
 
@@ -424,7 +424,7 @@ async def test_dialect_follows_the_servers_of_the_pool(
         assert "its endpoints differ" in dialect_detector.reason
         pool.set_endpoints([new])
         assert dialect_detector.dialect == KSERVE
-        # What is not known of those that come is what those were that go.
+        # Until new servers are detected, the dialect of the old ones stays.
         pool.set_endpoints([endpoint_at(NOWHERE)])
         assert dialect_detector.dialect == KSERVE
 
@@ -440,7 +440,7 @@ async def test_new_pool_adopts_detected_dialects(asking: Asking, endpoint_at: En
             pool.adopt_state(before)
             await dialect_detector.wait_until_known()
             assert dialect_detector.dialect == KSERVE
-            await server.connection(1)  # it is asked nevertheless
+            await server.connection(1)  # it is asked again all the same
 
 
 async def test_recovery_in_another_worker_rechecks_the_dialect(asking: Asking) -> None:

@@ -33,7 +33,7 @@ def _connect(address: ServerAddress) -> HttpEndpoint:
 
 @asynccontextmanager
 async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterator[Pool]:
-    """Run a pool whose names are looked up without much of a pause; nothing is left of it."""
+    """Run a pool that looks names up with short pauses; nothing may be left of it."""
     async with no_leaks():
         servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
@@ -48,7 +48,7 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
 
 @asynccontextmanager
 async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
-    """Run servers at several addresses, with the same port, that tell where they are."""
+    """Run servers at several addresses with the same port, which respond with their address."""
     async with AsyncExitStack() as stack:
         servers: list[ScriptedServer] = []
         for host in hosts:
@@ -60,7 +60,7 @@ async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
 
 
 async def _asked(pool: Pool) -> set[str]:
-    """Give what the next exchanges are answered."""
+    """Return the bodies of the next responses."""
     bodies = set()
     for _ in range(2 * len(pool.members)):
         with pool.lease() as endpoint:
@@ -69,7 +69,7 @@ async def _asked(pool: Pool) -> set[str]:
 
 
 async def _looked_up(names: NameService) -> None:
-    """Wait until what the service says now has been heard."""
+    """Wait until the pool uses the current addresses of the name service."""
     asked = names.asked
     await until(lambda: names.asked > asked + 2)
 
@@ -104,7 +104,7 @@ async def test_addresses_come_and_go() -> None:
         assert await _asked(pool) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
         names.answers["triton"] = ["127.0.0.3"]
         await until(lambda: len(pool.endpoints) == 1)
-        # What they kept open is closed.
+        # Their idle connections are closed.
         await until(servers[0].connections[0].left.is_set)
         await until(servers[1].connections[0].left.is_set)
         assert await _asked(pool) == {"127.0.0.3"}

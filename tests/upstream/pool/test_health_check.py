@@ -35,7 +35,7 @@ Probing = Callable[..., AbstractAsyncContextManager[Pool]]
 
 @pytest.fixture
 def probing(endpoint_at: EndpointAt) -> Probing:
-    """Make pools whose endpoints are probed, without much of a pause."""
+    """Make pools with health checks at short intervals."""
 
     @asynccontextmanager
     async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
@@ -53,7 +53,7 @@ def probing(endpoint_at: EndpointAt) -> Probing:
 
 
 def _lent(pool: Pool) -> set[str]:
-    """Give the endpoints that the next exchanges go to."""
+    """Return the endpoints of the next calls."""
     urls = set()
     for _ in range(2 * len(pool.members)):
         with pool.lease() as endpoint:
@@ -62,7 +62,7 @@ def _lent(pool: Pool) -> set[str]:
 
 
 def _eject(member: Member, pool: Pool) -> None:
-    """Have exchanges fail at an endpoint until it is left out."""
+    """Make calls to an endpoint fail until it is ejected."""
     for _ in range(5):
         lease = Lease(pool, member)
         lease.acquire()
@@ -74,7 +74,7 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
 
 
 class _Moody:
-    """Answers as it is told to."""
+    """Responds with the current status."""
 
     def __init__(self) -> None:
         self.http_response = WELL
@@ -218,7 +218,7 @@ async def test_check_that_the_gateway_cannot_make_has_no_result(
         ScriptedServer() as other,
         probing(server.url, other.url) as pool,
     ):
-        # The servers are in this process: without descriptors they would drop a probe under way.
+        # The servers are in this process: without descriptors they would drop a check in flight.
         await until(lambda: not under_way and all(each.healthy for each in pool.snapshot()))
         with no_descriptors():
             before = asked

@@ -1,4 +1,4 @@
-"""What is counted of the calls at each endpoint."""
+"""The statistics of failed calls of an endpoint."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def _counts(pool: Pool) -> tuple[int, int, int]:
 
 
 def _answers(pool: Pool, status: int) -> None:
-    """Have the first endpoint answer with a status."""
+    """Make a call to which the first endpoint responds with a status."""
     lease = pool.lease(pool.endpoints[1:])
     lease.acquire()
     lease.release(*lease.classify_status(status))
@@ -125,7 +125,7 @@ def test_long_error_is_cut() -> None:
 
 
 class _Body:
-    """A request's body, in a frame that an error passes."""
+    """A request's body, referred to by a frame of a traceback."""
 
 
 def test_stored_error_keeps_no_frames_alive() -> None:

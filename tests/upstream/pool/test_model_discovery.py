@@ -37,7 +37,7 @@ def _index(*names: str, **others: str) -> bytes:
 
 
 class _Repository:
-    """Answers with the index that it has then."""
+    """Responds with its current index."""
 
     def __init__(self, *names: str) -> None:
         self.index = _index(*names)
@@ -50,7 +50,7 @@ class _Repository:
 
 @pytest.fixture
 def discovering(endpoint_at: EndpointAt) -> Discovering:
-    """Make pools whose endpoints are asked for their models."""
+    """Make pools with model discovery."""
 
     @asynccontextmanager
     async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
@@ -73,7 +73,7 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
 
 
 def _lent(pool: Pool, model: str | None, exclude: Iterable[str] = ()) -> set[str]:
-    """Give the endpoints that the next exchanges for a model go to."""
+    """Return the endpoints of the next calls for a model."""
     excluded = [endpoint for endpoint in pool.endpoints if endpoint.url in exclude]
     urls = set()
     for _ in range(2 * len(pool.members)):
@@ -113,7 +113,7 @@ async def test_request_goes_where_its_model_is_ready(discovering: Discovering) -
         assert _lent(pool, "c") == {two.url}
         assert _lent(pool, "d") == all_urls
         assert _lent(pool, None) == all_urls
-        # Another one is asked only where the model is.
+        # There is an alternative only if it has the model.
         first = [each for each in pool.endpoints if each.url == one.url]
         assert not pool.has_alternative(first, ModelName("a"))
         assert pool.has_alternative(first, ModelName("b"))
@@ -243,7 +243,7 @@ async def test_known_models_stay_after_an_error(
 
 
 class _V1:
-    """Has no repository index, and answers like this under the path of V1's list."""
+    """A server without repository index, with this response at the path of the V1 list."""
 
     def __init__(self, listed: bytes) -> None:
         self.listed = listed
@@ -269,7 +269,7 @@ async def test_v1_list_is_read_from_a_server_without_index(
         assert _lent(pool, "c") == {two.url}
         kserve.listed = http_response(b'{"models":["d"]}')
         await until(lambda: _models(pool)[1] == ("d",))
-        # What was known stays where it fails.
+        # After an error, the known models stay.
         kserve.listed = http_response(status="503 Busy")
         await until(partial(_is_asked, two, len(two.requests) + 4))
         assert _lent(pool, "d") == {two.url}

@@ -62,7 +62,7 @@ def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixtur
 def test_outage_of_all_endpoints_does_not_extend_ejections(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each exchange fails at one, and then at the one that is left out, as there is no other."""
+    """Each call fails at one endpoint, and then at the ejected one, as there is no other."""
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock, told = ManualClock(), _Told()
     pool = _telling_pool(2, clock, told)
@@ -141,7 +141,7 @@ def test_success_ends_an_ejection() -> None:
 
 
 class _Told:
-    """What a pool has told."""
+    """The notifications of a pool."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, int, float]] = []
@@ -191,7 +191,7 @@ def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptur
     for _ in range(2):
         pool.outlier_detector.record_remote(pool.members[0], ejected)
     assert set(used_endpoints(pool)) == set("12")
-    # No more than half of them, whoever says so.
+    # Not more than half of them, whoever ejects.
     pool.outlier_detector.record_remote(pool.members[1], ejected)
     assert set(used_endpoints(pool)) == set("12")
     for _ in range(2):

@@ -87,7 +87,7 @@ def test_trial_in_flight_reports_only_to_its_own_pool() -> None:
     on_trial = before.lease(endpoints[1:])
     on_trial.acquire()
     after.adopt_state(before)
-    assert set(used_endpoints(after)) == set("012")  # with a trial of its own
+    assert set(used_endpoints(after)) == set("012")  # with a trial request of its own
     on_trial.release(Outcome.UNKNOWN)
 
 
@@ -100,13 +100,13 @@ def test_retry_prefers_another_endpoint_even_if_it_is_ejected() -> None:
     assert pool.lease([one, two]).endpoint in (one, two)
 
 
-# ---------------------------------------------------------------------------------- probes, models
+# ---------------------------------------------------------------------- health checks, models
 
 HEALTH_CHECKER = HealthChecker("/", 1, 1, HealthCheckPolicy())
 
 
 def _probed(states: str) -> Pool:
-    """Make a pool whose probes say good (+), bad (-) or nothing yet (?)."""
+    """Make a pool of healthy (+), unhealthy (-) and unchecked (?) endpoints."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(states))]
     pool = Pool(endpoints, supervisor=PoolSupervisor(HEALTH_CHECKER))
     for member, state in zip(pool.members, states, strict=True):
@@ -172,13 +172,13 @@ def test_ejected_endpoint_is_preferred_to_an_unhealthy_one() -> None:
         fail_calls(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     assert [member.ejection.ejections for member in pool.members] == [1, 0, 1, 0]
     assert pool.lease().endpoint.url[-1] in "02"
-    # Once all that are healthy were tried, there is no other.
+    # After all healthy endpoints were tried, there is no alternative.
     assert pool.has_alternative([pool.endpoints[0]])
     assert not pool.has_alternative([pool.endpoints[0], pool.endpoints[2]])
 
 
 def _with_models(*models: Sequence[str]) -> Pool:
-    """Make a pool of endpoints that have these models each; any for *, unknown for ?."""
+    """Make a pool of endpoints with these models each; * is any model, ? is unknown."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(models))]
     pool = Pool(endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(1)))
     for member, names in zip(pool.members, models, strict=True):
@@ -214,9 +214,9 @@ async def test_models_decide_which_endpoints_are_used(
         ((["m/1"], ["m/2"], ["n/2"]), "m/2", "1"),
         ((["m/1"], ["m/2"], ["n/2"]), "m", "01"),
         ((["m/1", "m/2"], ["m/2"], []), "m/2", "01"),
-        # Where no version is named, each may be there.
+        # Without a list of versions, any version may be there.
         ((["m/1"], ["m"], "*"), "m/2", "12"),
-        # A version that none has is not where the model is unknown.
+        # For an unknown version, endpoints with the model come before those with unknown models.
         ((["m/1"], ["n/2"], []), "m/2", "0"),
         ((["m/1"], "?", []), "m/2", "1"),
         ((["n"], ["n"], []), "m/2", "012"),
@@ -229,7 +229,7 @@ async def test_versions_decide_which_endpoints_are_used(
 
 
 async def test_endpoint_with_the_model_is_used_even_if_it_is_ejected_or_unhealthy() -> None:
-    """From elsewhere, the client would be told that there is no such model."""
+    """Another endpoint would respond that there is no such model."""
     pool = _with_models("a", "a", "b")
     fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     assert set(used_endpoints(pool, "a")) == {"1"}
@@ -249,7 +249,7 @@ def test_model_is_ignored_without_discovery() -> None:
     pool.refresh_models()
 
 
-# ---------------------------------------------------------------------------------- other members
+# ---------------------------------------------------------------------- changes of members
 
 
 async def test_endpoints_come_and_go() -> None:
@@ -366,7 +366,7 @@ def test_lease_all_includes_ejected_endpoints() -> None:
     for lease in leases:
         lease.finish(error)
     assert pool.outstanding == [0, 0, 0]
-    # That was no trial, so that the time for which it is left out stays the same.
+    # It was no trial, so the ejection is not extended.
     clock.now = 9
     assert set(used_endpoints(pool)) == set("12")
     clock.now = 10

@@ -66,7 +66,7 @@ def test_client_that_leaves_does_not_count_as_connected() -> None:
 def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     pool = _pool_of(2)
     fail_calls(pool, 0, UNREACHABLE, times=10)
-    assert pool.unreachable is None  # nobody has called the other one
+    assert pool.unreachable is None  # no call went to the other one
     fail_calls(pool, 1, None)
     fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None
@@ -90,7 +90,7 @@ async def test_probes_find_that_an_upstream_is_back(
             await until(lambda: pool.unreachable is None)
             tried = len(server.requests)
             await asyncio.sleep(0.05)
-            assert len(server.requests) == tried  # it is not asked any more
+            assert len(server.requests) == tried  # the probes have ended
         await pool.close()
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "upstream u is not ready",
@@ -141,7 +141,7 @@ async def test_remote_report_counts_once_and_starts_probes(
         await pool.start()
         clock.now = 10
         pool.record_remote_unreachable(9)
-        assert pool.unreachable is None  # that is long ago
+        assert pool.unreachable is None  # the report has expired
         for _ in range(2):
             pool.record_remote_unreachable(11)
         assert pool.unreachable == "another worker cannot connect to upstream u"

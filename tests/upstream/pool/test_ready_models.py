@@ -22,7 +22,7 @@ def _entry(name: str, version: object = None, state: str = "READY") -> dict[str,
             [_entry("m", "1"), _entry("m", "2", "UNAVAILABLE"), _entry("n", "1", "LOADING")],
             ready("m/1"),
         ),
-        # One entry without a version is enough: others may be there too.
+        # One entry without a version is enough: the model may have other versions.
         ([_entry("m", "1"), _entry("m")], ready("m")),
         ([_entry("m", "")], ready("m")),
         ({"models": ["a", "b"]}, ready("a", "b")),

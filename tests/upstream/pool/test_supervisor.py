@@ -14,7 +14,7 @@ from tests.support.gateway import no_leaks, until
 
 
 class _Attending(HealthChecker):
-    """Notes who is attended."""
+    """Records the members whose task runs."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         super().__init__("/", 1, 1, HealthCheckPolicy())
@@ -70,7 +70,7 @@ async def test_supervisor_without_checks_starts_no_tasks() -> None:
 
 
 class _Listening(DialectDetector):
-    """Notes who is doubted."""
+    """Records the members that are rechecked."""
 
     def __init__(self) -> None:
         super().__init__("u", 60, 60)
