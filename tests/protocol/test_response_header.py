@@ -89,9 +89,9 @@ def test_response_without_outputs_has_any_encoding() -> None:
     assert has_encoding({"model_name": "m"}, OutputEncoding(True, {}))
 
 
-ITS = "output 'x' of the server's answer has the"
-FIRST = "outputs[0] of the server's answer"
-OUTPUTS = "outputs of the server's answer must be an array of tensors, got"
+ITS = "output 'x' of the server's response has the"
+FIRST = "outputs[0] of the server's response"
+OUTPUTS = "outputs of the server's response must be an array of tensors, got"
 NO_NAME = "which must be a string"
 NO_SHAPE = "which is no array of integers of 0 or more"
 NO_SIZE = "which is no integer of 0 or more"
@@ -120,7 +120,7 @@ REFUSED_OUTPUTS = [
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
     (
         {"outputs": [tensor(shape=[1] * 65)]},
-        "output 'x' of the server's answer has 65 dimensions; at most 64 may be",
+        "output 'x' of the server's response has 65 dimensions; at most 64 may be",
     ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
@@ -132,7 +132,7 @@ REFUSED_OUTPUTS = [
     ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": 12})]},
-        "output 'x' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+        "output 'x' of the server's response has 12 bytes, which do not make shape [2] of FP32",
     ),
 ]
 
@@ -148,12 +148,12 @@ def test_invalid_output_is_a_502(fields: Fields, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "the server's answer is not valid JSON"),
-        (b'{"outputs": [', "the server's answer is not valid JSON"),
-        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
-        (b"7", "the server's answer must be a JSON object with outputs, got 7"),
-        (nested(201), "the server's answer is JSON nested deeper than 200"),
-        (nested(100_000), "the server's answer is JSON nested deeper than 1024"),
+        (b"", "the server's response is not valid JSON"),
+        (b'{"outputs": [', "the server's response is not valid JSON"),
+        (b"[]", "the server's response must be a JSON object with outputs, got an array"),
+        (b"7", "the server's response must be a JSON object with outputs, got 7"),
+        (nested(201), "the server's response is JSON nested deeper than 200"),
+        (nested(100_000), "the server's response is JSON nested deeper than 1024"),
     ],
 )
 def test_invalid_response_is_a_502(text: bytes, message: str) -> None:

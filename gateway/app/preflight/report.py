@@ -66,7 +66,7 @@ class Report:
 
 
 def excerpt(body: bytes) -> str:
-    """Give what is repeated of a server's answer, in one line."""
+    """Give what is repeated of a server's response, in one line."""
     return " ".join(body[:QUOTED_TEXT].decode(errors="replace").split())
 
 

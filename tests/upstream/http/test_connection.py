@@ -331,7 +331,7 @@ async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> 
     assert connection.body is not None
     assert await connection.body.read() == b"abc"
     text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its answer"
+    assert text == f"{URL} closed the connection before the end of its response"
     assert not connection.reusable
 
 
@@ -362,7 +362,7 @@ async def test_body_until_close_fails_after_a_reset() -> None:
     assert connection.body is not None
     assert await connection.body.read() == b"abc"
     text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its answer"
+    assert text == f"{URL} closed the connection before the end of its response"
 
 
 async def test_close_after_a_complete_response_is_no_error() -> None:
@@ -383,16 +383,16 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("data", "saying"),
     [
-        (b"what?\r\n\r\n", "answered what is not HTTP: "),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "answered what is not HTTP: "),
-        (b"HTTP/2.0 200 OK\r\n\r\n", "answered what is not HTTP: only HTTP/1.1"),
-        (http_response(headers={"X": "\x01"}), "answered what is not HTTP: Invalid header value"),
-        (http_response(headers={"Transfer-Encoding": "chunked"}), "answered what is not HTTP: "),
+        (b"what?\r\n\r\n", "sent an invalid HTTP response: "),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "sent an invalid HTTP response: "),
+        (b"HTTP/2.0 200 OK\r\n\r\n", "sent an invalid HTTP response: only HTTP/1.1"),
+        (http_response(headers={"X": "\x01"}), "sent an invalid HTTP response: Invalid header value"),
+        (http_response(headers={"Transfer-Encoding": "chunked"}), "sent an invalid HTTP response: "),
         (
             http_response(headers={"X": "a" * 65536}),
-            "answered what is not HTTP: a head of more than ",
+            "sent an invalid HTTP response: a head of more than ",
         ),
-        (b"".join(INTERIM) + b"what?\r\n\r\n", "answered what is not HTTP: "),
+        (b"".join(INTERIM) + b"what?\r\n\r\n", "sent an invalid HTTP response: "),
         (message("HTTP/1.1 101 Switching Protocols"), "answered 101 Switching Protocols, for "),
     ],
     ids=range(8),
@@ -422,7 +422,7 @@ async def test_invalid_chunk_fails_the_body(at_once: bool) -> None:
     if not at_once:
         assert connection.body is not None
         assert await connection.body.read() == b"good"
-    assert (await _message(connection)).startswith(f"{URL} answered what is not HTTP: ")
+    assert (await _message(connection)).startswith(f"{URL} sent an invalid HTTP response: ")
     assert not connection.reusable
 
 
@@ -442,7 +442,7 @@ async def test_invalid_chunk_in_the_read_of_the_head_fails_the_request(data: byt
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
-    assert (await _message(head)).startswith(f"{URL} answered what is not HTTP: ")
+    assert (await _message(head)).startswith(f"{URL} sent an invalid HTTP response: ")
     assert not connection.reusable
     connection, _, receiver = _asked()
     connection.data_received(data)
@@ -485,7 +485,7 @@ async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
     connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
     connection.connection_lost(None)
-    assert "answered what is not HTTP" in await _message(connection)
+    assert "sent an invalid HTTP response" in await _message(connection)
     assert "abort" in transport.calls
 
 
@@ -883,7 +883,7 @@ async def test_reader_of_a_body_gets_its_error() -> None:
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert await response.read() == b"good"
         seen.set()
-        with pytest.raises(GatewayError, match="answered what is not HTTP: "):
+        with pytest.raises(GatewayError, match="sent an invalid HTTP response: "):
             await response.read()
         response.close()
         await endpoint.close()
@@ -917,7 +917,7 @@ async def test_body_until_close_over_tcp() -> None:
         while data != b"abc":
             data += await response.read()
         seen.set()
-        with pytest.raises(GatewayError, match="before the end of its answer"):
+        with pytest.raises(GatewayError, match="before the end of its response"):
             await response.read()
         response.close()
         await endpoint.close()

@@ -264,14 +264,14 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
 
     faults: dict[str, Script] = {
         "closed the connection before it answered": nothing,
-        "answered what is not HTTP: ": always_respond(b"what?\r\n\r\n"),
+        "sent an invalid HTTP response: ": always_respond(b"what?\r\n\r\n"),
         "answered 101 Switching Protocols": always_respond(
             http_response(status="101 Switching Protocols")
         ),
-        "answered what is not HTTP: Invalid header value": always_respond(
+        "sent an invalid HTTP response: Invalid header value": always_respond(
             http_response(headers={"X": "\x01"})
         ),
-        "closed the connection before the end of its answer": half,
+        "closed the connection before the end of its response": half,
     }
     for saying, script in faults.items():
         async with ScriptedServer(script) as server:
@@ -580,7 +580,7 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
 async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt) -> None:
     faults = {
         "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
-        "answered what is not HTTP: ": b"what?\r\n\r\n",
+        "sent an invalid HTTP response: ": b"what?\r\n\r\n",
         "answered 101 Switching Protocols": http_response(status="101 Switching Protocols"),
     }
     for saying, data in faults.items():

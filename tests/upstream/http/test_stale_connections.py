@@ -24,7 +24,7 @@ from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
-CROSSED = "closed a kept connection as it was used again"
+CROSSED = "closed an idle connection as it was used again"
 closing = respond_in_turn(http_response(), b"")
 """Responds to one request, and closes the connection at the next."""
 

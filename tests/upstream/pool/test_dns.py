@@ -207,7 +207,7 @@ async def test_look_up_that_times_out_is_not_started_twice() -> None:
     async with _pool(names, "http://triton:8000", time=0.01) as pool:
         with pytest.raises(GatewayError) as caught:
             pool.lease()
-        assert caught.value.message.endswith("no answer of the name service within 0.01 s")
+        assert caught.value.message.endswith("no response of the name service within 0.01 s")
         await asyncio.sleep(0.05)
         assert names.asked == 1
         names.ready.set()

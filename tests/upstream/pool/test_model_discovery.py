@@ -239,7 +239,7 @@ async def test_known_models_stay_after_an_error(
     assert len(said) == 3
     assert said[0] == f"{start}/v2/repository/index answered 503"
     assert said[1] == f"{start}/v2/repository/index is no index of models"
-    assert said[2].startswith(f"{start} answered what is not HTTP")
+    assert said[2].startswith(f"{start} sent an invalid HTTP response")
 
 
 class _V1:
