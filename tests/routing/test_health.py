@@ -21,7 +21,7 @@ from gateway.routing.health import (
 )
 
 POLICY = OutlierPolicy(
-    consecutive_failures=3, base_ejection_time=10, max_ejection_time=35, max_ejection_percent=0.5
+    consecutive_failures=3, base_ejection_time=10, max_ejection_time=35, max_ejection_share=0.5
 )
 EJECTED = EjectionState(failures=3, ejections=1, until=110)
 ON_TRIAL = replace(EJECTED, on_trial=True)
@@ -65,11 +65,9 @@ def test_threshold_of_0_turns_ejection_off() -> None:
     assert state.is_usable(100)
 
 
-@pytest.mark.parametrize(
-    ("percent", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
-)
-def test_share_of_ejected_endpoints_is_limited(percent: float, ejected: int) -> None:
-    policy = replace(POLICY, max_ejection_percent=percent)
+@pytest.mark.parametrize(("share", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+def test_share_of_ejected_endpoints_is_limited(share: float, ejected: int) -> None:
+    policy = replace(POLICY, max_ejection_share=share)
     states = [EjectionState(2)] * 4
     for index, state in enumerate(states):
         others = states[:index] + states[index + 1 :]

@@ -386,8 +386,14 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
         (b"what?\r\n\r\n", "sent an invalid HTTP response: "),
         (b"\x15\x03\x01\x00\x02\x02\x46", "sent an invalid HTTP response: "),
         (b"HTTP/2.0 200 OK\r\n\r\n", "sent an invalid HTTP response: only HTTP/1.1"),
-        (http_response(headers={"X": "\x01"}), "sent an invalid HTTP response: Invalid header value"),
-        (http_response(headers={"Transfer-Encoding": "chunked"}), "sent an invalid HTTP response: "),
+        (
+            http_response(headers={"X": "\x01"}),
+            "sent an invalid HTTP response: Invalid header value",
+        ),
+        (
+            http_response(headers={"Transfer-Encoding": "chunked"}),
+            "sent an invalid HTTP response: ",
+        ),
         (
             http_response(headers={"X": "a" * 65536}),
             "sent an invalid HTTP response: a head of more than ",
