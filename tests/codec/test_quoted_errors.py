@@ -237,7 +237,7 @@ def test_error_quotes_a_servers_text(body: bytes) -> None:
     error = refusal(convert_response, body)
     assert error is not None
     assert error.kind is ErrorKind.BAD_RESPONSE
-    assert error.message.startswith("the server's answer is not valid JSON (")
+    assert error.message.startswith("the server's response is not valid JSON (")
     check_quotes(error.message, body)
 
 

@@ -122,7 +122,7 @@ def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
 
 
 def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
-    words = f"the server's answer has more than {MAX_OUTPUTS} outputs"
+    words = f"the server's response has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
         JsonResponseConverter(len(header), JsonPolicies()).feed(header)

@@ -302,6 +302,6 @@ def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
     """Raise GatewayError (502) unless ``count`` matches the shape."""
     if count != element_count(shape):
         raise bad_response(
-            f"{label} of the server's answer holds {count} elements or more, its shape "
+            f"{label} of the server's response holds {count} elements or more, its shape "
             f"{list(shape)} takes {element_count(shape)}"
         )

@@ -99,7 +99,7 @@ class PredictResponseConverter:
         outputs = self._reader.tensors
         self._shapes = [self._client_shape(output) for output in outputs]
         if not outputs:
-            raise bad_response("the server's answer has no outputs")
+            raise bad_response("the server's response has no outputs")
         _check_names(outputs)
         if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
@@ -113,7 +113,7 @@ class PredictResponseConverter:
         label = f"output '{output.name}'"
         if output.binary_size is None:
             raise bad_response(
-                f"{label} of the server's answer is not in binary form, as requested"
+                f"{label} of the server's response is not in binary form, as requested"
             )
         shape = (1, *output.shape) if self._predicted.single else output.shape
         check_rank(label, shape)
@@ -172,7 +172,7 @@ def _check_names(outputs: Sequence[Tensor]) -> None:
     seen = set[str]()
     for output in outputs:
         if output.name in seen:
-            raise bad_response(f"the server's answer has two outputs named '{output.name}'")
+            raise bad_response(f"the server's response has two outputs named '{output.name}'")
         seen.add(output.name)
 
 

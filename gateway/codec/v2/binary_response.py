@@ -127,7 +127,7 @@ class BinaryResponseConverter(JsonMessageReader):
                 continue
             if output.binary_size:
                 raise bad_response(
-                    f"output '{output.name}' of the server's answer has {output.binary_size} "
+                    f"output '{output.name}' of the server's response has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
             target = parts.tensors if self._form.wants_binary(output.name) else parts.texts
@@ -217,7 +217,9 @@ class _VerbatimText:
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)
                 return
-        raise bad_response(f"{self._label} of the server's answer has data that are no JSON array")
+        raise bad_response(
+            f"{self._label} of the server's response has data that are no JSON array"
+        )
 
 
 class _Base64Text:

@@ -216,7 +216,7 @@ BROKEN: dict[str, tuple[list[Output], str]] = {
     "no outputs": ([], "has no outputs"),
     "JSON": (
         [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],
-        "output 'y' of the server's answer is not in binary form",
+        "output 'y' of the server's response is not in binary form",
     ),
     "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
     "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),

@@ -348,8 +348,8 @@ def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None
 
 # -------------------------------------------------------------------------------- broken responses
 
-SHORT = "the server's answer ends before all that its header says has come"
-SURPLUS = "the server's answer holds more bytes than its header says"
+SHORT = "the server's response ends before all that its header says has come"
+SURPLUS = "the server's response holds more bytes than its header says"
 FULL = [
     output("y", "INT16", [2], b"abcd"),
     output("e", "INT8", [0], b""),
@@ -387,7 +387,7 @@ def test_size_that_does_not_match_the_shape_is_refused() -> None:
     body, size = response_body([output("y", "FP32", [2], b"12 bytes    ")])
     assert as_json([body], size) == Failed(
         ErrorKind.BAD_RESPONSE,
-        "output 'y' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+        "output 'y' of the server's response has 12 bytes, which do not make shape [2] of FP32",
     )
 
 
@@ -397,7 +397,7 @@ def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape:
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
             ErrorKind.BAD_RESPONSE,
-            f"output 'y' of the server's answer holds 2 elements, its shape {shape} takes "
+            f"output 'y' of the server's response holds 2 elements, its shape {shape} takes "
             f"{math.prod(shape)}",
         )
 

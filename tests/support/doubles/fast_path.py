@@ -27,7 +27,7 @@ from tests.support.doubles.streaming import URL, EventLog
 
 @dataclass(frozen=True, eq=False)
 class ScriptedHead:
-    """The head of a server's answer."""
+    """The head of a server's response."""
 
     status: int = 200
     reason: str = "OK"

@@ -132,7 +132,7 @@ class ScriptedClientResponse(ClientResponse):
 
 
 class ScriptedUpstreamResponse(UpstreamResponse):
-    """A server's answer; its body comes as the steps say."""
+    """A server's response; its body comes as the steps say."""
 
     def __init__(
         self,
