@@ -1,6 +1,6 @@
 """The house: imports point down, rooms stay small, and each module has its tests.
 
-Each table lists the rooms of a package from top to bottom, with all rooms that each of them imports.
+Each table lists the rooms of a package from top to bottom, with all rooms that each one imports.
 """
 
 from __future__ import annotations
