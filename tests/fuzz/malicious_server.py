@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.codec.reference_v1 import predictions
-from tests.fuzz.malicious_responses import Served
+from tests.fuzz.malicious_responses import ServerResponse
 from tests.fuzz.strict_http1 import RefusedError
 from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
 from tests.support import inference_messages as tensors
@@ -19,16 +19,16 @@ from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, request
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-_AT_ONCE = 12
+_CONCURRENCY = 12
 """Clients that ask at the same time."""
 
 _IDLE_TIME = 3.0
 """Seconds after which the gateway gives up on a server that says nothing more."""
 
-_MOMENT = 0.002
+_SETTLE_TIME = 0.002
 """Seconds in which what a server has sent comes to the gateway."""
 
-_PATIENCE = 20
+_TIMEOUT = 20
 """Seconds after which a client that still waits for its response has found a fault."""
 
 _METADATA = json.dumps(
@@ -69,14 +69,14 @@ class Case:
     """A client of some kind, and what the server answers it."""
 
     kind: str
-    served: Served
+    served: ServerResponse
 
 
 class MaliciousServer:
     """Answers one case after the other; ``sent`` tells that all of the last was sent."""
 
     def __init__(self) -> None:
-        self.served = Served(b"")
+        self.served = ServerResponse(b"")
         self.sent = asyncio.Event()
 
     async def script(self, connection: Connection) -> None:
@@ -103,7 +103,7 @@ class MaliciousServer:
 
 
 @dataclass(frozen=True)
-class Got:
+class ClientResult:
     """What a client got: a whole response, or how many bytes before the connection broke."""
 
     response: Response | None
@@ -114,7 +114,7 @@ class Got:
 async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, RunningGateway, str]]:
     """Run a gateway before a malicious server; nothing of it may be held in the end."""
     script = MaliciousServer()
-    limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _PATIENCE / 2}
+    limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _TIMEOUT / 2}
     async with (
         ScriptedServer(script.script) as server,
         running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
@@ -130,7 +130,7 @@ async def check_cases(dialect: str, cases: Iterator[Case]) -> int:
     Each asks at a server of its own: what is surplus can spoil the next answer of a connection.
     """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_check_each(dialect, cases)) for _ in range(_AT_ONCE)]
+        tasks = [group.create_task(_check_each(dialect, cases)) for _ in range(_CONCURRENCY)]
     return sum(task.result() for task in tasks)
 
 
@@ -141,29 +141,29 @@ async def _check_each(dialect: str, cases: Iterator[Case]) -> int:
             count += 1
             script.served = case.served
             script.sent.clear()
-            got = await _got(gateway, ask(case.kind, "m"))
-            if wrong := _what_is_wrong(dialect, case, got, url):
+            got = await _send_and_read(gateway, ask(case.kind, "m"))
+            if wrong := _find_error(dialect, case, got, url):
                 raise AssertionError(f"{wrong}\n{dialect} {case.kind} {case.served}\n{got}")
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 await script.sent.wait()
-            await asyncio.sleep(_MOMENT)
+            await asyncio.sleep(_SETTLE_TIME)
     return count
 
 
-async def _got(gateway: RunningGateway, data: bytes) -> Got:
+async def _send_and_read(gateway: RunningGateway, data: bytes) -> ClientResult:
     received = b""
     async with gateway.client() as client:
         await client.send(data)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             try:
                 while piece := await client.reader.read(1 << 18):
                     received += piece
             except ConnectionResetError:
                 received += client.reader._buffer  # type: ignore[attr-defined]  # it came before
-    return Got(read_response(received, closed=False), len(received))
+    return ClientResult(read_response(received, closed=False), len(received))
 
 
-def _what_is_wrong(dialect: str, case: Case, got: Got, url: str) -> str:
+def _find_error(dialect: str, case: Case, got: ClientResult, url: str) -> str:
     """Say what is wrong with what a client got; nothing where all is well."""
     served, response = case.served, got.response
     must_be_right = served.right and _has_a_form(dialect, case)

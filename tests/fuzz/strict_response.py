@@ -15,7 +15,7 @@ from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.fuzz.strict_http1 import MAX_HEAD, Fields, RefusedError, all_of, chunked, read_fields
 
 _FIRST = re.compile(rb"HTTP/1\.([01]) +([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?")
-_MOST_INTERIM = 100
+_MAX_INTERIM = 100
 HEADER_LENGTH = b"inference-header-content-length"
 
 Value = tuple[str, str, tuple[int, ...], bytes | None]
@@ -55,7 +55,7 @@ def read_response(stream: bytes, method: str = "POST", closed: bool = True) -> R
 
     ``closed`` tells whether its sender has closed the connection. Raises RefusedError.
     """
-    for _ in range(_MOST_INTERIM + 1):
+    for _ in range(_MAX_INTERIM + 1):
         stream = stream.lstrip(b"\r\n")
         end = stream.find(b"\r\n\r\n")
         if end >= MAX_HEAD or (end < 0 and len(stream) >= MAX_HEAD):

@@ -33,13 +33,15 @@ def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[Completed
 
 
 def test_no_text_makes_the_reader_err(tmp_path: Path) -> None:
-    done, told = fuzz(sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex())
-    assert done.returncode == 0, told
+    done, expected = fuzz(
+        sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex()
+    )
+    assert done.returncode == 0, expected
     counts = json.loads(done.stdout)
     assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
 
 
-PLANTED = {
+DEFECTS = {
     "read beyond the end": (
         "bool negative = at < end && *at == '-', is_integer = true;",
         "bool negative = *at == '-', is_integer = true;",
@@ -66,11 +68,11 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_error_is_found(planted: str, tmp_path: Path) -> None:
-    right, wrong, told = PLANTED[planted]
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
+    right, wrong, expected = DEFECTS[defect]
     source = sanitized.SOURCE.read_text()
     assert source.count(right) == 1
     done, output = fuzz(source.replace(right, wrong), tmp_path, 60, "planted")
     assert done.returncode != 0
-    assert told in output
+    assert expected in output

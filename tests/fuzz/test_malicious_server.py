@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.malicious_responses import Served, any_answer, in_order
+from tests.fuzz.malicious_responses import ServerResponse, any_response, in_order
 from tests.fuzz.malicious_server import KINDS, Case, check_cases
 from tests.support.scale import fuzz_seconds
 
@@ -33,7 +33,7 @@ async def test_a_close_at_any_byte_of_an_answer_is_noticed(
     kind: str, ending: str, sizes: tuple[int, ...]
 ) -> None:
     data = in_order("two outputs", sizes)
-    cases = (Case(kind, Served(data[:size], (), ending)) for size in range(1, len(data)))
+    cases = (Case(kind, ServerResponse(data[:size], (), ending)) for size in range(1, len(data)))
     assert await check_cases("triton", cases) == len(data) - 1
 
 
@@ -44,6 +44,6 @@ async def test_any_answer_is_right_or_an_error_or_broken_off(dialect: str) -> No
 
     def cases() -> Iterator[Case]:
         while time.monotonic() < end:
-            yield Case(chance.choice(KINDS), any_answer(chance))
+            yield Case(chance.choice(KINDS), any_response(chance))
 
     assert await check_cases(dialect, cases()) > 0

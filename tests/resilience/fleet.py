@@ -45,7 +45,7 @@ class FleetServer:
         """Have it do nothing at all, with its connections open."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Have it go on where it was stopped."""
         self._signal(signal.SIGCONT)
 
@@ -74,18 +74,18 @@ def running_gateway(
     file: Path,
     servers: Sequence[FleetServer],
     more: str = "",
-    care: str = "",
+    upstream: str = "",
     listen: str = f"{HOST}:0",
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
-    """Run a gateway in front of servers.
+    """Run a gateway in front of servers, with its settings in ``file``.
 
-    ``more`` is added to its settings, which go to a file, and ``care`` to those of the upstream.
+    ``more`` is added to the settings, ``upstream`` to the settings of the upstream.
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
         f"listen: {listen}\n"
         # Nobody reads what it says while clients are at work: its log must not fill the pipe.
         "log: {access: false}\n"
-        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
+        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {upstream}}}}}\n{more}"
     )
     return gateway_process(str(file))

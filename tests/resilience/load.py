@@ -19,7 +19,7 @@ from tests.support.raw_client import RawClient, connect
 _INFER = "/v2/models/echo/infer"
 _FEW, _MANY = 8, 40_000
 """Numbers in a small request, and in a large one of some 300 KB."""
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 """Seconds after which a test that waits for an answer has failed."""
 _BROKEN_OFF = (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError)
 
@@ -39,7 +39,7 @@ MIXED = (*[Kind.SMALL] * 7, Kind.LARGE, Kind.CHUNKED, Kind.CHUNKED, Kind.FRESH, 
 
 
 @dataclass
-class Tally:
+class ResponseCounts:
     """What became of the requests: each is in one of these counts."""
 
     ok: int = 0
@@ -70,11 +70,13 @@ class Tally:
 class _Client:
     """A careful client: it keeps one connection as long as it may, and sends nothing twice."""
 
-    def __init__(self, name: str, kind: Kind, url: str, tally: Tally, pause: float) -> None:
+    def __init__(
+        self, name: str, kind: Kind, url: str, counts: ResponseCounts, pause: float
+    ) -> None:
         self._name = name
         self._kind = kind
         self._url = url
-        self._tally = tally
+        self._counts = counts
         self._pause = pause
         self._turn = 0
         self.stopping = False
@@ -86,10 +88,10 @@ class _Client:
                 try:
                     client = await stack.enter_async_context(connect(self._url))
                 except ConnectionRefusedError:
-                    self._tally.refused += 1
+                    self._counts.refused += 1
                     return
                 except _BROKEN_OFF:
-                    self._tally.unanswered += 1
+                    self._counts.unanswered += 1
                     continue
                 while not self.stopping and await self._ask(client):
                     if self._pause:
@@ -104,20 +106,20 @@ class _Client:
         asked = f"{self._name}/{self._turn}", [self._turn, *range(size)]
         begun = False
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 with suppress(ConnectionError):  # an answer may be there
-                    await client.send(*self._written(*asked))
+                    await client.send(*self._request(*asked))
                 head = await read_head(client.reader)
                 begun = True
                 body = await read_body(client.reader, head)
         except _BROKEN_OFF:
-            self._tally.aborted += begun
-            self._tally.unanswered += not begun
+            self._counts.aborted += begun
+            self._counts.unanswered += not begun
             return False
         self._count(head, body, *asked)
         return head.get("Connection") != "close" and self._kind is not Kind.FRESH
 
-    def _written(self, name: str, numbers: list[int]) -> list[bytes]:
+    def _request(self, name: str, numbers: list[int]) -> list[bytes]:
         entry = {"name": "N", "datatype": "INT32", "shape": [len(numbers)], "data": numbers}
         body = json.dumps({"id": name, "inputs": [entry]}).encode()
         if self._kind is not Kind.CHUNKED:
@@ -127,25 +129,25 @@ class _Client:
         return [message(f"POST {_INFER} HTTP/1.1", headers), pieces[:30], pieces[30:]]
 
     def _count(self, head: Head, body: bytes, name: str, numbers: list[int]) -> None:
-        tally = self._tally
+        counts = self._counts
         answer = json.loads(body)
         if head.status != 200:
-            tally.errors[head.status] += 1
-            tally.messages[answer["error"]] += 1
+            counts.errors[head.status] += 1
+            counts.messages[answer["error"]] += 1
         elif (answer["id"], answer["outputs"][0]["data"]) == (name, numbers):
-            tally.ok += 1
-            tally.servers[head.get("Server") or ""] += 1
+            counts.ok += 1
+            counts.servers[head.get("Server") or ""] += 1
         else:
-            tally.wrong += 1
+            counts.wrong += 1
 
 
 class Load:
     """Clients at work, and what became of their requests."""
 
     def __init__(self, url: str, kinds: tuple[Kind, ...], pause: float) -> None:
-        self.tally = Tally()
+        self.counts = ResponseCounts()
         self._clients = [
-            _Client(str(i), kind, url, self.tally, pause) for i, kind in enumerate(kinds)
+            _Client(str(i), kind, url, self.counts, pause) for i, kind in enumerate(kinds)
         ]
         self._tasks = [asyncio.create_task(client.run()) for client in self._clients]
 
@@ -154,21 +156,21 @@ class Load:
         """Give the number of clients, and so of requests under way."""
         return len(self._clients)
 
-    async def until(self, condition: Callable[[Tally], object]) -> None:
+    async def until(self, condition: Callable[[ResponseCounts], object]) -> None:
         """Wait until a condition holds, while the clients go on."""
-        await until(lambda: self._faults() or condition(self.tally), _PATIENCE)
-        assert not self._faults(), self._faults()
+        await until(lambda: self._errors() or condition(self.counts), _TIMEOUT)
+        assert not self._errors(), self._errors()
 
-    async def goes_on(self, count: int = 150) -> Counter[str]:
+    async def wait_for_good(self, count: int = 150) -> Counter[str]:
         """Wait for so many good answers more; give what failed since the last ones before."""
-        ok, failures = self.tally.ok, self.tally.failures
-        await self.until(lambda tally: tally.ok >= ok + count)
-        return self.tally.failures - failures
+        ok, failures = self.counts.ok, self.counts.failures
+        await self.until(lambda counts: counts.ok >= ok + count)
+        return self.counts.failures - failures
 
-    async def until_refused(self) -> Tally:
+    async def until_refused(self) -> ResponseCounts:
         """Wait until each client has found that nobody listens any more."""
         await asyncio.gather(*self._tasks)
-        return self.tally
+        return self.counts
 
     async def end(self) -> None:
         """Let each client finish what it is at."""
@@ -182,7 +184,7 @@ class Load:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _faults(self) -> list[BaseException]:
+    def _errors(self) -> list[BaseException]:
         """Give what went wrong in the clients themselves."""
         done = [task for task in self._tasks if task.done() and not task.cancelled()]
         return [error for task in done if (error := task.exception()) is not None]

@@ -32,7 +32,7 @@ class Behaviour:
     """It closes the connection in the middle of an answer's body."""
     keep_alive: float | None = None
     """Seconds after which it closes a kept connection without a request."""
-    forgets: bool = False
+    closes_unanswered: bool = False
     """It closes a kept connection when the next request is there, and does not answer it."""
 
     @property
@@ -68,15 +68,15 @@ class Server:
             writer.write(http_response())
             return True
         behaviour = self._behaviour
-        if kept and behaviour.forgets:
+        if kept and behaviour.closes_unanswered:
             return False
         await asyncio.sleep(behaviour.delay)
-        data = self._written(head, body)
+        data = self._request(head, body)
         writer.write(data[: -len(body) // 2] if behaviour.cut else data)
         await writer.drain()
         return not behaviour.cut
 
-    def _written(self, head: Head, body: bytes) -> bytes:
+    def _request(self, head: Head, body: bytes) -> bytes:
         headers = {"Server": self._name}
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()

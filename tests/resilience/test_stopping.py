@@ -47,10 +47,10 @@ async def _stop_under_load(
         running_gateway(file, servers, more, listen=listen) as (process, url),
         load_on(url, kinds) as load,
     ):
-        assert not await load.goes_on(100)
+        assert not await load.wait_for_good(100)
         stop(process)
-        tally = await load.until_refused()
-        assert tally.failures == {"refused": load.clients}
+        counts = await load.until_refused()
+        assert counts.failures == {"refused": load.clients}
         status, _, err = await process.end()
     assert status == 0
     assert err.splitlines()[-1].endswith(": stopped")

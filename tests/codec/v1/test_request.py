@@ -115,7 +115,7 @@ def test_request_equals_the_reference_however_split(
         with windows_of(window):
             found = outcome(pieces, declared)
         if window < WINDOW and isinstance(found, str):
-            # A name, a value or the way to a comma is too long for the window, or a base64 object is.
+            # A name, a value, a base64 object or the way to a comma exceeds the window.
             assert "bytes" in found or "is an object" in found
         else:
             assert found == expected
