@@ -1,4 +1,4 @@
-"""Sends streams of requests through a gateway, and compares what happens with the strict reader."""
+"""Compares how the gateway and a strict reader take streams of HTTP/1.1 requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONCURRENCY = 32
 """Streams that are sent at the same time."""
 
 _SETTLE_TIME = 0.01
-"""Seconds in which a request that is not there might reach the server."""
+"""Seconds to wait for a request that must not reach the server."""
 
 Seen = tuple[bytes, bytes | None, bytes]
 """Method, path and body of a request."""
@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def pieces(self) -> list[bytes]:
-        """Give the pieces."""
+        """Return the pieces."""
         ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
         return [self.data[start:end] for start, end in ends]
 
@@ -87,7 +87,7 @@ def _seen(request: Request) -> Seen:
 
 
 def _response_to(request: Request) -> bytes:
-    """Write what the server answers to a request: another one has another answer."""
+    """Write what the server answers to a request: another request has another response."""
     line = b"%s %s %d %08x"
     return line % (
         request.method,
@@ -171,7 +171,7 @@ def _what(stream: Stream, outcome: Outcome) -> str:
 
 
 def _check(stream: Stream, outcome: Outcome) -> list[Request]:
-    """Compare what a client got with what it sent; give the requests that were served."""
+    """Compare what a client got with what it sent; return the requests that were served."""
     reading = read_all(stream.data)
     what = _what(stream, outcome)
     served = []

@@ -1,4 +1,4 @@
-"""Makes what a malicious server answers to inference requests: lies, and what is broken."""
+"""Generates responses of a malicious server to inference requests, broken in many ways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.http_messages import chunk, http_response, message
 from tests.support.inference_messages import FLOATS, HEADER_LENGTH
 
 ENDINGS = (*["close"] * 24, *["keep"] * 24, *["reset"] * 8, "hang")
-"""What the server does behind its answer."""
+"""What the server does behind its response."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class ServerResponse:
     cuts: tuple[int, ...] = ()
     ending: str = "keep"
     right: bool = False
-    """It is an answer that is in order."""
+    """It is a response that is in order."""
 
     def __repr__(self) -> str:
         return f"<{self.data[:1500]!r} ({len(self.data)}), cut at {self.cuts[:20]}, {self.ending}>"
 
     @property
     def pieces(self) -> list[bytes]:
-        """Give the pieces."""
+        """Return the pieces."""
         ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
         return [self.data[start:end] for start, end in ends]
 
@@ -41,7 +41,7 @@ _MAX_CHUNKS = 500
 """Chunks of a body; what is left goes into one more."""
 
 _MAX_CUTS = 200
-"""Bytes of an answer that are sent each on its own: the gateway waits for them a limited time."""
+"""Bytes of a response that are sent each on its own: the gateway waits for them a limited time."""
 
 # ------------------------------------------------------------------------------- what is in order
 
@@ -81,7 +81,7 @@ RESPONSES: dict[str, tuple[Fields, bytes]] = {
 def written(
     document: bytes, tensors: bytes, length: str | None = None, sizes: tuple[int, ...] = ()
 ) -> bytes:
-    """Write an answer; ``length`` is what it says of its JSON; chunked where there are sizes."""
+    """Write a response; ``length`` is what it says of its JSON; chunked where there are sizes."""
     headers = {"Content-Type": "application/octet-stream"}
     if length is not None:
         headers[HEADER_LENGTH] = length
@@ -98,7 +98,7 @@ def written(
 
 
 def in_order(name: str, sizes: tuple[int, ...] = ()) -> bytes:
-    """Write an answer that is in order, by its name."""
+    """Write a response that is in order, by its name."""
     fields, tensors = RESPONSES[name]
     document = json.dumps(fields).encode()
     return written(document, tensors, str(len(document)) if tensors else None, sizes)
@@ -141,7 +141,7 @@ _SURPLUS = [b"x", b"\r\n", b"\0" * 100, in_order("JSON"), in_order("binary"), b"
 
 
 def any_response(chance: random.Random) -> ServerResponse:
-    """Make an answer: one of four is in order."""
+    """Make a response: one of four is in order."""
     recipe = chance.choice(_GENERATORS)
     data, right = recipe(chance), recipe is _right
     places = range(1, len(data))

@@ -1,4 +1,4 @@
-"""A server that answers each inference request as it is told to, and a look at what clients get."""
+"""A server that sends prepared inference responses, and checks of what clients get."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.support.http_messages import http_response, request
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 _CONCURRENCY = 12
-"""Clients that ask at the same time."""
+"""Concurrent clients."""
 
 _IDLE_TIME = 3.0
 """Seconds after which the gateway gives up on a server that says nothing more."""
 
 _SETTLE_TIME = 0.002
-"""Seconds in which what a server has sent comes to the gateway."""
+"""Seconds until the bytes of a server have reached the gateway."""
 
 _TIMEOUT = 20
-"""Seconds after which a client that still waits for its response has found a fault."""
+"""Seconds after which a missing response is an error of the gateway."""
 
 _METADATA = json.dumps(
     {
@@ -66,7 +66,7 @@ KINDS = ("JSON", "mixed", "binary", "raw", "V1")
 
 @dataclass(frozen=True)
 class Case:
-    """A client of some kind, and what the server answers it."""
+    """A kind of client, and the server's response to it."""
 
     kind: str
     served: ServerResponse
@@ -104,7 +104,7 @@ class MaliciousServer:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client got: a whole response, or how many bytes before the connection broke."""
+    """A complete response, or the bytes before the connection broke."""
 
     response: Response | None
     size: int
@@ -112,7 +112,7 @@ class ClientResult:
 
 @asynccontextmanager
 async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, RunningGateway, str]]:
-    """Run a gateway before a malicious server; nothing of it may be held in the end."""
+    """Run a gateway before a malicious server; nothing may stay buffered at the end."""
     script = MaliciousServer()
     limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _TIMEOUT / 2}
     async with (
@@ -125,7 +125,7 @@ async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, Runnin
 
 
 async def check_cases(dialect: str, cases: Iterator[Case]) -> int:
-    """Have clients ask, many at a time, and check what each gets; give how many asked.
+    """Have clients ask, many at a time, and check what each gets; return how many asked.
 
     Each asks at a server of its own: what is surplus can spoil the next answer of a connection.
     """
@@ -164,7 +164,7 @@ async def _send_and_read(gateway: RunningGateway, data: bytes) -> ClientResult:
 
 
 def _find_error(dialect: str, case: Case, got: ClientResult, url: str) -> str:
-    """Say what is wrong with what a client got; nothing where all is well."""
+    """Return what is wrong with the result of a client, or nothing."""
     served, response = case.served, got.response
     must_be_right = served.right and _has_a_form(dialect, case)
     if response is None and not got.size:
@@ -188,7 +188,7 @@ def _find_error(dialect: str, case: Case, got: ClientResult, url: str) -> str:
 
 
 def _has_a_form(dialect: str, case: Case) -> bool:
-    """Tell whether what a server answers has a form for the client, if it is in order."""
+    """Return whether a valid response of the server has an encoding for the client."""
     if dialect == "json" and HEADER_LENGTH in case.served.data.lower():
         return False
     return case.kind != "V1"
@@ -202,7 +202,7 @@ def _error(response: Response) -> str:
 
 
 def _difference(kind: str, said: Response, response: Response) -> str:
-    """Say how a response differs from what the server said; raises RefusedError."""
+    """Return how a response differs from what the server said; raises RefusedError."""
     if said.status != 200:
         same = response.status == said.status and kind == "V1"
         return "" if same else "an error of the server came as another"
@@ -217,7 +217,7 @@ def _difference(kind: str, said: Response, response: Response) -> str:
 
 
 def _is_same_json(said: Response, response: Response) -> bool:
-    """Tell whether both are JSON alone, and the same, whatever it means."""
+    """Return whether both are pure JSON with equal content."""
     if response.lengths or not all(length == b"%d" % len(said.body) for length in said.lengths):
         return False
     try:
@@ -227,7 +227,7 @@ def _is_same_json(said: Response, response: Response) -> bool:
 
 
 def _predictions(said: Response) -> Any:
-    """Tell what V1 says of an answer; raises RefusedError."""
+    """Return the V1 predictions of a response; raises RefusedError."""
     entries, tensors = [], b""
     for name, datatype, shape, data in outputs_of(said):
         if data is None:

@@ -1,4 +1,4 @@
-"""The C module that reads floats: no text makes it read or write where it must not, or err."""
+"""Fuzzing the C module that reads floats: no out-of-bounds access, no wrong value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("float_reader.py")
 
 @pytest.fixture(scope="module", autouse=True)
 def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip these tests where nothing can be built with sanitizers."""
+    """Skip these tests if nothing can be built with sanitizers."""
     try:
         sanitized.check_machine(tmp_path_factory.mktemp("machine"))
     except sanitized.NoSanitizerError as error:
@@ -25,7 +25,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[CompletedProcess[str], str]:
-    """Fuzz a module for so many seconds; give what came of it, and the text that was read last."""
+    """Fuzz a module for ``budget`` seconds; return the outcome, and the text that was read last."""
     module, last = sanitized.build(source, folder), folder / "last.txt"
     done = sanitized.run(PROGRAM, str(module), str(budget), seed, str(last), timeout=budget + 120)
     text = last.read_bytes() if last.exists() else None

@@ -1,4 +1,4 @@
-"""Inference answers of a malicious server: right, or an error that names it, or plainly broken off.
+"""Any response of a malicious server ends as a right one, an error that names it, or a cut one.
 
 Whatever it sends, no client gets data that are wrong or cut short and looks whole, none waits
 without end, and nothing is left of it in the gateway.

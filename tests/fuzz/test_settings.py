@@ -57,7 +57,7 @@ def outcome(file: Path, with_files: bool = False) -> Settings | tuple[Problem, .
 
 
 def check_file(file: Path, content: bytes, with_files: bool = False) -> bool:
-    """Check what comes of a file; tell whether it gave settings."""
+    """Check what comes of a file; return whether it gave settings."""
     file.write_bytes(content)
     with bounded():
         found = outcome(file, with_files)

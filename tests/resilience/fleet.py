@@ -1,4 +1,4 @@
-"""Servers as processes, which a test can kill, stop and start again, with a gateway before them."""
+"""Server processes that a test can kill, stop and restart, with a gateway before them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class FleetServer:
             self._process = None
 
     def stop(self) -> None:
-        """Have it do nothing at all, with its connections open."""
+        """Stop the process by SIGSTOP; its connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have it go on where it was stopped."""
+        """Continue the process by SIGCONT."""
         self._signal(signal.SIGCONT)
 
     async def behave(self, behaviour: Behaviour) -> None:
-        """Tell it how to behave from now on."""
+        """Set the behaviour from now on."""
         async with connect(self.url) as client:
             assert (await client.call("PUT", "/behave", behaviour.text)).status == 200
 
@@ -84,7 +84,7 @@ def running_gateway(
     urls = ", ".join(server.url for server in servers)
     file.write_text(
         f"listen: {listen}\n"
-        # Nobody reads what it says while clients are at work: its log must not fill the pipe.
+        # Nobody reads the log while clients run, so it must not fill the pipe.
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {upstream}}}}}\n{more}"
     )

@@ -1,4 +1,4 @@
-"""Traffic that is meant to take a gateway's memory, and a gateway to send it to."""
+"""Attacks on the memory of a gateway, and the gateway under attack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
 BUFFERED = 64 * MIB
 
 _NO_PROGRESS = 2.0
-"""Seconds in which a gateway that takes anything takes some."""
+"""Seconds without progress after which the gateway has stopped reading."""
 _LENGTH = {"Content-Length": "60000000"}
 
 
@@ -51,14 +51,14 @@ def _uploads(size: int) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ProbedGateway:
-    """A gateway in a process of its own, and where its operators look."""
+    """A gateway process, and its admin address."""
 
     process: Process
     url: str
     admin: str
 
     async def status(self) -> dict[str, Any]:
-        """Ask it how it does."""
+        """Fetch its status."""
         async with connect(self.admin) as client:
             status: dict[str, Any] = (await client.call("GET", "/status")).json
         return status
@@ -70,12 +70,12 @@ class ProbedGateway:
                 await asyncio.sleep(0.1)
 
     async def until_idle(self) -> None:
-        """Wait until no call and no client is left, and nothing is held."""
+        """Wait until no call and no client is left, and nothing is buffered."""
         names = ("requests", "connections", "held_bytes")
         await self.until_status(lambda status: not any(status[name] for name in names))
 
     def memory(self, field: str) -> int:
-        """Give bytes of memory: proc(5), /proc/PID/status."""
+        """Return bytes of memory: proc(5), /proc/PID/status."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", text)
         assert found is not None

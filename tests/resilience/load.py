@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and count what becomes of each request."""
+"""Clients that send requests without a pause, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INFER = "/v2/models/echo/infer"
 _FEW, _MANY = 8, 40_000
 """Numbers in a small request, and in a large one of some 300 KB."""
 _TIMEOUT = 20.0
-"""Seconds after which a test that waits for an answer has failed."""
+"""Seconds after which a test that waits for a response has failed."""
 _BROKEN_OFF = (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError)
 
 
@@ -40,16 +40,16 @@ MIXED = (*[Kind.SMALL] * 7, Kind.LARGE, Kind.CHUNKED, Kind.CHUNKED, Kind.FRESH, 
 
 @dataclass
 class ResponseCounts:
-    """What became of the requests: each is in one of these counts."""
+    """Outcomes of requests; each request is in one of these counts."""
 
     ok: int = 0
     """Answered with the numbers of just this request."""
     errors: Counter[int] = field(default_factory=Counter)
     """Answered with a status other than 200."""
     aborted: int = 0
-    """The answer began, and broke off where the client sees it."""
+    """The response began, and broke off where the client sees it."""
     unanswered: int = 0
-    """The connection was closed or reset in its handshake, or before a byte of the answer."""
+    """The connection was closed or reset in its handshake, or before a byte of the response."""
     wrong: int = 0
     """Answered with something else."""
     refused: int = 0
@@ -57,18 +57,18 @@ class ResponseCounts:
     messages: Counter[str] = field(default_factory=Counter)
     """What the errors said."""
     servers: Counter[str] = field(default_factory=Counter)
-    """Who gave the good answers."""
+    """Who gave the good responses."""
 
     @property
     def failures(self) -> Counter[str]:
-        """Give all that was not ok: how many of each kind."""
+        """Return all that was not ok: how many of each kind."""
         kinds = ("aborted", "unanswered", "wrong", "refused")
         counts = {kind: getattr(self, kind) for kind in kinds}
         return +Counter(counts | {str(status): count for status, count in self.errors.items()})
 
 
 class _Client:
-    """A careful client: it keeps one connection as long as it may, and sends nothing twice."""
+    """A client that keeps its connection as long as it may, and never retries."""
 
     def __init__(
         self, name: str, kind: Kind, url: str, counts: ResponseCounts, pause: float
@@ -98,7 +98,7 @@ class _Client:
                         await asyncio.sleep(self._pause * 2 * random.random())
 
     async def _ask(self, client: RawClient) -> bool:
-        """Make one exchange, and count it; tell whether the connection can be used again."""
+        """Make one call, and count it; return whether the connection can be used again."""
         if client.reader.at_eof():
             return False  # it was closed between two requests, as it may be
         self._turn += 1
@@ -107,7 +107,7 @@ class _Client:
         begun = False
         try:
             async with asyncio.timeout(_TIMEOUT):
-                with suppress(ConnectionError):  # an answer may be there
+                with suppress(ConnectionError):  # a response may be there
                     await client.send(*self._request(*asked))
                 head = await read_head(client.reader)
                 begun = True
@@ -142,7 +142,7 @@ class _Client:
 
 
 class Load:
-    """Clients at work, and what became of their requests."""
+    """Running clients, and the outcomes of their requests."""
 
     def __init__(self, url: str, kinds: tuple[Kind, ...], pause: float) -> None:
         self.counts = ResponseCounts()
@@ -153,7 +153,7 @@ class Load:
 
     @property
     def clients(self) -> int:
-        """Give the number of clients, and so of requests under way."""
+        """Return the number of clients, and so of requests under way."""
         return len(self._clients)
 
     async def until(self, condition: Callable[[ResponseCounts], object]) -> None:
@@ -162,7 +162,7 @@ class Load:
         assert not self._errors(), self._errors()
 
     async def wait_for_good(self, count: int = 150) -> Counter[str]:
-        """Wait for so many good answers more; give what failed since the last ones before."""
+        """Wait for ``count`` more good responses; return the failures meanwhile."""
         ok, failures = self.counts.ok, self.counts.failures
         await self.until(lambda counts: counts.ok >= ok + count)
         return self.counts.failures - failures
@@ -185,7 +185,7 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _errors(self) -> list[BaseException]:
-        """Give what went wrong in the clients themselves."""
+        """Return what went wrong in the clients themselves."""
         done = [task for task in self._tasks if task.done() and not task.cancelled()]
         return [error for task in done if (error := task.exception()) is not None]
 

@@ -1,4 +1,4 @@
-"""Keep a gateway under mixed traffic for minutes, and check that nothing grows.
+"""Keeps a gateway under mixed traffic for minutes, and checks that nothing grows.
 
     python -m tests.resilience.soak --minutes 10
 
@@ -37,13 +37,13 @@ MIB = 2**20
 GROWTH = 32 * MIB
 """Bytes by which resident memory may differ between two quiet moments."""
 MORE_DESCRIPTORS = 2
-"""Those that are opened at their first use: to notice clients that leave, for one."""
+"""Descriptors that the gateway opens on first use."""
 WARM_UP = 0.25
 """The share of the time after which the first quiet moment comes."""
 QUIET = 25.0
 """Seconds of a quiet moment: memory that is free goes back every ten."""
 LEAVING = 10
-"""Clients that leave."""
+"""The number of disconnecting clients."""
 
 _INFER = "/v2/models/echo/infer"
 _NUMBERS = 400_000
@@ -125,7 +125,7 @@ class _DisconnectingClient:
 
 
 async def _inject_failures(servers: Sequence[FleetServer]) -> None:
-    """Have servers fail in turn, in each of the ways that they can."""
+    """Let servers fail one after the other, in every way."""
 
     async def die(server: FleetServer) -> None:
         await server.kill()
@@ -171,7 +171,7 @@ async def _reload(process: Process, file: Path) -> None:
 
 
 async def _read_log(process: Process) -> None:
-    """Keep what the gateway says, so that it never waits for somebody to read it."""
+    """Read the log of the gateway, so that its pipe never fills up."""
     assert process.process.stderr is not None
     while line := await process.process.stderr.readline():
         process.said += line.decode()
@@ -257,7 +257,7 @@ def _line(sample: Sample, load: Load, disconnecting: Sequence[_DisconnectingClie
 
 
 def _find_problems(samples: Sequence[Sample], wrong: int, status: int, said: str) -> list[str]:
-    """Give what is wrong between two quiet moments."""
+    """Return what is wrong between two quiet moments."""
     first, last = samples
     found = []
     growth = last.memory - first.memory

@@ -1,4 +1,4 @@
-"""Servers that fail under load: what clients see of it, and that it ends."""
+"""Servers fail under load: clients see few errors, and recovery follows."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.resilience.load import MIXED, load_on
 from tests.resilience.server import Behaviour
 
 SHORT_EJECTION = "outlier_detection: {base_ejection_time: 500ms}"
-"""For how long a server is left out at first."""
+"""A short time of the first ejection."""
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_answers_that_break_off_are_never_taken_for_whole(file: Path) -> N
         await servers[0].behave(Behaviour())
         await load.wait_for_good()
         assert not await load.wait_for_good()
-        # A large answer has begun as JSON before it breaks off.
+        # A large response has begun as JSON before it breaks off.
         assert set(load.counts.failures) <= {"502", "aborted", "unanswered"}
         assert all(servers[0].url in message for message in load.counts.messages)
 

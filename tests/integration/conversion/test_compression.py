@@ -1,4 +1,4 @@
-"""Compressed requests and answers between NVIDIA's own client and a real server."""
+"""Compressed requests and responses between NVIDIA's own client and a real server."""
 
 import gzip
 import json

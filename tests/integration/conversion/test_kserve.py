@@ -1,4 +1,4 @@
-"""In front of a real KServe, requests of every form and datatype get the answer that it gives."""
+"""In front of a real KServe, requests of every form and datatype get the response that it gives."""
 
 import json
 from collections.abc import Iterator

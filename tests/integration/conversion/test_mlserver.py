@@ -50,12 +50,12 @@ def via_gateway(gateway: Gateway) -> Iterator[Client]:
 
 
 def finite(values: Array, datatype: str) -> Array:
-    """Give values that MLServer can answer: it writes all that are not finite as null."""
+    """Replace what MLServer writes as null: infinities and NaN."""
     return np.nan_to_num(values, posinf=1, neginf=-1) if datatype in FLOATS else values
 
 
 def with_plain_id(request: Request) -> Request:
-    """Give a request an id that MLServer can answer: it writes them into a header as they are."""
+    """Give a request an id that MLServer can put unescaped into a header."""
     return request if request.id is None else replace(request, id="7")
 
 

@@ -44,7 +44,7 @@ def before_kserve(kserve: KServe, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def answered(client: Client, request: Request) -> dict[str, Output]:
-    """Give the outputs by name; each that was asked for has to have the form that was, too."""
+    """Return the outputs by name; each that was asked for has to have the form that was, too."""
     outputs = read_outputs(send(client, request))
     listed = dict(request.outputs)
     for output in outputs:

@@ -211,7 +211,7 @@ def test_json_data_that_is_refused(client: Client, datatype: str, data: str, sta
 
 
 def test_bytes_in_base64(client: Client) -> None:
-    """A tensor says that it is by its content_type, and the answer does likewise."""
+    """A tensor says that it is by its content_type, and the response does likewise."""
     entry = {
         "name": "INPUT0",
         "datatype": "BYTES",

@@ -502,7 +502,7 @@ def test_larger_than_the_limit(strict: Client, chunked: bool, path: str, raw: bo
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_much_larger_than_the_limit(strict: Client, chunked: bool) -> None:
-    """The client reads no answer before it has sent all."""
+    """The client reads no response before it has sent all."""
     data = b"1," * 2**19
     text = one_input("FP32", "[2]", "[").removesuffix("}]}").encode()
     body = iter([text, *[data] * 32]) if chunked else text + data * 32
@@ -582,7 +582,7 @@ def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
         for response in (client.infer("identity_fp32", GOOD), client.get("/v2/health/ready")):
             assert response.status == 503
             assert url in response.error
-        # An answer to HEAD has no body: it would be taken for the next answer.
+        # A response to HEAD has no body: it would be taken for the next answer.
         assert client.send("HEAD", "/v2/health/ready").status == 503
         assert client.get("/v2/health/ready").status == 503
 

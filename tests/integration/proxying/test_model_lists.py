@@ -1,4 +1,4 @@
-"""Which models there are at servers of every kind, as one answer."""
+"""Which models there are at servers of every kind, as one response."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""All that is no infer request reaches the server as it is, and so does its answer."""
+"""All that is no infer request reaches the server as it is, and so does its response."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def check_same(response: Response, like: Response) -> None:
 
 
 def passed(response: Response) -> dict[str, str]:
-    """Give the headers that have to be the same."""
+    """Return the headers that have to be the same."""
     return {name: value for name, value in response.headers.items() if name not in OF_THE_HOP}
 
 
@@ -279,7 +279,7 @@ def test_encoded_binary_requests(via_gateway: Client, direct: Client) -> None:
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate", "identity", "br", "gzip;q=0", "*"])
 def test_encoded_answers(via_gateway: Client, direct: Client, accepted: str) -> None:
-    """An answer that the gateway need not read may be encoded, any other need not be."""
+    """A response that the gateway need not read may be encoded, any other need not be."""
     headers = {"Accept-Encoding": accepted}
     response, like = (
         each.infer("identity_fp32", WANTED, headers) for each in (via_gateway, direct)
@@ -311,7 +311,7 @@ def events(gateway: Gateway, text: str) -> Iterator[bytes]:
 
 
 def came_one_by_one(gateway: Gateway) -> bool:
-    """Tell whether the first event was here before the last one."""
+    """Return whether the first event was here before the last one."""
     seen = b""
     for piece in events(gateway, "hi"):
         seen += piece
@@ -342,7 +342,7 @@ def test_a_client_that_leaves_a_stream_does_no_harm(gateway: Gateway, via_gatewa
 
 
 def test_pipelined_requests(gateway: Gateway) -> None:
-    """Sent without waiting for the answers, which come in the order of the requests."""
+    """Sent without waiting for the responses, which come in the order of the requests."""
     head = (
         b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"
     )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 SIDECAR = ROOT / "config" / "sidecar.yaml"
 SLOW = "POST /v2/models/slow/infer"
-# It is 25 s; nothing may wait for it to pass once all exchanges are over.
+# It is 25 s; nothing may wait for it to pass once all calls are over.
 WELL_BEFORE_DRAIN_TIME = 15
 
 STREAM = "POST /v2/models/stream/generate_stream"

@@ -1,4 +1,4 @@
-"""What kills a Triton, or makes it close without an answer, never reaches it."""
+"""What kills a Triton, or makes it close without a response, never reaches it."""
 
 import json
 import socket

@@ -84,7 +84,7 @@ class _Tensor:
     raw: bytes | None = None
 
     def array(self) -> npt.NDArray[Any]:
-        """Give the tensor; raises RefusedError where elements and shape do not fit together."""
+        """Return the tensor; raises RefusedError where elements and shape do not fit together."""
         dtype, count = np.dtype(_DTYPES[self.datatype]), math.prod(self.shape)
         if self.raw is None:
             elements = self.elements
@@ -125,7 +125,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _take_raw(inputs: list[tuple[dict[str, Any], _Tensor]], rest: bytes) -> None:
-    """Give each input that has no elements in JSON its bytes; nobody looks at what is left over.
+    """Return each input that has no elements in JSON its bytes; nobody looks at what is left over.
 
     All inputs have to be binary, or none.
     """
@@ -182,7 +182,7 @@ def _flat(data: Any, datatype: str) -> Iterator[Any]:
 
 
 def _fits(value: Any, datatype: str) -> bool:
-    """Tell whether it takes such a value; integers of 64 bits it does not take in JSON."""
+    """Return whether it takes such a value; integers of 64 bits it does not take in JSON."""
     if datatype in ("BOOL", "BYTES"):
         return isinstance(value, bool if datatype == "BOOL" else str)
     if isinstance(value, bool) or not isinstance(value, int):

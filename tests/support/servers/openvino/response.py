@@ -32,7 +32,7 @@ def described(model: Model) -> bytes:
 
 
 def answered(model: Model, request: Understood, arrays: Arrays) -> tuple[bytes, bytes]:
-    """Write an answer's JSON part and its binary one; raises RefusedError.
+    """Write a response's JSON part and its binary one; raises RefusedError.
 
     All outputs come back, whichever were listed.
     """
