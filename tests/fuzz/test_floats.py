@@ -32,7 +32,7 @@ def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[Completed
     return done, f"seed {seed}, last text: {text!r}\n{done.stderr}"
 
 
-def test_no_text_makes_the_reader_err(tmp_path: Path) -> None:
+def test_generated_texts_are_read_right_and_within_bounds(tmp_path: Path) -> None:
     done, expected = fuzz(
         sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex()
     )

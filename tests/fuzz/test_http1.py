@@ -1,4 +1,4 @@
-"""HTTP/1.1 of every kind: a server sees what a strict reader of the stream does, and no more."""
+"""Fuzzing HTTP/1.1: a server sees the requests that a strict reader sees, and no others."""
 
 from __future__ import annotations
 
@@ -235,27 +235,27 @@ def _variants(data: bytes, plain: bool) -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("data", SERVED.values(), ids=SERVED)
-async def test_a_request_that_is_in_order_is_served(data: bytes) -> None:
+async def test_a_valid_request_is_served(data: bytes) -> None:
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, _variants(data, plain=True))
 
 
 @pytest.mark.parametrize("data", NOT_SERVED.values(), ids=NOT_SERVED)
-async def test_the_strict_reader_sees_no_request_in_what_is_not_in_order(data: bytes) -> None:
+async def test_the_strict_reader_sees_no_invalid_request(data: bytes) -> None:
     assert read_all(data).requests == []
 
 
 @pytest.mark.parametrize(
     "data", [*NOT_SERVED.values(), *UNKNOWN.values()], ids=[*NOT_SERVED, *UNKNOWN]
 )
-async def test_a_request_that_is_not_in_order_reaches_no_server(data: bytes) -> None:
+async def test_an_invalid_request_reaches_no_server(data: bytes) -> None:
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, _variants(data, plain=False))
         assert recorder.seen == []
 
 
 @pytest.mark.parametrize("data", ANSWERED.values(), ids=ANSWERED)
-async def test_a_target_that_names_no_resource_is_answered_by_the_gateway(data: bytes) -> None:
+async def test_the_gateway_responds_to_a_target_that_names_no_resource(data: bytes) -> None:
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, _variants(data, plain=False))
         assert {path for _, path, _ in recorder.seen} == {b"/behind"}
@@ -264,12 +264,12 @@ async def test_a_target_that_names_no_resource_is_answered_by_the_gateway(data: 
 # ------------------------------------------------------------------------------- by chance
 
 
-async def test_an_odd_byte_at_any_place_is_taken_as_the_strict_reader_does() -> None:
+async def test_an_odd_byte_anywhere_is_read_as_by_the_strict_reader() -> None:
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, with_odd_byte())
 
 
-async def test_streams_of_any_kind_are_taken_as_the_strict_reader_does() -> None:
+async def test_generated_streams_are_read_as_by_the_strict_reader() -> None:
     end = time.monotonic() + fuzz_seconds(6)
 
     def streams() -> Iterator[Stream]:

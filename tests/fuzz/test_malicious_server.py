@@ -29,7 +29,7 @@ DIALECTS = ("triton", "kserve", "openvino", "json")
     ("kind", "ending"), [("JSON", "close"), ("binary", "close"), ("V1", "close"), ("JSON", "reset")]
 )
 @pytest.mark.parametrize("sizes", [(), (100, 7)], ids=["sized", "chunked"])
-async def test_a_close_at_any_byte_of_an_answer_is_noticed(
+async def test_a_close_at_any_byte_of_a_response_is_detected(
     kind: str, ending: str, sizes: tuple[int, ...]
 ) -> None:
     data = in_order("two outputs", sizes)
@@ -38,7 +38,7 @@ async def test_a_close_at_any_byte_of_an_answer_is_noticed(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_any_answer_is_right_or_an_error_or_broken_off(dialect: str) -> None:
+async def test_any_response_is_right_or_an_error_or_cut(dialect: str) -> None:
     end = time.monotonic() + fuzz_seconds(4)
     chance = random.Random(dialect)
 

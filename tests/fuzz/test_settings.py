@@ -1,4 +1,4 @@
-"""Whatever a settings file holds, it gives settings, or errors with file and line."""
+"""Fuzzing settings files: the result is settings, or errors with file and line."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_files_end_in_errors_before_long(
+def test_hostile_files_are_refused_quickly(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,9 @@ MAX_REMAINING = 64 * MIB
 
 
 @pytest.mark.parametrize("script", ATTACKS)
-async def test_hostile_traffic_stays_within_the_formula(script: Script, tmp_path: Path) -> None:
+async def test_memory_under_hostile_traffic_stays_within_the_formula(
+    script: Script, tmp_path: Path
+) -> None:
     async with running_gateway(script, tmp_path) as gateway:
         start = gateway.memory("VmRSS")
         for attack in ATTACKS[script]:

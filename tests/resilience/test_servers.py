@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
     [("", len(MIXED)), ("routes: [{upstream: fleet, retry_on: [unanswered]}]\n", 0)],
     ids=["careful", "unanswered"],
 )
-async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
+async def test_a_killed_server_costs_only_its_unanswered_requests(
     file: Path, more: str, lost: int
 ) -> None:
     async with (
@@ -46,7 +46,7 @@ async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
         assert load.counts.failures == failures
 
 
-async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file: Path) -> None:
+async def test_a_single_server_is_used_as_soon_as_it_is_back(file: Path) -> None:
     async with (
         fleet(1) as servers,
         running_gateway(file, servers) as (_, url),
@@ -64,7 +64,7 @@ async def test_a_server_that_is_alone_is_used_as_soon_as_it_is_there_again(file:
         assert all(server.url in message for message in load.counts.messages)
 
 
-async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> None:
+async def test_a_hanging_server_is_named_and_then_ejected(file: Path) -> None:
     async with (
         fleet() as servers,
         running_gateway(file, servers, "limits: {idle_timeout: 2s}\n") as (process, url),
@@ -84,7 +84,7 @@ async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> Non
         assert all(servers[1].url in message for message in load.counts.messages)
 
 
-async def test_servers_that_close_idle_connections_are_not_noticed(file: Path) -> None:
+async def test_servers_that_close_idle_connections_cause_no_errors(file: Path) -> None:
     async with fleet() as servers, running_gateway(file, servers) as (_, url):
         for server in servers:
             await server.behave(Behaviour(keep_alive=0.2))
@@ -95,7 +95,7 @@ async def test_servers_that_close_idle_connections_are_not_noticed(file: Path) -
         assert not load.counts.failures
 
 
-async def test_servers_that_do_not_answer_on_kept_connections_are_not_noticed(file: Path) -> None:
+async def test_servers_that_close_reused_connections_cause_no_errors(file: Path) -> None:
     async with (
         fleet() as servers,
         running_gateway(file, servers) as (_, url),
@@ -109,7 +109,7 @@ async def test_servers_that_do_not_answer_on_kept_connections_are_not_noticed(fi
         assert not load.counts.failures
 
 
-async def test_answers_that_break_off_are_never_taken_for_whole(file: Path) -> None:
+async def test_cut_responses_are_never_taken_for_complete(file: Path) -> None:
     async with (
         fleet(1) as servers,
         running_gateway(file, servers) as (_, url),
@@ -129,7 +129,7 @@ async def test_answers_that_break_off_are_never_taken_for_whole(file: Path) -> N
         assert all(servers[0].url in message for message in load.counts.messages)
 
 
-async def test_a_server_whose_answers_break_off_is_left_out(file: Path) -> None:
+async def test_a_server_that_cuts_its_responses_is_ejected(file: Path) -> None:
     async with (
         fleet() as servers,
         running_gateway(file, servers) as (process, url),
@@ -163,7 +163,7 @@ async def test_errors_of_servers_pass_as_they_are(file: Path) -> None:
         assert list(load.counts.messages) == [f"{servers[2].name} is unavailable"]
 
 
-async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: Path) -> None:
+async def test_an_unavailable_server_is_ejected_until_it_recovers(file: Path) -> None:
     async with (
         fleet() as servers,
         running_gateway(file, servers, upstream=SHORT_EJECTION) as (process, url),
@@ -182,7 +182,7 @@ async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: P
         assert 5 <= load.counts.errors[503] <= 5 + load.clients
 
 
-async def test_a_slow_server_gets_less_to_do(file: Path) -> None:
+async def test_a_slow_server_gets_fewer_requests(file: Path) -> None:
     async with fleet() as servers, running_gateway(file, servers) as (_, url):
         await servers[0].behave(Behaviour(delay=0.5))
         async with load_on(url) as load:

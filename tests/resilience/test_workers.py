@@ -11,7 +11,7 @@ KEEP_ALIVE = (*[Kind.SMALL] * 8, Kind.LARGE, Kind.CHUNKED)
 """Five connections for each of two workers."""
 
 
-async def test_a_worker_that_is_killed_costs_what_it_had_under_way(tmp_path: Path) -> None:
+async def test_a_killed_worker_costs_only_its_running_calls(tmp_path: Path) -> None:
     async with (
         fleet() as servers,
         running_gateway(tmp_path / "gateway.yaml", servers, "workers: 2\n") as (process, url),

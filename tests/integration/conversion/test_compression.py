@@ -96,7 +96,7 @@ def test_what_the_server_gets(through_it: Client, tap: Tap) -> None:
 
 
 @pytest.mark.parametrize(("coding", "alone"), [("", 501), ("identity", 200)])
-def test_what_says_that_it_is_not_compressed(
+def test_codings_that_do_not_compress(
     direct: Client, through_it: Client, tap: Tap, coding: str, alone: int
 ) -> None:
     headers = {"Content-Encoding": coding}

@@ -1,4 +1,4 @@
-"""Large tensors: right to the last element, streamed, and within bounds of memory."""
+"""Large tensors arrive complete, are streamed, and use a bounded amount of memory."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Requests of every form and datatype get the response that the server itself gives."""
+"""Requests to a real Triton get the same tensors through the gateway as directly."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""All that is no infer request reaches the server as it is, and so does its response."""
+"""Requests other than inference, and their responses, pass unchanged."""
 
 import gzip
 import json
@@ -79,7 +79,7 @@ GETS = [
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_get(via_gateway: Client, direct: Client, path: str) -> None:
+def test_get_passes_unchanged(via_gateway: Client, direct: Client, path: str) -> None:
     check_same(via_gateway.get(path), direct.get(path))
 
 
@@ -139,7 +139,7 @@ POSTS = [
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_post(via_gateway: Client, direct: Client, path: str, body: bytes) -> None:
+def test_post_passes_unchanged(via_gateway: Client, direct: Client, path: str, body: bytes) -> None:
     check_same(via_gateway.send("POST", path, body), direct.send("POST", path, body))
 
 
@@ -166,7 +166,9 @@ def test_health_is_the_gateways_own(via_gateway: Client, path: str, body: bytes)
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/add", "/v2/models/add/ready", "/nope"])
-def test_head(via_gateway: Client, gateway: Gateway, triton: TritonServer, path: str) -> None:
+def test_head_passes_unchanged(
+    via_gateway: Client, gateway: Gateway, triton: TritonServer, path: str
+) -> None:
     with Client("127.0.0.1", triton.http_port) as direct:
         check_same(via_gateway.send("HEAD", path), direct.send("HEAD", path))
     # A body that ought not to be there must not be taken for the next answer.

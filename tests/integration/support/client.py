@@ -1,4 +1,4 @@
-"""HTTP as a client of the servers sees it: one connection that is kept alive."""
+"""An HTTP client with one keep-alive connection."""
 
 import http.client
 import json

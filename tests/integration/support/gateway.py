@@ -1,4 +1,4 @@
-"""Run the real gateway on this machine, as `tensorgate serve` starts it."""
+"""Runs the gateway as `tensorgate serve` starts it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What real servers have in common: how one is started on this machine, watched and ended."""
+"""Starts, watches and stops real servers."""
 
 import abc
 import contextlib

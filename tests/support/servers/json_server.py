@@ -1,4 +1,4 @@
-"""A server that takes and gives JSON only, and writes it as MLServer does."""
+"""A server that takes and returns only JSON, as MLServer does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that does what a test's script says, down to the bytes and the closing."""
+"""A server that runs a script on each connection, down to single bytes and closes."""
 
 from __future__ import annotations
 
