@@ -24,13 +24,13 @@ async def model_metadata(asked: Operation, route: Route, deadline: Deadline) -> 
     """
     name = asked.model or ""
     upstream = route.upstream
-    batches = upstream.dialect.batches
+    has_config = upstream.dialect.has_config
     declared = route.models.get(name)
 
     async def ask(endpoint: UpstreamEndpoint) -> ModelMetadata:
         deadline.expect_server(endpoint.url)
         try:
-            return await upstream.metadata.get(name, asked.version, endpoint, batches)
+            return await upstream.metadata.get(name, asked.version, endpoint, has_config)
         except UpstreamResponseError as refusal:
             failed = refusal.status >= _FIRST_FAILURE and refusal.status != _NOT_IMPLEMENTED
             if declared is None or failed:

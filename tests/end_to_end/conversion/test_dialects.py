@@ -187,7 +187,7 @@ async def test_replaced_server_is_detected_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     """The plans of requests that were made for the one before are not used for the other."""
-    monkeypatch.setattr(upstreams, "_ASK_AGAIN", 0.01)
+    monkeypatch.setattr(upstreams, "_DIALECT_RETRY_INTERVAL", 0.01)
     caplog.set_level(logging.INFO)
     async with ScriptedServer(_Server(TRITON)) as server:
         port = server.port

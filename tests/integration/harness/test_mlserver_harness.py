@@ -165,7 +165,9 @@ def test_the_server_generates_a_missing_id(client: Client) -> None:
     assert infer(client, request).fields["id"] == "7"
 
 
-@pytest.mark.parametrize(("version", "responses"), [("", 2), ("/versions/1", 1), ("/versions/2", 2)])
+@pytest.mark.parametrize(
+    ("version", "responses"), [("", 2), ("/versions/1", 1), ("/versions/2", 2)]
+)
 def test_versions(client: Client, version: str, responses: int) -> None:
     fields = infer(client, Request(f"versioned{version}", (NUMBERS,))).fields
     assert fields["outputs"][0]["data"] == [responses]

@@ -124,7 +124,7 @@ def test_a_stream_that_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> N
 
 def test_a_call_longer_than_the_drain_timeout_is_dropped(tap: Tap, tmp_path: Path) -> None:
     with (
-        sidecar(tmp_path, tap.url, DRAIN_TIME="200ms") as gateway,
+        sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="200ms") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as sock,
     ):
         body = slow_body(2)
@@ -149,7 +149,7 @@ def _rest(sock: socket.socket) -> bytes:
 
 def test_an_idle_connection_does_not_delay_the_stop(tap: Tap, tmp_path: Path) -> None:
     with (
-        sidecar(tmp_path, tap.url, DRAIN_TIME="24h") as gateway,
+        sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="24h") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as silent,
         socket.create_connection((gateway.host, gateway.port), 30) as begun,
     ):
