@@ -386,19 +386,11 @@ def test_content_type_applies_to_bytes_only() -> None:
             b'{"outputs":{}}',
             "outputs of the server's response must be an array of tensors, got an object",
         ),
-<<<<<<< HEAD
         (response({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
         (response(output("X", [1])), "output 'y' of the server's response has the unknown datatype"),
         (response(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
         (response(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
         (response(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
-=======
-        (answer({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
-        (answer(output("X", [1])), "output 'y' of the server's response has the unknown datatype"),
-        (answer(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
-        (answer(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
-        (answer(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
->>>>>>> upstream
         (
             response(output("FP32", [{"a": 1}])),
             "output 'y': element 0 is an object, FP32 needs a number",
@@ -411,11 +403,7 @@ def test_content_type_applies_to_bytes_only() -> None:
             response({**output("FP32", []), "data": None}),
             "output 'y': data must be an array, got null",
         ),
-<<<<<<< HEAD
         (response(output("FP32", [1]))[:-5], "the server's response ends at byte"),
-=======
-        (answer(output("FP32", [1]))[:-5], "the server's response ends at byte"),
->>>>>>> upstream
         (
             b'{"a":{"data":[1]}}',
             'there is an array "data" outside the tensors of outputs, at byte 6, near: ',

@@ -1,4 +1,4 @@
-"""A TCP relay between the gateway and a server, which shows what passes."""
+"""A TCP relay between the gateway and a server, which records the traffic."""
 
 import contextlib
 import re
