@@ -387,7 +387,10 @@ def test_content_type_applies_to_bytes_only() -> None:
             "outputs of the server's response must be an array of tensors, got an object",
         ),
         (response({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
-        (response(output("X", [1])), "output 'y' of the server's response has the unknown datatype"),
+        (
+            response(output("X", [1])),
+            "output 'y' of the server's response has the unknown datatype",
+        ),
         (response(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
         (response(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
         (response(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
