@@ -25,7 +25,7 @@ def pages(gateway: ObservedGateway) -> Pages:
         return Page(b'{"live":true}\n', _JSON)
 
     async def ready() -> Page:
-        missing = await gateway.runtime.routes.readiness.missing()
+        missing = await gateway.runtime.routes.readiness.check()
         return _not_ready(missing) if missing else Page(b'{"ready":true}\n', _JSON)
 
     async def shown_status() -> Page:

@@ -71,5 +71,5 @@ def _places(concurrency_limit: ConcurrencyLimit | None) -> dict[str, int] | None
     return (
         None
         if concurrency_limit is None
-        else {"taken": concurrency_limit.active, "waiting": concurrency_limit.waiting}
+        else {"taken": concurrency_limit.active, "waiting": concurrency_limit.queued}
     )

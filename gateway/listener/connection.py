@@ -120,7 +120,7 @@ class ClientConnection(Connection):
             self._quiet_since = self.loop.time()
             self._linger = self.loop.call_later(_LINGER, self.close)
 
-    def answer(
+    def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
         """Answer the request at hand; see FastPathClient."""
@@ -238,7 +238,7 @@ class ClientConnection(Connection):
         version = "1.0" if head.http_1_0 else "1.1"
         if self._introduction.forwarding is not self._owner.forwarding:
             self._introduction = ForwardedHeaders(self._owner.forwarding, self._peer)
-        self.added_headers, self.request_id = self._introduction.of(head.headers, version)
+        self.added_headers, self.request_id = self._introduction.make(head.headers, version)
         at_hand = len(data) == head.length and is_small and not head.http_1_0
         if at_hand and not self.write_blocked:
             self._call = self._owner.start_fast_path(self, head, data)

@@ -70,7 +70,7 @@ class RequestDispatcher(ConnectionHost):
             plan = self._plan(head)
             if plan is None:
                 return None
-            exchange = self._straight.begin(plan, bytes(body), connection)
+            exchange = self._straight.start(plan, bytes(body), connection)
         except Exception:
             where = (connection.request_id or "-", head.method, head.target)
             _log.exception("request %s: %s %s failed on the straight way", *where)

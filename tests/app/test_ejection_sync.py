@@ -132,7 +132,7 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
             await until(lambda: all(pool.is_usable for pool in pools))
         assert 503 in await _ask(await _client(stack, one), 4)
         await until(lambda: pools[1].unreachable)
-        missing = await other.runtime.routes.readiness.missing()
+        missing = await other.runtime.routes.readiness.check()
         assert missing == "upstream u (another worker cannot connect to upstream u)"
         async with ScriptedServer(port=port):
             await until(lambda: not any(pool.unreachable for pool in pools))

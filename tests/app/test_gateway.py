@@ -145,7 +145,7 @@ async def test_the_policies_of_the_route() -> None:
 async def test_large_conversions_of_all_routes_take_turns() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.runtime.straight._routes.rules
+        first, second = gateway.runtime.straight._router.rules
         assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
@@ -156,7 +156,7 @@ async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     ]
     settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.runtime.straight._routes.rules
+        first, second = gateway.runtime.straight._router.rules
     assert (
         second.limits.json_depth,
         second.limits.idle_timeout,
@@ -202,11 +202,11 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
         # What all copies share is not what all clients share.
         assert copied.scheduler is second.mirror.route.scheduler
         assert copied.scheduler is not own.scheduler
-        assert copied.held is second.mirror.route.held
-        assert copied.held is not own.held
-        copied.held.change(2**19)
-        with pytest.raises(GatewayError, match="at most 524288 are held"):
-            copied.held.change(1)
+        assert copied.memory_budget is second.mirror.route.memory_budget
+        assert copied.memory_budget is not own.memory_budget
+        copied.memory_budget.adjust(2**19)
+        with pytest.raises(GatewayError, match="at most 524288 bytes may be buffered"):
+            copied.memory_budget.adjust(1)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_the_example_of_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway.runtime.straight._routes
+        routes = gateway.runtime.straight._router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

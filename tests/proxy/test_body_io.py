@@ -5,7 +5,9 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept, response_chunks, write
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, write
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.doubles.streaming import (
     URL,
     BodyStep,
@@ -23,7 +25,7 @@ def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> Scripted
 
 
 async def _all(body: ClientBody) -> list[bytes]:
-    return [bytes(piece) async for piece in body.rest()]
+    return [bytes(piece) async for piece in body.read_rest()]
 
 
 async def test_client_body_arrives_in_pieces() -> None:
@@ -54,8 +56,8 @@ async def test_client_body_is_read_in_the_size_that_the_reader_wants() -> None:
 
 async def test_client_body_is_read_in_chunks_by_default() -> None:
     with Deadline(9, 9) as turns:
-        body = ClientBody(_request(bytes(CHUNK_SIZE + 1)), 2 * CHUNK_SIZE, turns)
-        assert len(await body.read()) == CHUNK_SIZE
+        body = ClientBody(_request(bytes(CONVERT_CHUNK + 1)), 2 * CONVERT_CHUNK, turns)
+        assert len(await body.read()) == CONVERT_CHUNK
         assert len(await body.read()) == 1
 
 
@@ -63,17 +65,22 @@ async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
     yield piece
 
 
-async def test_copied_chunks_pin_no_extra_memory() -> None:
-    large = memoryview(bytes(3 * CHUNK_SIZE))[:CHUNK_SIZE]
+async def _buffer(chunks: AsyncIterator[bytes | memoryview]) -> list[bytes]:
+    with MemoryBudget(10**9).reserve() as reservation:
+        return await buffer_chunks(chunks, reservation, 10**9, lambda cap: bad_request("too large"))
+
+
+async def test_buffered_chunks_pin_no_extra_memory() -> None:
+    large = memoryview(bytes(3 * CONVERT_CHUNK))[:CONVERT_CHUNK]
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:
         for _ in range(1000):
             yield memoryview(b"one and more")[:3]
         yield large
 
-    held = [piece async for piece in kept(pieces())]
-    assert [len(piece) for piece in held] == [3000 + CHUNK_SIZE]
-    assert [type(piece) async for piece in kept(_one(large))] == [bytes]
+    buffered = await _buffer(pieces())
+    assert [len(piece) for piece in buffered] == [3000 + CONVERT_CHUNK]
+    assert [type(piece) for piece in await _buffer(_one(large))] == [bytes]
 
 
 async def test_read_exactly_yields_the_given_size() -> None:
@@ -124,14 +131,14 @@ async def test_client_is_expected_while_reading_its_body() -> None:
     with Deadline(9, 9) as turns:
         turns.expect_server(URL)
         await ClientBody(_request(b"x"), 100, turns).read()
-        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
+        assert turns.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_server_is_expected_while_reading_its_response() -> None:
     with Deadline(9, 9) as turns:
         chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, turns)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
-        assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
+        assert turns.timeout_error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_client_is_expected_while_writing_to_it() -> None:
@@ -141,4 +148,4 @@ async def test_client_is_expected_while_writing_to_it() -> None:
         await answer.start(200, "OK", answer.headers)
         await write(answer, b"x", turns)
         assert answer.body == b"x"
-        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
+        assert turns.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT

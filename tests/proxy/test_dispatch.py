@@ -107,7 +107,7 @@ async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixtur
     assert answer.body == b"begun"
     assert log[-1] == "client is cut off"
     assert "client has got all" not in log
-    assert caplog.messages == [rf"request -: answer aborted: {URL} fell\nover"]
+    assert caplog.messages == [rf"request -: response aborted: {URL} fell\nover"]
 
 
 async def test_upstream_error_response_passes_to_the_client() -> None:

@@ -5,9 +5,11 @@ import pytest
 
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.dialects import KSERVE, TRITON, Dialect
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call
+from gateway.proxy.passthrough import passthrough
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after
 from tests.support.doubles.streaming import (
     BodyStep,
@@ -43,7 +45,9 @@ class _Scene:
 
     async def run(self, target: str | None = None) -> None:
         with Deadline(9, 9) as turns:
-            await forward(self.request, self.answer, self.route, turns, target)
+            operation = parse_operation(self.request.method, self.request.target)
+            call = Call(self.request, self.answer, operation, self.route, turns)
+            await passthrough(call, target)
 
     @property
     def outstanding(self) -> int:
@@ -97,8 +101,8 @@ async def test_small_chunks_are_joined_for_a_server_that_limits_chunks(
     scene = _Scene(ScriptedUpstreamResponse(), headers=CHUNKED, body=steps)
     await scene.run()
     sizes = [int(entry.split()[-1]) for entry in scene.log if entry.startswith("server gets")]
-    assert len(sizes) <= 1 + 200_000 // CHUNK_SIZE
-    assert all(size >= CHUNK_SIZE for size in sizes[:-1])
+    assert len(sizes) <= 1 + 200_000 // CONVERT_CHUNK
+    assert all(size >= CONVERT_CHUNK for size in sizes[:-1])
     assert scene.endpoint.bodies == [b"".join(step for step in steps if isinstance(step, bytes))]
 
 

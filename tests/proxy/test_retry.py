@@ -48,7 +48,7 @@ def _servers(log: EventLog, *turns: ServerStep) -> tuple[Upstream, list[Scripted
 
 
 def _to(upstream: Upstream, policy: RetryPolicy = SAFE_RETRIES_ONLY) -> Route:
-    return replace(make_route(), upstream=upstream, retry=policy)
+    return replace(make_route(), upstream=upstream, retry_policy=policy)
 
 
 async def _ask(

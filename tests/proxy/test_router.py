@@ -100,7 +100,9 @@ async def test_unmatched_request_gets_the_served_models() -> None:
 async def test_denied_operation_is_not_matched_by_later_rules() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     deny = _kinds("repository", "shared_memory")
-    routes = Router([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
+    routes = Router(
+        [Rule(_model("m"), (route,), denied_kinds=deny), Rule(Match(), (route,), denied_kinds=deny)]
+    )
     for method, target, word in [
         ("POST", "/v2/repository/models/m/load", "repository"),
         ("POST", "/v2/repository/index", "repository"),
@@ -115,7 +117,7 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
     ]:
         error = _refusal(routes, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
-        assert error.message == f"what is asked for ({word}) is not served here"
+        assert error.message == f"operation '{word}' is not served here"
     assert routes.find("POST", INFER, _headers()).target == INFER
 
 
@@ -134,11 +136,11 @@ def _guarded() -> Router:
     to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
     return Router(
         [
-            Rule(_model("d*"), to["denying"], deny=_kinds("infer")),
+            Rule(_model("d*"), to["denying"], denied_kinds=_kinds("infer")),
             Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
             Rule(Match(kinds=_kinds("metadata")), to["metadata"]),
             Rule(_model("[!k]* é"), to["named"]),
-            Rule(Match(), to["open"], deny=_kinds("repository")),
+            Rule(Match(), to["open"], denied_kinds=_kinds("repository")),
         ]
     )
 
@@ -183,7 +185,10 @@ async def test_ambiguous_path_matches_only_if_all_readings_agree(
 
 
 async def test_error_for_an_ambiguous_path_says_why() -> None:
-    rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
+    rules = [
+        Rule(_model("m"), _pair()[:1], denied_kinds=_kinds("infer")),
+        Rule(_model("n*"), _pair()[:1]),
+    ]
     error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
         "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
@@ -196,7 +201,7 @@ async def test_error_for_an_ambiguous_path_says_why() -> None:
 )
 async def test_unmatched_request_is_an_error_response(target: str, status: int) -> None:
     endpoint = ScriptedEndpoint(EventLog())
-    rule = Rule(_model("m"), (make_route(endpoint),), deny=_kinds("infer"))
+    rule = Rule(_model("m"), (make_route(endpoint),), denied_kinds=_kinds("infer"))
     log = EventLog()
     answer = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", target, {}, [json_request()])
@@ -210,7 +215,7 @@ async def test_unmatched_request_is_an_error_response(target: str, status: int) 
 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
 async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
-    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), deny=_kinds("infer"))
+    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
     straight = FastPath(Router([rule]))
     assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
@@ -238,7 +243,7 @@ async def test_each_request_has_its_own_weighted_choice() -> None:
 
 async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     one, two = _pair()
-    rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
+    rule = Rule(Match(), (one, two), (50, 50), sticky_header="X-User")
     routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
     shares = CumulativeWeights.of((50, 50))
     for user in map(str, range(100)):
@@ -258,12 +263,12 @@ def _plan(straight: FastPath, headers: dict[str, str] | None = None) -> CallPlan
 
 
 def _begin(straight: FastPath, plan: CallPlan) -> bool:
-    return straight.begin(plan, b"", ScriptedClient()) is not None
+    return straight.start(plan, b"", ScriptedClient()) is not None
 
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
-    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky="x-user")
+    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky_header="x-user")
     straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
     plan = _plan(straight)
     asked = []
@@ -383,7 +388,7 @@ async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: s
     plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
     assert plan is not None
     assert plan.converts is (target == INFER)
-    assert straight.begin(plan, body, ScriptedClient()) is not None
+    assert straight.start(plan, body, ScriptedClient()) is not None
     assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
 
 
@@ -409,7 +414,7 @@ async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None
 async def test_route_match_has_the_rewritten_operation_and_target() -> None:
     _, routes = _alias(version="3")
     found = routes.find("POST", "/v2/models/m/infer", _headers())
-    assert found.asked == Operation(OperationKind.INFER, "resnet50", "3")
+    assert found.operation == Operation(OperationKind.INFER, "resnet50", "3")
 
 
 # ------------------------------------------------------------------------------ who is concerned
@@ -422,7 +427,7 @@ async def test_route_match_has_the_upstreams_of_its_operation() -> None:
     routes = Router(
         [
             Rule(_model("m"), (two, one, two), (1, 1, 1)),
-            Rule(_model("n"), (three,), deny=_kinds("repository")),
+            Rule(_model("n"), (three,), denied_kinds=_kinds("repository")),
             Rule(Match(), (one, four), (1, 0)),
         ],
         lambda: 0.0,
@@ -498,7 +503,7 @@ async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
         plan = straight.plan("GET", target, _headers(), 0)
         assert plan is not None
-        assert straight.begin(plan, b"", client) is not None
+        assert straight.start(plan, b"", client) is not None
     await until(lambda: clients[1].responses)
     assert clients[1].responses[0].status == 504
     assert b"limits.idle_timeout" in clients[1].responses[0].body

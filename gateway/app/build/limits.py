@@ -69,7 +69,7 @@ def apply_concurrency(
     """Have a gate, if there is one, let in as many as is declared from now on."""
     numbers = _numbers(declared, workers)
     if concurrency_limit is not None and numbers is not None:
-        concurrency_limit.change(*numbers)
+        concurrency_limit.reconfigure(*numbers)
 
 
 def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | None:

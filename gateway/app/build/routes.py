@@ -80,7 +80,7 @@ def build_routes(
                 declared.compression,
             )
         )
-    return Router(rules, forwarding=forwarding)
+    return Router(rules, forwarded=forwarding)
 
 
 def _gates(*concurrency_limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
@@ -124,9 +124,9 @@ class _Mirrors:
             concurrency_limits=_gates(
                 upstream.concurrency_limit
             ),  # of the gateway's own places it takes none away
-            models=self._models,
+            declared_models=self._models,
         )
-        return Mirror(route, declared.percent, proxy_call, most=declared.max_concurrent)
+        return Mirror(route, declared.percent, proxy_call, max_concurrent=declared.max_concurrent)
 
 
 def _match(declared: MatchSettings) -> Match:

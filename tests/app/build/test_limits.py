@@ -22,7 +22,7 @@ def test_each_worker_has_its_part() -> None:
         copied.resize(1 * MIB)
         for each in (held, copied):
             with pytest.raises(GatewayError):
-                each.more(1)
+                each.grow(1)
     assert limits.concurrency_limit is not None
     assert [limits.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
@@ -41,7 +41,7 @@ def test_bodies_go_on_counting() -> None:
             more_copied.resize(1 * MIB)
             for each in (more_held, more_copied):
                 with pytest.raises(GatewayError):
-                    each.more(1)
+                    each.grow(1)
 
 
 def test_requests_go_on_counting() -> None:

@@ -51,7 +51,7 @@ def _inside(gateway: RunningGateway) -> list[int]:
 
 
 def _waiting(gateway: RunningGateway) -> int:
-    return sum(concurrency_limit.waiting for concurrency_limit in _gates(gateway))
+    return sum(concurrency_limit.queued for concurrency_limit in _gates(gateway))
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
@@ -242,12 +242,12 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     ):
         head = request("POST", INFER, headers={"Content-Length": str(len(body))})
         await one.send(head, body[:-100])
-        held = gateway.gateway.runtime.routes.rules[0].routes[0].held
+        held = gateway.gateway.runtime.routes.rules[0].routes[0].memory_budget
         await until(lambda: held.total > 700_000)
         reply = await other.ask(infer_json(body))
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
-        assert "at most 1048576 are held (limits.max_buffered_bytes)" in reply.error
+        assert "at most 1048576 bytes may be buffered (limits.max_buffered_bytes)" in reply.error
         # What is small, and what passes through, is not concerned.
         assert (await other.ask(infer_json())).status == 200
         assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200

@@ -106,7 +106,7 @@ def _under_way(gateway: RunningGateway) -> int:
 def _held(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.routes.rules[0].mirror
     assert mirror is not None
-    return mirror.route.held.total
+    return mirror.route.memory_budget.total
 
 
 # ------------------------------------------------------------------------------- what it gets

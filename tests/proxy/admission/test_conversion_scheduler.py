@@ -6,7 +6,7 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 async def _convert(turns: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
     for _ in range(chunks):
         log.append(name)
-        await turns.next()
+        await turns.next_slice()
 
 
 async def _laps(log: list[str]) -> None:
@@ -51,19 +51,19 @@ async def test_cancelled_conversion_passes_its_time_slice_on() -> None:
     assert log.count("a") >= before + 10
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.wait_for(turns.next(), 5)
+    await asyncio.wait_for(turns.next_slice(), 5)
 
 
 async def test_free_time_slice_is_taken_at_once() -> None:
     turns = ConversionScheduler()
-    assert turns.take()
-    assert not turns.take()
-    waiting = asyncio.create_task(turns.next())
+    assert turns.try_take_slice()
+    assert not turns.try_take_slice()
+    waiting = asyncio.create_task(turns.next_slice())
     await asyncio.sleep(0)
-    assert not turns.take()  # the one that waits has it
+    assert not turns.try_take_slice()  # the one that waits has it
     await waiting
     await asyncio.sleep(0)
-    assert turns.take()
+    assert turns.try_take_slice()
 
 
 async def test_waiting_conversion_runs_before_a_new_one() -> None:
@@ -72,7 +72,7 @@ async def test_waiting_conversion_runs_before_a_new_one() -> None:
     tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]
     await asyncio.sleep(0)
     while not all(task.done() for task in tasks):
-        if turns.take():
+        if turns.try_take_slice():
             log.append("t")
         await asyncio.sleep(0)
     assert "".join(log).strip("t").count("t") <= 1

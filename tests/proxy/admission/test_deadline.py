@@ -5,7 +5,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission import deadline as deadline_module
-from gateway.proxy.admission.deadline import Deadline, not_done
+from gateway.proxy.admission.deadline import Deadline, request_timeout_text
 from tests.support.doubles.clock import Clock
 
 SHORT = 0.02
@@ -74,7 +74,7 @@ async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
         for _ in range(5):
             await asyncio.sleep(0.15)
             turns.expect_client()
-    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+    assert turns.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_another_task_may_set_the_expectation() -> None:
@@ -138,7 +138,7 @@ async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> No
 async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
     with Deadline(10.0, LONG, 20.0) as turns:
         await asyncio.sleep(0.01)
-    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+    assert turns.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_body_below_the_minimum_rate_is_refused(
         for seconds, size in pieces:
             deadline.expect_client()
             clock.advance(seconds)
-            deadline.received(size)
+            deadline.count_received(size)
             clock.advance(1000)  # which the gateway or a server takes
 
     if not slow:
@@ -187,7 +187,7 @@ def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch
     deadline = Deadline(LONG, LONG)
     deadline.expect_client()
     clock.advance(100_000)
-    deadline.received(0)
+    deadline.count_received(0)
 
 
 # ------------------------------------------------------------------------------------- parts
@@ -230,7 +230,7 @@ async def test_time_of_the_parts_counts_towards_the_request_timeout(
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)
 
-    monkeypatch.setattr(deadline_module, "_FOR_THE_ANSWER", SHORT)
+    monkeypatch.setattr(deadline_module, "_TIME_FOR_RESPONSE", SHORT)
     for times, limit in [((LONG, SHORT), "request_timeout"), ((SHORT, LONG), "idle_timeout")]:
         with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
             await run(*times)
@@ -261,7 +261,7 @@ async def test_client_has_time_for_the_response_after_slow_parts(
     with pytest.raises(GatewayError) as caught:
         await run()
     assert made == ["answer"]
-    assert caught.value.message == f"waiting for the client: {not_done(LONG)}"
+    assert caught.value.message == f"waiting for the client: {request_timeout_text(LONG)}"
 
 
 async def test_server_has_no_extra_time_after_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:

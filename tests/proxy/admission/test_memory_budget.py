@@ -13,8 +13,8 @@ def test_all_calls_share_the_cap() -> None:
             one.resize(61)
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert caught.value.retry_after == 1
-        assert "holds 100 bytes" in caught.value.message
-        assert "at most 100 are held (limits.max_buffered_bytes)" in caught.value.message
+        assert "buffers 100 bytes" in caught.value.message
+        assert "at most 100 bytes may be buffered (limits.max_buffered_bytes)" in caught.value.message
         other.resize(39)
         one.resize(61)
     assert held.total == 0
@@ -44,11 +44,11 @@ def test_reservation_is_released_after_an_error() -> None:
 def test_grown_reservation_adds_up() -> None:
     held = MemoryBudget(100)
     with held.reserve() as one, held.reserve() as other:
-        one.more(60)
-        other.more(30)
-        one.more(10)
+        one.grow(60)
+        other.grow(30)
+        one.grow(10)
         with pytest.raises(GatewayError):
-            other.more(1)
+            other.grow(1)
         assert held.total == 100
     assert held.total == 0
 
@@ -62,8 +62,8 @@ def test_new_cap_counts_existing_reservations() -> None:
         held.set_limit(50)
         for size in (90, 30):
             one.resize(size)
-            with pytest.raises(GatewayError, match="at most 50 are held"):
-                other.more(1)
+            with pytest.raises(GatewayError, match="at most 50 bytes may be buffered"):
+                other.grow(1)
         one.resize(0)
         other.resize(50)
     assert held.total == 0

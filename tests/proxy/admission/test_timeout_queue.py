@@ -22,7 +22,7 @@ class _Note:
         self._late = late
         self.then = then
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         self._late.append(self._name)
         self.then()
 

@@ -58,7 +58,7 @@ def _rule(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = ""
     return Rule(
         match,
         (make_route(endpoint, name=name),),
-        deny=OPERATION_KINDS[deny] if deny else frozenset(),
+        denied_kinds=OPERATION_KINDS[deny] if deny else frozenset(),
     )
 
 

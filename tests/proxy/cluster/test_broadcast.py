@@ -14,11 +14,11 @@ from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.cluster.scatter_gather import LARGEST_REPLY
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.interfaces import Route
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
+from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.pool.lease import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
@@ -247,10 +247,10 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
             id="one is down, the other says the same of itself",
         ),
         pytest.param(
-            lambda: {"a": OK, "b": scripted_response(b"x" * (LARGEST_REPLY + 1))},
+            lambda: {"a": OK, "b": scripted_response(b"x" * (MAX_MODEL_DOCUMENT + 1))},
             502,
             f"POST {LOAD} went well at {A}, but failed: {B} answered more than "
-            f"{LARGEST_REPLY} bytes",
+            f"{MAX_MODEL_DOCUMENT} bytes",
             id="an answer without end",
         ),
         pytest.param(
@@ -451,9 +451,9 @@ async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> No
     ]
     assert own[1].try_acquire()
     task = asyncio.create_task(send_request(weighted_routes(*routes), "POST", LOAD))
-    await until(lambda: own[1].waiting)
+    await until(lambda: own[1].queued)
     assert (own[0].active, shared.active) == (1, 0)
-    own[1].leave()
+    own[1].release()
     assert (await task).status == 200
     assert [concurrency_limit.active for concurrency_limit in (shared, *own)] == [0, 0, 0]
 
@@ -463,13 +463,13 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
     held = MemoryBudget(100_000)
-    answer = await send_request(single_route(replace(route, held=held)), "POST", LOAD)
+    answer = await send_request(single_route(replace(route, memory_budget=held)), "POST", LOAD)
     assert answer.status == 502
     assert "limits.max_buffered_bytes" in _error(answer)
     assert held.total == 0
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
-    routes = single_route(replace(route, held=held))
+    routes = single_route(replace(route, memory_budget=held))
     answer = await send_request(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
     assert (answer.status, held.total) == (503, 0)
     assert received_requests(*endpoints) == [[], []]

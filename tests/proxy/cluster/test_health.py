@@ -11,7 +11,7 @@ import pytest
 
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
-from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unusable
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.interfaces import Upstream
 from gateway.proxy.router import Router, Rule
 from gateway.routing.health import HealthCheckPolicy
@@ -112,7 +112,9 @@ async def test_upstream_that_is_not_required_is_not_probed() -> None:
 @pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
 async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
     (endpoint,) = servers(a=OK)
-    denied = Router([Rule(Match(), (make_route(endpoint),), deny=OPERATION_KINDS["health"])])
+    denied = Router(
+        [Rule(Match(), (make_route(endpoint),), denied_kinds=OPERATION_KINDS["health"])]
+    )
     assert (await send_request(denied, "GET", target)).status == 403
     routes = Router([Rule(Match(kinds=OPERATION_KINDS["infer"]), (make_route(endpoint),))])
     assert (await send_request(routes, "GET", target)).status == 404
@@ -147,15 +149,15 @@ async def test_first_ready_endpoint_ends_the_check() -> None:
     hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
     stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
     before = asyncio.all_tasks()
-    assert await unusable(_upstream(hanging, stuck, *servers(c=OK))) == ()
+    assert await unready_endpoints(_upstream(hanging, stuck, *servers(c=OK))) == ()
     assert asyncio.all_tasks() == before
     assert log[-1] == "server is let go"
 
 
 async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PROBE_TIME", 0.02)
+    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.02)
     endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
-    assert await unusable(_upstream(*endpoints)) == (
+    assert await unready_endpoints(_upstream(*endpoints)) == (
         f"{A} did not say in 0.02 s that it is ready",
         f"cannot connect to {B}: Connection refused",
         f"{C} answered 204",
@@ -166,7 +168,7 @@ async def test_check_counts_as_no_call() -> None:
     upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
     for endpoint in upstream.pool.endpoints:
         assert isinstance(endpoint, ScriptedEndpoint)
-    assert len(await unusable(upstream)) == 2
+    assert len(await unready_endpoints(upstream)) == 2
     assert upstream.pool.outstanding == [0, 0]
     assert all(member.health.failures == 0 for member in upstream.pool.members)
 
@@ -207,35 +209,35 @@ async def checks() -> _Checks:
 
 async def test_outcome_is_cached(checks: _Checks) -> None:
     for _ in range(3):
-        assert await checks.readiness.missing() == ""
+        assert await checks.readiness.check() == ""
     checks.outcome = ("down",)
     checks.now += CACHE_SECONDS - 0.001
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     assert checks.count == 1
     checks.now += 0.001
     for _ in range(3):
-        assert await checks.readiness.missing() == "upstream one (down)"
+        assert await checks.readiness.check() == "upstream one (down)"
     checks.outcome = ()
     checks.now += CACHE_SECONDS
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     assert checks.count == 3
 
 
 async def test_outcome_is_cached_from_the_end_of_its_check(checks: _Checks) -> None:
     checks.gate.clear()
-    waiting = asyncio.create_task(checks.readiness.missing())
+    waiting = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     checks.now += 100
     checks.gate.set()
     await waiting
-    await checks.readiness.missing()
+    await checks.readiness.check()
     assert checks.count == 1
 
 
 async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
     checks.gate.clear()
     checks.outcome = ("down",)
-    tasks = [asyncio.create_task(checks.readiness.missing()) for _ in range(20)]
+    tasks = [asyncio.create_task(checks.readiness.check()) for _ in range(20)]
     await until(lambda: checks.count)
     tasks[0].cancel()  # who began it
     tasks[7].cancel()
@@ -248,26 +250,26 @@ async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
 
 async def test_check_whose_client_disconnected_still_counts(checks: _Checks) -> None:
     checks.gate.clear()
-    task = asyncio.create_task(checks.readiness.missing())
+    task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     task.cancel()
     await until(task.done)
     checks.gate.set()
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     assert checks.count == 1
 
 
 async def test_draining_gateway_is_not_ready(checks: _Checks) -> None:
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     checks.readiness.draining = True
-    assert await checks.readiness.missing() == "draining"
+    assert await checks.readiness.check() == "draining"
     assert checks.count == 1
 
 
 async def test_close_cancels_the_check(checks: _Checks) -> None:
     await checks.readiness.close()
     checks.gate.clear()
-    task = asyncio.create_task(checks.readiness.missing())
+    task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     await checks.readiness.close()
     assert checks.cancelled == 1
@@ -278,9 +280,9 @@ async def test_close_cancels_the_check(checks: _Checks) -> None:
 async def test_unexpected_error_of_a_check_is_not_cached(checks: _Checks) -> None:
     checks.outcome = ZeroDivisionError()
     with pytest.raises(ExceptionGroup):
-        await checks.readiness.missing()
+        await checks.readiness.check()
     checks.outcome = ()
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
 
 
 # ------------------------------------------------------------------------------ where probes tell
@@ -329,7 +331,7 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
 async def test_readiness_waits_only_briefly_for_the_first_health_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PROBE_TIME", 0.05)
+    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
     route = make_route(*endpoints, keeper=_prober())
     await route.upstream.pool.start()

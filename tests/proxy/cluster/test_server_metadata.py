@@ -2,8 +2,10 @@ import json
 
 import pytest
 
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.server_metadata import server_metadata
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.cluster import (
     B,
     ServerStep,
@@ -37,7 +39,8 @@ async def _answer(
     answer = ScriptedClientResponse(log)
     route = make_route(endpoint)
     with Deadline(9, 9) as turns:
-        await server_metadata(request, answer, route, [route.upstream], turns)
+        operation = parse_operation("GET", "/v2?q")
+        await server_metadata(Call(request, answer, operation, route, turns), [route.upstream])
     assert log[-2:] == ["client has got all", "server is let go"]
     assert answer.status == status
     assert answer.headers["X-Kept"] == "1"

@@ -125,7 +125,7 @@ async def test_list_has_the_models_of_all_upstreams() -> None:
 
 async def test_list_omits_the_models_of_a_rule_that_denies_it() -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=())
-    denied = Rule(Match(), (make_route(b, name="b"),), deny=OPERATION_KINDS["repository"])
+    denied = Rule(Match(), (make_route(b, name="b"),), denied_kinds=OPERATION_KINDS["repository"])
     routes = Router([Rule(Match(), (make_route(a, name="a"),)), denied])
     answer = await send_request(routes, "GET", MODELS)
     assert json.loads(answer.body) == {"models": ["x"]}

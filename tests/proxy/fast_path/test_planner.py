@@ -18,7 +18,7 @@ from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.fast_path import call as straight_module
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
-from gateway.proxy.fast_path.planner import LARGEST, FastPath
+from gateway.proxy.fast_path.planner import MAX_PASSTHROUGH, FastPath
 from gateway.proxy.interfaces import Limits, Route
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
@@ -104,7 +104,7 @@ FORWARDED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "said not to be compressed": ("POST", "/v2/x", {"Content-Encoding": "identity"}, 5),
     "with tensors": ("POST", "/v2/x", {HEADER_LENGTH: "5"}, 9),
     "no path of the protocol": ("GET", "/", {}, 0),
-    "the largest": ("POST", "/v2/x", {}, LARGEST),
+    "the largest": ("POST", "/v2/x", {}, MAX_PASSTHROUGH),
 }
 
 
@@ -117,9 +117,9 @@ async def test_passthrough_request_has_a_plan(
     plan = _plan(method, target, {"Host": "h", "X-A": "1", **headers}, length)
     assert plan is not None
     assert not plan.converts
-    assert (plan.start.method, plan.start.target) == (method, target)
+    assert (plan.template.method, plan.template.target) == (method, target)
     sized = {"Content-Length": str(length)} if length else {}
-    assert plan.start.headers == tuple({"Host": "h", "X-A": "1", **headers, **sized}.items())
+    assert plan.template.headers == tuple({"Host": "h", "X-A": "1", **headers, **sized}.items())
 
 
 CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
@@ -139,10 +139,10 @@ async def test_json_infer_request_has_a_plan(
     plan = _plan("POST", target, {"Host": "h", **headers}, length)
     assert plan is not None
     assert plan.converts
-    assert (plan.start.method, plan.start.target) == ("POST", target)
+    assert (plan.template.method, plan.template.target) == ("POST", target)
     kept = {name: value for name, value in headers.items() if name != "Content-Type"}
-    assert dict(plan.start.headers) == {"Host": "h", **kept, **BINARY}
-    assert len(plan.start.headers) == len({"Host", *kept, *BINARY})
+    assert dict(plan.template.headers) == {"Host": "h", **kept, **BINARY}
+    assert len(plan.template.headers) == len({"Host", *kept, *BINARY})
 
 
 ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
@@ -174,7 +174,7 @@ ORDINARY: dict[str, tuple[str, str, dict[str, str], int]] = {
     "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}, 0),
     "liveness": ("GET", "/v2/health/live", {}, 0),
     "readiness": ("GET", "/v2/health/ready?x", {}, 0),
-    "too large to forward": ("POST", "/v2/x", {}, LARGEST + 1),
+    "too large to forward": ("POST", "/v2/x", {}, MAX_PASSTHROUGH + 1),
     "too large to convert": ("POST", INFER, {}, LIMITS.header_bytes + 1),
 }
 
@@ -211,13 +211,13 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
         ("/v2/x", 1000, {"request_bytes": 1000}, True),
         ("/v2/x", 1001, {"request_bytes": 1000}, False),
         ("/v2/x", 1001, {"header_bytes": 1000}, True),
-        ("/v2/x", LARGEST + 1, {"request_bytes": 10 * LARGEST}, False),
+        ("/v2/x", MAX_PASSTHROUGH + 1, {"request_bytes": 10 * MAX_PASSTHROUGH}, False),
         (INFER, 1000, {"request_bytes": 1000}, True),
         (INFER, 1001, {"request_bytes": 1000}, False),
         (INFER, 1000, {"header_bytes": 1000}, True),
         (INFER, 1001, {"header_bytes": 1000}, False),
-        (INFER, MAX_FAST_REQUEST, {"header_bytes": 10 * LARGEST}, True),
-        (INFER, MAX_FAST_REQUEST + 1, {"header_bytes": 10 * LARGEST}, False),
+        (INFER, MAX_FAST_REQUEST, {"header_bytes": 10 * MAX_PASSTHROUGH}, True),
+        (INFER, MAX_FAST_REQUEST + 1, {"header_bytes": 10 * MAX_PASSTHROUGH}, False),
     ],
 )
 async def test_request_over_a_cap_takes_the_streaming_path(
@@ -251,17 +251,21 @@ END_TO_END = [
 async def test_hop_by_hop_headers_are_dropped() -> None:
     plan = _plan("POST", "/v2/x", [*HOP_BY_HOP, *END_TO_END, ("Accept-Encoding", "gzip")], 5)
     assert plan is not None
-    assert plan.start.headers == (*END_TO_END, ("Accept-Encoding", "gzip"), ("Content-Length", "5"))
+    assert plan.template.headers == (
+        *END_TO_END,
+        ("Accept-Encoding", "gzip"),
+        ("Content-Length", "5"),
+    )
     plan = _plan("POST", INFER, [*HOP_BY_HOP, *END_TO_END], 5)
     assert plan is not None
-    assert plan.start.headers == (*END_TO_END, *BINARY.items())
+    assert plan.template.headers == (*END_TO_END, *BINARY.items())
 
 
 async def test_converted_request_asks_for_no_compressed_response() -> None:
     wishes = [("Accept-Encoding", "gzip"), ("accept-encoding", "br"), ("Accept", "x/y")]
     plan = _plan("POST", INFER, wishes, 5)
     assert plan is not None
-    assert plan.start.headers == (("Accept", "x/y"), *BINARY.items())
+    assert plan.template.headers == (("Accept", "x/y"), *BINARY.items())
 
 
 @pytest.mark.parametrize(
@@ -271,13 +275,13 @@ async def test_converted_request_asks_for_no_compressed_response() -> None:
 async def test_response_to_be_compressed_takes_the_streaming_path(
     target: str, accepted: str, straight: bool
 ) -> None:
-    routes = Router([Rule(Match(), (make_route(ReadyEndpoint()),), compress=("gzip",))])
+    routes = Router([Rule(Match(), (make_route(ReadyEndpoint()),), codings=("gzip",))])
     headers = {"Content-Length": "5", **({"Accept-Encoding": accepted} if accepted else {})}
     plan = FastPath(routes).plan("POST", target, _headers(headers), 5)
     assert (plan is not None) is straight
     if plan is not None:
-        assert plan.varies
-        assert "Accept-Encoding" not in dict(plan.start.headers)
+        assert plan.adds_vary
+        assert "Accept-Encoding" not in dict(plan.template.headers)
 
 
 @pytest.mark.parametrize(("method", "length"), [("POST", 5), ("GET", 5), ("PUT", 9)])
@@ -288,7 +292,7 @@ async def test_body_is_never_sent_without_its_length(
     """What the server takes for the next request must not be the client's choice."""
     plan = _plan(method, "/v2/x", {"Host": "h", "Connection": options}, length)
     if plan is not None:
-        assert CIMultiDict(plan.start.headers).getall("Content-Length", []) == [str(length)]
+        assert CIMultiDict(plan.template.headers).getall("Content-Length", []) == [str(length)]
 
 
 # ---------------------------------------------------------------------------------- requests
@@ -308,11 +312,11 @@ class _Scene:
         self.client = ScriptedClient(self.log)
         self.endpoint = ReadyEndpoint(self.log)
         route = make_route(self.endpoint, limits=limits, policies=policies)
-        self.route: Route = replace(route, retry=retry)
+        self.route: Route = replace(route, retry_policy=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
             self.straight = FastPath(single_route(self.route))
 
-    def begin(
+    def start(
         self, method: str = "POST", target: str = INFER, body: bytes = JSON
     ) -> FastPathCall | None:
         headers = {"Host": "h"}
@@ -320,16 +324,16 @@ class _Scene:
             headers["Content-Length"] = str(len(body))
         plan = self.straight.plan(method, target, _headers(headers), len(body))
         assert plan is not None
-        return self.straight.begin(plan, body, self.client)
+        return self.straight.start(plan, body, self.client)
 
     def infer(self) -> FastPathCall:
-        exchange = self.begin()
+        exchange = self.start()
         assert exchange is not None
         assert self.outstanding == 1
         return exchange
 
     def get(self) -> FastPathCall:
-        exchange = self.begin("GET", "/v2/x", b"")
+        exchange = self.start("GET", "/v2/x", b"")
         assert exchange is not None
         assert self.outstanding == 1
         return exchange
@@ -392,11 +396,11 @@ def _of_size(size: int) -> bytes:
 async def test_one_large_request_is_converted_per_time_slice() -> None:
     scene = _Scene(replace(LIMITS, header_bytes=MAX_FAST_REQUEST))
     large, small = _of_size(MAX_FAST_REQUEST), _of_size(MAX_UNSCHEDULED)
-    assert scene.begin(body=large) is not None
-    assert scene.begin(body=large) is None
-    assert scene.begin(body=small) is not None
+    assert scene.start(body=large) is not None
+    assert scene.start(body=large) is None
+    assert scene.start(body=small) is not None
     await asyncio.sleep(0)
-    assert scene.begin(body=large) is not None
+    assert scene.start(body=large) is not None
     assert len(scene.endpoint.asked) == 3
 
 
@@ -405,7 +409,7 @@ async def test_one_large_request_is_converted_per_time_slice() -> None:
 )
 async def test_passthrough_request_is_sent_unchanged(method: str, body: bytes) -> None:
     scene = _Scene()
-    assert scene.begin(method, "/v2/x?y", body) is not None
+    assert scene.start(method, "/v2/x?y", body) is not None
     assert (scene.asked.start.method, scene.asked.start.target) == (method, "/v2/x?y")
     assert scene.asked.body == body
     sized = {"Content-Length": str(len(body))} if body else {}
@@ -418,7 +422,7 @@ async def test_requests_of_one_plan_share_their_template() -> None:
     plan = scene.straight.plan("POST", INFER, headers, len(JSON))
     assert plan is not None
     for body in (JSON, json_request(1, 2)):
-        assert scene.straight.begin(plan, body, scene.client) is not None
+        assert scene.straight.start(plan, body, scene.client) is not None
     first, second = scene.endpoint.asked
     assert first.start is second.start
     assert first.body != second.body
@@ -459,7 +463,7 @@ NOT_BEGUN = {
 @pytest.mark.parametrize("body", NOT_BEGUN.values(), ids=NOT_BEGUN)
 async def test_request_with_special_encodings_takes_the_streaming_path(body: bytes) -> None:
     scene = _Scene()
-    assert scene.begin(body=body) is None
+    assert scene.start(body=body) is None
     assert scene.log == []
     assert scene.outstanding == 0
 
@@ -475,7 +479,7 @@ async def test_request_with_special_encodings_takes_the_streaming_path(body: byt
 )
 async def test_request_for_json_outputs_is_started(body: bytes) -> None:
     scene = _Scene()
-    assert scene.begin(body=body) is not None
+    assert scene.start(body=body) is not None
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", JSON)])
@@ -484,12 +488,12 @@ async def test_request_without_an_idle_connection_takes_the_streaming_path(
 ) -> None:
     scene = _Scene()
     scene.endpoint.ready = False
-    assert scene.begin(method, INFER, body) is None
+    assert scene.start(method, INFER, body) is None
     assert scene.log == []
     assert scene.outstanding == 0
     assert scene.clock.timers == []
     scene.endpoint.ready = True
-    assert scene.begin(method, INFER, body) is not None
+    assert scene.start(method, INFER, body) is not None
 
 
 async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> None:
@@ -507,7 +511,7 @@ async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> 
     straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
-    assert straight.begin(plan, b"", ScriptedClient()) is None
+    assert straight.start(plan, b"", ScriptedClient()) is None
     assert route.upstream.pool.outstanding == [0]
 
 
@@ -527,7 +531,7 @@ async def test_failed_send_releases_its_lease() -> None:
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     with pytest.raises(ZeroDivisionError):
-        straight.begin(plan, b"", ScriptedClient())
+        straight.start(plan, b"", ScriptedClient())
     assert route.upstream.pool.outstanding == [0]
 
 
@@ -538,12 +542,12 @@ async def test_least_busy_endpoint_gets_the_request() -> None:
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     for _ in range(4):
-        assert straight.begin(plan, b"", ScriptedClient()) is not None
+        assert straight.start(plan, b"", ScriptedClient()) is not None
     assert [len(one.asked), len(two.asked)] == [2, 2]
     one.asked[0].receiver.on_complete(response_head(), b"")
     assert route.upstream.pool.outstanding == [1, 2]
     for _ in range(2):
-        assert straight.begin(plan, b"", ScriptedClient()) is not None
+        assert straight.start(plan, b"", ScriptedClient()) is not None
     assert route.upstream.pool.outstanding in ([3, 2], [2, 3])
     straight.close()
 
@@ -568,7 +572,7 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
     plan = straight.plan(method, target, _headers(headers), len(body))
     assert plan is not None
     for _ in range(4):
-        assert straight.begin(plan, body, ScriptedClient()) is not None
+        assert straight.start(plan, body, ScriptedClient()) is not None
     assert [len(each.asked) for each in endpoints] == [0, 4, 0]
     straight.close()
 
@@ -579,7 +583,7 @@ async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
     route.upstream.pool.set_endpoints([])
-    assert straight.begin(plan, b"", ScriptedClient()) is None
+    assert straight.start(plan, b"", ScriptedClient()) is None
     await route.upstream.pool.close()
 
 
@@ -595,7 +599,7 @@ async def test_response_status_is_recorded_for_its_endpoint(
     assert plan is not None
     for _ in range(10):
         client = ScriptedClient()
-        assert straight.begin(plan, b"", client) is not None
+        assert straight.start(plan, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
             if begun:
                 asked.receiver.on_headers(
@@ -619,7 +623,7 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
     assert plan is not None
     for _ in range(10):
         client = ScriptedClient()
-        assert straight.begin(plan, b"", client) is not None
+        assert straight.start(plan, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
             fault = asyncio.Event() if stalls else bad_response("it fell over")
             steps = [b"begun", fault] if bad.asked else [b"whole"]
@@ -790,7 +794,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(straight_module, "whole_as_json", fails)
+    monkeypatch.setattr(straight_module, "convert_to_json", fails)
     scene = _Scene()
     scene.infer()
     headers, body = _binary(bytes(4))
@@ -799,7 +803,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     assert scene.error == "the gateway failed; its log says why"
     assert scene.outstanding == 0
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("tensorgate.exchange", "ERROR")
+    assert (record.name, record.levelname) == ("tensorgate.proxy", "ERROR")
     assert f"POST {INFER} failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -865,7 +869,7 @@ async def test_errors_of_the_server_are_recorded_for_its_endpoint(
     straight = FastPath(single_route(route))
     plan = straight.plan("GET", "/v2/x", _headers({}), 0)
     assert plan is not None
-    assert straight.begin(plan, b"", ScriptedClient()) is not None
+    assert straight.start(plan, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
     asked.receiver.on_error(error)
     assert route.upstream.pool.members[0].health.failures == failures
@@ -1004,13 +1008,13 @@ async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> No
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that deadlines are told are over already, in order."""
     times: list[float] = []
-    make = Limits.deadline
+    make = Limits.new_deadline
 
     def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
         times.append(so_far)
         return make(limits, so_far)
 
-    monkeypatch.setattr(Limits, "deadline", deadline)
+    monkeypatch.setattr(Limits, "new_deadline", deadline)
     return times
 
 
@@ -1121,7 +1125,7 @@ ENDS: dict[str, End] = {
 async def test_resources_are_released_once(end: End, way: str) -> None:
     scene = _Scene()
     exchange: FastPathCall = getattr(scene, way)()
-    other = scene.begin("GET", "/v2/other", b"")
+    other = scene.start("GET", "/v2/other", b"")
     assert other is not None
     scene.endpoint.asked.pop()
     assert scene.outstanding == 2

@@ -215,10 +215,10 @@ def test_wrong_key_gets_invalid_token(value: str, with_error: bool) -> None:
 
 def test_request_belongs_to_the_groups_of_its_keys() -> None:
     doorkeeper = Authenticator([PEOPLE, OTHERS, ROBOTS])
-    assert doorkeeper.known(_headers()) == set()
-    assert doorkeeper.known(_headers(_bearer("o-key"))) == {OTHERS}
+    assert doorkeeper.authenticated_groups(_headers()) == set()
+    assert doorkeeper.authenticated_groups(_headers(_bearer("o-key"))) == {OTHERS}
     both = _headers(("X-Api-Key", "r-key"), _bearer("p-key"))
-    assert doorkeeper.known(both) == {PEOPLE, ROBOTS}
+    assert doorkeeper.authenticated_groups(both) == {PEOPLE, ROBOTS}
     assert doorkeeper
     assert not Authenticator([])
 
@@ -337,8 +337,8 @@ def test_router_without_keys_authenticates_nobody() -> None:
 def test_authentication_comes_before_denied_operations() -> None:
     routes = Router(
         [
-            _rule("p", PEOPLE, deny=OPERATION_KINDS["infer"]),
-            _rule(None, deny=OPERATION_KINDS["infer"]),
+            _rule("p", PEOPLE, denied_kinds=OPERATION_KINDS["infer"]),
+            _rule(None, denied_kinds=OPERATION_KINDS["infer"]),
         ]
     )
     assert _find(routes, "p").startswith("401 ")
@@ -393,7 +393,7 @@ async def test_keys_are_checked_for_each_plan() -> None:
     try:
         plan = straight.plan("GET", "/v2/x", headers, 0)
         assert plan is not None
-        assert plan.start.headers == (("Host", "h"), ("X", "1"))
+        assert plan.template.headers == (("Host", "h"), ("X", "1"))
         assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
         group.replace_keys(["new"])
         assert straight.plan("GET", "/v2/x", headers, 0) is None

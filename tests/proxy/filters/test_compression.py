@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.filters.compression import LEAST, CompressedAnswer, varying
+from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse, with_vary
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from tests.support.checks.time_slices import others
@@ -59,7 +59,7 @@ class Scene:
     ) -> None:
         self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, turn)
-        self.routes = Router([Rule(Match(), (make_route(self.server),), compress=compress)])
+        self.routes = Router([Rule(Match(), (make_route(self.server),), codings=compress)])
 
     async def ask(
         self,
@@ -143,7 +143,7 @@ async def test_route_without_compression_passes_accept_encoding() -> None:
 
 
 AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
-    "small": (200, {}, TEXT[: LEAST - 1]),
+    "small": (200, {}, TEXT[: MIN_SIZE - 1]),
     "empty": (200, {}, b""),
     "without a body": (204, {}, b""),
     "not modified": (304, {"ETag": '"x"'}, b""),
@@ -170,7 +170,7 @@ async def test_response_that_must_not_be_transformed_is_not_compressed(
     }
 
 
-@pytest.mark.parametrize("body", [TEXT[:LEAST], TEXT])
+@pytest.mark.parametrize("body", [TEXT[:MIN_SIZE], TEXT])
 async def test_body_of_the_minimum_size_is_compressed(body: bytes) -> None:
     answer = await sized(body, {"Content-Encoding": "identity"}).ask()
     assert answer.headers.getall("Content-Encoding") == ["gzip"]
@@ -195,10 +195,10 @@ async def test_head_response_is_that_of_the_server() -> None:
 )
 async def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
     lines = tuple(("Vary", value) for value in said)
-    assert varying((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
+    assert with_vary((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
     log = EventLog()
     inner = ScriptedClientResponse(log)
-    await CompressedAnswer(inner, "gzip", ConversionScheduler()).send(
+    await CompressedResponse(inner, "gzip", ConversionScheduler()).send(
         200, "", CIMultiDict(lines), TEXT
     )
     assert inner.headers.getall("Vary") == [vary]
@@ -261,13 +261,13 @@ def test_body_is_the_same_however_it_is_written(data: st.DataObject) -> None:
     coding = data.draw(st.sampled_from(BOTH))
     headers: CIMultiDict[str] = CIMultiDict()
     if data.draw(st.booleans()):
-        headers["Content-Length"] = str(LEAST + sum(map(len, writes)))
+        headers["Content-Length"] = str(MIN_SIZE + sum(map(len, writes)))
     if data.draw(st.booleans()):
         headers[HEADER_LENGTH] = "1"
 
     async def run() -> bytes:
         inner = ScriptedClientResponse(EventLog())
-        answer = CompressedAnswer(inner, coding, ConversionScheduler())
+        answer = CompressedResponse(inner, coding, ConversionScheduler())
         await answer.start(200, "", headers)
         for each in writes:
             await answer.write(memoryview(each) if data.draw(st.booleans()) else each)
@@ -280,7 +280,7 @@ def test_body_is_the_same_however_it_is_written(data: st.DataObject) -> None:
 @pytest.mark.parametrize("coding", BOTH)
 async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) -> None:
     inner = ScriptedClientResponse(EventLog())
-    answer = CompressedAnswer(inner, coding, ConversionScheduler())
+    answer = CompressedResponse(inner, coding, ConversionScheduler())
     await answer.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
     for number in range(5):
         await answer.write(b'{"token": %d}\n' % number)
@@ -305,7 +305,7 @@ async def test_server_sent_events_are_not_delayed() -> None:
 async def test_large_response_is_compressed_in_bounded_steps() -> None:
     with others() as waiting:
         inner = ScriptedClientResponse(log := EventLog())
-        answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
+        answer = CompressedResponse(inner, "gzip", ConversionScheduler())
         await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
         await answer.write(NOISE)
         await answer.finish()
@@ -317,7 +317,7 @@ async def test_large_response_is_compressed_in_bounded_steps() -> None:
 
 async def test_buffered_response_has_a_content_length() -> None:
     inner = ScriptedClientResponse(EventLog())
-    answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
+    answer = CompressedResponse(inner, "gzip", ConversionScheduler())
     await answer.send(200, "", CIMultiDict(), NOISE)
     assert inner.headers["Content-Length"] == str(len(inner.body))
     assert gzip.decompress(inner.body) == NOISE
@@ -327,7 +327,7 @@ async def test_buffered_response_has_a_content_length() -> None:
 async def test_first_output_of_the_compressor_follows_the_head() -> None:
     inner = ScriptedClientResponse(EventLog())
     inner.request_id = "x"
-    answer = CompressedAnswer(inner, None, ConversionScheduler())
+    answer = CompressedResponse(inner, None, ConversionScheduler())
     assert (answer.started, answer.request_id) == (False, "x")
     await answer.start(200, "", CIMultiDict())
     assert answer.started

@@ -15,10 +15,11 @@ import pytest
 from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MAX_MEMBERS_PER_STEP
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
+from gateway.proxy.body_io import ClientBody
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.filters.decompression import DecodedRequest, decoded
-from gateway.proxy.interfaces import Limits
+from gateway.proxy.filters.decompression import DecompressedRequest, decompress_request
+from gateway.proxy.interfaces import Call, Limits
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -121,7 +122,7 @@ async def test_compressed_infer_request_of_every_form_is_decoded(
     headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     # What is small has a length, as others have, when it is decoded.
-    like = await _seen(headers if len(plain) <= CHUNK_SIZE else {**headers, **CHUNKED}, plain)
+    like = await _seen(headers if len(plain) <= CONVERT_CHUNK else {**headers, **CHUNKED}, plain)
     body = pack(plain)
     headers = {**headers, "Content-Encoding": coding}
     assert await _seen(headers, body) == like
@@ -189,10 +190,10 @@ async def test_large_compressed_body_streams() -> None:
 async def test_small_decoded_body_can_be_retried() -> None:
     scene = Scene()
     headers = {"Content-Encoding": "gzip", **CHUNKED}
-    await scene.ask(GENERATE, gzip.compress(bytes(CHUNK_SIZE)), headers=headers)
+    await scene.ask(GENERATE, gzip.compress(bytes(CONVERT_CHUNK)), headers=headers)
     (request,) = scene.server.requests
     assert not isinstance(request.body, AsyncIterable)
-    assert scene.server.bodies == [bytes(CHUNK_SIZE)]
+    assert scene.server.bodies == [bytes(CONVERT_CHUNK)]
 
 
 # ------------------------------------------------------------------------------- what is not
@@ -317,19 +318,21 @@ class _Noting(Deadline):
         super().__init__(idle_timeout, 60)
         self.sizes: list[int] = []
 
-    def received(self, size: int) -> None:
+    def count_received(self, size: int) -> None:
         self.sizes.append(size)
-        super().received(size)
+        super().count_received(size)
 
 
 async def _decoded(
     deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
-) -> DecodedRequest:
+) -> DecompressedRequest:
     request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
     route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
-    holding = route.held.reserve()
-    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
-    assert isinstance(made, DecodedRequest)
+    holding = route.memory_budget.reserve()
+    operation = parse_operation("POST", GENERATE)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    made = (await decompress_request(call, holding)).request
+    assert isinstance(made, DecompressedRequest)
     return made
 
 
@@ -338,7 +341,7 @@ async def test_minimum_body_rate_counts_compressed_bytes() -> None:
     with _Noting() as deadline:
         request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
         plain = ClientBody(request, 10**6, deadline)
-        assert sum([len(piece) async for piece in plain.rest()]) == 500_000
+        assert sum([len(piece) async for piece in plain.read_rest()]) == 500_000
     assert sum(deadline.sizes) == len(body)
 
 
@@ -355,8 +358,10 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
     request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
     route = make_route(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        holding = route.held.reserve()
-    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
+        holding = route.memory_budget.reserve()
+    operation = parse_operation("POST", GENERATE)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    made = (await decompress_request(call, holding)).request
     assert made.content_length == 1500
 
 
@@ -366,14 +371,14 @@ async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
         request = await _decoded(
             deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
         )
-        assert len(request._first) <= 2 * CHUNK_SIZE
-        assert request._inflater.held <= len(bomb) + _STATE
+        assert len(request._first) <= 2 * CONVERT_CHUNK
+        assert request._decompressor.held <= len(bomb) + _STATE
         sizes = []
         while piece := await request.read():
             sizes.append(len(piece))
-            assert request._inflater.produced == sum(sizes)
+            assert request._decompressor.produced == sum(sizes)
     assert sum(sizes) == FREE_OUTPUT_BYTES
-    assert max(sizes[1:]) <= CHUNK_SIZE
+    assert max(sizes[1:]) <= CONVERT_CHUNK
 
 
 async def test_decompression_yields_to_other_calls() -> None:
@@ -382,7 +387,7 @@ async def test_decompression_yields_to_other_calls() -> None:
         request = await _decoded(deadline, [members])
         while await request.read():
             pass
-    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CHUNK_SIZE
+    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CONVERT_CHUNK
 
 
 async def test_client_may_disconnect_at_any_time() -> None:

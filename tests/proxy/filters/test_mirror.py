@@ -88,7 +88,9 @@ class Scene:
 
     def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
         route = make_route(endpoint, limits=limits)
-        return replace(route, upstream=replace(route.upstream, name="shadow"), held=self.held)
+        return replace(
+            route, upstream=replace(route.upstream, name="shadow"), memory_budget=self.held
+        )
 
     async def ask(
         self,
@@ -351,13 +353,13 @@ async def test_fast_path_samples_each_request() -> None:
     copied = []
     for _ in range(4):
         before = len(shadow.requests)
-        assert straight.begin(plan, body, ScriptedClient()) is not None
+        assert straight.start(plan, body, ScriptedClient()) is not None
         await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
     # What leaves the straight way is drawn where it goes on.
     ready.ready = False
-    assert straight.begin(plan, body, ScriptedClient()) is None
+    assert straight.start(plan, body, ScriptedClient()) is None
     assert not mirror.in_flight
 
 
@@ -380,10 +382,10 @@ async def test_mirrored_request_cancelled_before_its_start_releases_its_memory()
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
     plan = straight.plan("POST", GENERATE, headers, 2)
     assert plan is not None
-    assert straight.begin(plan, b"{}", ScriptedClient()) is not None
-    assert mirror.route.held.total == 2
+    assert straight.start(plan, b"{}", ScriptedClient()) is not None
+    assert mirror.route.memory_budget.total == 2
     await mirror.close()
-    assert (mirror.in_flight, mirror.route.held.total) == (0, 0)
+    assert (mirror.in_flight, mirror.route.memory_budget.total) == (0, 0)
     assert shadow.requests == []
     straight.close()
 
@@ -400,7 +402,7 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
         headers = CIMultiDictProxy(CIMultiDict({"X-A": "1", "Content-Length": str(len(body))}))
         plan = straight.plan("POST", target, headers, len(body))
         assert plan is not None
-        assert straight.begin(plan, body, client) is not None
+        assert straight.start(plan, body, client) is not None
         ready.asked[0].receiver.on_complete(response_head(), b"{}")
         seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
         straight.close()
@@ -482,7 +484,7 @@ async def test_memory_of_all_mirrored_requests_is_bounded(told: Callable[[], lis
     assert held.total == 2000
     (message,) = told()
     assert message.startswith(f"{START}0 of 0 requests failed, 1 were not sent, last: the gateway")
-    assert message.endswith("at most 2500 are held (limits.max_buffered_bytes)")
+    assert message.endswith("at most 2500 bytes may be buffered (limits.max_buffered_bytes)")
     waiting.cancel()
     hang.set()
     await scene.over()
@@ -590,9 +592,12 @@ async def test_request_error_is_no_failure_of_the_mirror(
         (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
         (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
         (bad_response("closed too early"), "closed too early"),
-        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the answer was 500: 'oh\nno'"),
-        (ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3), f"the answer was 400: '{'x' * 200}'"),
-        (ScriptedUpstreamResponse(404), "the answer was 404: ''"),
+        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the response was 500: 'oh\nno'"),
+        (
+            ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3),
+            f"the response was 400: '{'x' * 200}'",
+        ),
+        (ScriptedUpstreamResponse(404), "the response was 404: ''"),
         (
             ScriptedUpstreamResponse(200, {}, [b"begun", bad_response("cut short")]),
             f"{URL}: cut short",
@@ -614,7 +619,7 @@ async def test_unknown_model_of_the_mirror_counts_as_failed(told: Callable[[], l
     )
     await scene.ask(INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await scene.over()
-    why = "the answer was 404: 'unknown model'"
+    why = "the response was 404: 'unknown model'"
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 

@@ -8,6 +8,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     EventLog,
     ScriptedClientResponse,
@@ -57,12 +58,12 @@ class Scene:
         request = ScriptedRequest(log, "POST", INFER, headers, [body])
         answer = ScriptedClientResponse(log)
         with Deadline(9, 9) as turns:
-            asked = parse_operation("POST", INFER)
-            await infer(request, answer, asked, make_route(self.endpoint), turns)
+            operation = parse_operation("POST", INFER)
+            await infer(Call(request, answer, operation, make_route(self.endpoint), turns))
         return answer
 
     @property
-    def got_the_ordinary_form(self) -> bool:
+    def got_the_protocols_header(self) -> bool:
         headers = self.endpoint.requests[-1].headers
         types = headers.getall("Content-Type")
         return types == ["application/octet-stream"] and len(headers.getall(HEADER_LENGTH)) == 1
@@ -80,7 +81,7 @@ def of_type(content_type: str, size: object) -> dict[str, str]:
 async def test_binary_request_gets_a_json_response(content_type: str) -> None:
     scene = Scene(ANSWER)
     answer = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
-    assert scene.got_the_ordinary_form
+    assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
     assert answer.headers["Content-Type"] == "application/json"
     assert HEADER_LENGTH not in answer.headers
@@ -90,7 +91,7 @@ async def test_binary_request_gets_a_json_response(content_type: str) -> None:
 async def test_sagemaker_client_gets_the_header_length_in_the_content_type() -> None:
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert scene.got_the_ordinary_form
+    assert scene.got_the_protocols_header
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
     assert answer.headers.getall("Content-Type") == [expected]
     assert HEADER_LENGTH not in answer.headers
@@ -101,7 +102,7 @@ async def test_vertex_client_gets_the_header_length_in_a_header() -> None:
     # Triton's endpoint answers in the ordinary form.
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
-    assert scene.got_the_ordinary_form
+    assert scene.got_the_protocols_header
     assert answer.headers["Content-Type"] == "application/octet-stream"
     assert answer.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
     assert answer.body == ANSWER_HEADER + TENSOR
@@ -115,7 +116,7 @@ async def test_mixed_response_has_its_header_length_in_the_content_type() -> Non
     for headers in (of_type(SAGEMAKER, len(body)), {"Content-Type": SAGEMAKER}):
         scene = Scene(binary(TWO_OUTPUTS, TENSOR, bytes(4)))
         answer = await scene.run(body, headers)
-        assert scene.got_the_ordinary_form
+        assert scene.got_the_protocols_header
         start, _, size = answer.headers["Content-Type"].partition(";json-header-size=")
         assert start == SAGEMAKER
         header, tensors = answer.body[: int(size)], answer.body[int(size) :]
@@ -129,7 +130,7 @@ async def test_size_of_0_means_raw_binary() -> None:
         ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
     )
     answer = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
-    assert scene.got_the_ordinary_form
+    assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
     assert answer.headers["Content-Type"] == expected
@@ -139,7 +140,7 @@ async def test_equal_header_lengths_in_header_and_content_type_are_accepted() ->
     headers = {**of_type(SAGEMAKER, len(ALL_BINARY)), HEADER_LENGTH: str(len(ALL_BINARY))}
     scene = Scene(ANSWER)
     answer = await scene.run(ALL_BINARY + TENSOR, headers)
-    assert scene.got_the_ordinary_form
+    assert scene.got_the_protocols_header
     assert answer.body == ANSWER_HEADER + TENSOR
     # A type without a size says nothing of it.
     scene = Scene(ANSWER)

@@ -11,6 +11,7 @@ from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     URL,
     BodyStep,
@@ -66,7 +67,8 @@ class _Scene:
         request = ScriptedRequest(log, "POST", target, headers, body)
         answer = ScriptedClientResponse(log)
         with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_operation("POST", target), self.route, turns)
+            operation = parse_operation("POST", target)
+            await infer(Call(request, answer, operation, self.route, turns))
         return answer
 
     @property

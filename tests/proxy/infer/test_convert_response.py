@@ -8,7 +8,8 @@ from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.convert_response import relay_answer
+from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.convert_response import convert_response
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
@@ -54,7 +55,7 @@ class _Relay:
     ) -> ScriptedClientResponse:
         there: UpstreamResponse = response.with_log(self.log)
         with Deadline(9, 9) as turns:
-            await relay_answer(there, self.answer, form, self.route, URL, turns)
+            await convert_response(ResponseRelay(there, URL, self.answer, form, self.route, turns))
         return self.answer
 
 

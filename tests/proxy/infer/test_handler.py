@@ -12,6 +12,7 @@ from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall
@@ -190,7 +191,8 @@ async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
         answer = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
         with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_operation("POST", INFER), route, turns)
+            operation = parse_operation("POST", INFER)
+            await infer(Call(request, answer, operation, route, turns))
         assert answer.status == status
     assert len(endpoint.requests) == 7
 
@@ -314,7 +316,7 @@ async def test_conversion_of_strings_yields_between_windows(
     entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
     scene = ScriptedCall(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
     with mock.patch.object(
-        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+        ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice
     ) as turn:
         await scene.run()
     assert least <= turn.call_count <= most
@@ -328,7 +330,7 @@ async def test_conversion_yields_before_a_large_step(count: int, turns: int) -> 
     limits = replace(LIMITS, header_bytes=1_000_000)
     scene = ScriptedCall(ANSWER, body=[body], limits=limits)
     with mock.patch.object(
-        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+        ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice
     ) as turn:
         await scene.run()
     assert turn.call_count == turns

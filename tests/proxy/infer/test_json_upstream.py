@@ -14,6 +14,7 @@ from gateway.protocol.dialects import JSON
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
@@ -204,12 +205,13 @@ async def test_large_buffered_request_can_be_retried() -> None:
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
     endpoints = [gone, ScriptedEndpoint(log, _answer())]
     limits = replace(LIMITS, spool_bytes=1_000_000)
-    route = replace(make_route(*endpoints, dialect=JSON, limits=limits), retry=SAFE_RETRIES_ONLY)
+    route = replace(
+        make_route(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
+    )
     request = ScriptedRequest(log, "POST", INFER, None, [text])
     with Deadline(9, 9) as turns:
-        await infer(
-            request, ScriptedClientResponse(log), parse_operation("POST", INFER), route, turns
-        )
+        operation = parse_operation("POST", INFER)
+        await infer(Call(request, ScriptedClientResponse(log), operation, route, turns))
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)

@@ -12,6 +12,7 @@ from gateway.protocol.dialects import KSERVE
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.v1_predict import predict
+from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
@@ -119,7 +120,8 @@ async def test_metadata_is_fetched_once() -> None:
         answer = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
         with Deadline(9, 9) as turns:
-            await predict(request, answer, parse_operation("POST", PREDICT), route, turns)
+            operation = parse_operation("POST", PREDICT)
+            await predict(Call(request, answer, operation, route, turns))
         assert answer.status == 200
     assert len(endpoint.requests) == 4
 

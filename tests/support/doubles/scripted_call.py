@@ -11,7 +11,7 @@ from gateway.protocol.operations import OperationKind, parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Call, Route
 from tests.support.doubles.streaming import (
     BodyStep,
     EventLog,
@@ -45,14 +45,14 @@ class ScriptedCall:
 
     async def run(self) -> ScriptedClientResponse:
         """Make the exchange; nothing is held of it afterwards, and nobody is at a server."""
-        asked = parse_operation("POST", self.request.target)
-        exchange = predict if asked.kind is OperationKind.PREDICT else infer
+        operation = parse_operation("POST", self.request.target)
+        handler = predict if operation.kind is OperationKind.PREDICT else infer
         try:
             with Deadline(9, 9) as turns:
-                await exchange(self.request, self.answer, asked, self.route, turns)
+                await handler(Call(self.request, self.answer, operation, self.route, turns))
         finally:
             assert sum(self.route.upstream.pool.outstanding) == 0
-            assert self.route.held.total == 0
+            assert self.route.memory_budget.total == 0
         return self.answer
 
     @property
