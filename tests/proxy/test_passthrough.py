@@ -29,7 +29,7 @@ class _Scene:
 
     def __init__(
         self,
-        *turns: ScriptedUpstreamResponse | BaseException,
+        *steps: ScriptedUpstreamResponse | BaseException,
         method: str = "POST",
         headers: dict[str, str] | None = None,
         body: Sequence[BodyStep] = (),
@@ -39,14 +39,14 @@ class _Scene:
     ) -> None:
         self.log = EventLog()
         self.request = ScriptedRequest(self.log, method, "/v2/x?y", headers, body)
-        self.answer = ScriptedClientResponse(self.log, fault, ready)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
+        self.response = ScriptedClientResponse(self.log, fault, ready)
+        self.endpoint = ScriptedEndpoint(self.log, *steps)
         self.route = make_route(self.endpoint, dialect=dialect)
 
     async def run(self, target: str | None = None) -> None:
-        with Deadline(9, 9) as turns:
+        with Deadline(9, 9) as deadline:
             operation = parse_operation(self.request.method, self.request.target)
-            call = Call(self.request, self.answer, operation, self.route, turns)
+            call = Call(self.request, self.response, operation, self.route, deadline)
             await passthrough(call, target)
 
     @property
@@ -66,7 +66,7 @@ async def test_request_without_a_body_passes() -> None:
     ]
     assert scene.endpoint.requests[0].body is None
     assert dict(scene.endpoint.requests[0].headers) == {"X": "2"}
-    assert dict(scene.answer.headers) == {"X": "1"}
+    assert dict(scene.response.headers) == {"X": "1"}
 
 
 async def test_body_passes_chunk_by_chunk() -> None:
@@ -90,7 +90,7 @@ async def test_body_passes_chunk_by_chunk() -> None:
         "server is let go",
     ]
     assert scene.endpoint.bodies == [b"".join(body)]
-    assert scene.answer.body == b"abc"
+    assert scene.response.body == b"abc"
 
 
 @pytest.mark.parametrize("steps", [[b"x"] * 200_000, [b"x", b"y" * 199_999], [b"z" * 200_000]])
@@ -160,7 +160,7 @@ async def test_next_chunk_is_not_read_while_the_client_does_not_read() -> None:
     assert scene.log.count_of("server sends") == 1
     ready.set()
     await task
-    assert scene.answer.body == b"onetwothree"
+    assert scene.response.body == b"onetwothree"
 
 
 async def test_server_that_fails_before_its_response() -> None:
@@ -168,7 +168,7 @@ async def test_server_that_fails_before_its_response() -> None:
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
     assert scene.log == ["server is asked POST /v2/x?y"]
-    assert not scene.answer.started
+    assert not scene.response.started
     assert scene.outstanding == 0
 
 

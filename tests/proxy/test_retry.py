@@ -41,9 +41,9 @@ def _fault(kind: ErrorKind, message: str = "") -> GatewayError:
     return GatewayError(kind, message)
 
 
-def _servers(log: EventLog, *turns: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
+def _servers(log: EventLog, *steps: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
     """Make an upstream whose endpoints have a turn each."""
-    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(turns)]
+    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(steps)]
     return make_route(*endpoints).upstream, endpoints
 
 
@@ -68,10 +68,10 @@ async def _ask(
 
 @pytest.mark.parametrize("up", range(3))
 async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> None:
-    turns: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
-    turns[up] = OK
+    steps: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
+    steps[up] = OK
     log = EventLog()
-    upstream, endpoints = _servers(log, *turns)
+    upstream, endpoints = _servers(log, *steps)
     assert await _ask(upstream) == f"http://{up}"
     assert all(len(each.requests) <= 1 for each in endpoints)
     assert endpoints[up].bodies == [b"body"]

@@ -203,12 +203,12 @@ async def test_unmatched_request_is_an_error_response(target: str, status: int) 
     endpoint = ScriptedEndpoint(EventLog())
     rule = Rule(_model("m"), (make_route(endpoint),), denied_kinds=_kinds("infer"))
     log = EventLog()
-    answer = ScriptedClientResponse(log)
+    response = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", target, {}, [json_request()])
-    await handle_request(request, answer, Router([rule]))
-    assert answer.status == status
-    assert answer.body.startswith(b'{"error":"')
-    assert answer.headers["Content-Type"] == "application/json"
+    await handle_request(request, response, Router([rule]))
+    assert response.status == status
+    assert response.body.startswith(b'{"error":"')
+    assert response.headers["Content-Type"] == "application/json"
     assert endpoint.requests == []
     assert log.count_of("client sends") == 0
 
@@ -216,8 +216,8 @@ async def test_unmatched_request_is_an_error_response(target: str, status: int) 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
 async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
     rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
-    straight = FastPath(Router([rule]))
-    assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
+    fast_path = FastPath(Router([rule]))
+    assert fast_path.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
 
 # ------------------------------------------------------------------------------------- weights
@@ -256,32 +256,32 @@ async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
 
-def _plan(straight: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
-    plan = straight.plan("GET", "/v2/x", _headers(headers), 0)
+def _plan(fast_path: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
+    plan = fast_path.plan("GET", "/v2/x", _headers(headers), 0)
     assert plan is not None
     return plan
 
 
-def _begin(straight: FastPath, plan: CallPlan) -> bool:
-    return straight.start(plan, b"", ScriptedClient()) is not None
+def _begin(fast_path: FastPath, plan: CallPlan) -> bool:
+    return fast_path.start(plan, b"", ScriptedClient()) is not None
 
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
     rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky_header="x-user")
-    straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
-    plan = _plan(straight)
+    fast_path = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    plan = _plan(fast_path)
     asked = []
     for _ in range(4):
-        assert _begin(straight, plan)
+        assert _begin(fast_path, plan)
         asked.append((len(one.asked), len(two.asked)))
     assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
     users = [str(i) for i in range(20)]
     for user in users:
-        plan = _plan(straight, {"X-User": user})
+        plan = _plan(fast_path, {"X-User": user})
         before = len(one.asked), len(two.asked)
         for _ in range(2):
-            assert _begin(straight, plan)
+            assert _begin(fast_path, plan)
         after = len(one.asked), len(two.asked)
         stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
@@ -294,11 +294,11 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     one, two = make_route(ready), make_route(unready)
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
     routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
-    straight = FastPath(routes)
-    plan = _plan(straight)
+    fast_path = FastPath(routes)
+    plan = _plan(fast_path)
     taken: Counter[str] = Counter()
     for _ in range(5000):
-        if _begin(straight, plan):
+        if _begin(fast_path, plan):
             taken["one"] += 1
         else:
             chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
@@ -313,9 +313,9 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
 
 
 def _alias(
-    *turns: ScriptedUpstreamResponse, version: str | None = None
+    *steps: ScriptedUpstreamResponse, version: str | None = None
 ) -> tuple[ScriptedEndpoint, Router]:
-    endpoint = ScriptedEndpoint(EventLog(), *turns)
+    endpoint = ScriptedEndpoint(EventLog(), *steps)
     rule = Rule(Match(), (make_route(endpoint),), rewrite=Rewrite("resnet50", version))
     return endpoint, Router([rule])
 
@@ -361,15 +361,15 @@ async def test_rewrite_replaces_the_model(
 ) -> None:
     endpoint, routes = _alias(OK, version=version)
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
-    answer = ScriptedClientResponse(EventLog())
-    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), answer, routes)
-    assert answer.status == 200
+    response = ScriptedClientResponse(EventLog())
+    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), response, routes)
+    assert response.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 
 
 async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
-    turns = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
-    endpoint, routes = _alias(*turns, version="3")
+    steps = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
+    endpoint, routes = _alias(*steps, version="3")
     request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
     await handle_request(request, ScriptedClientResponse(EventLog()), routes)
     assert [each.target for each in endpoint.requests] == [
@@ -383,12 +383,12 @@ async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
 async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: str) -> None:
     endpoint = ReadyEndpoint()
     rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
-    straight = FastPath(Router([rule]))
+    fast_path = FastPath(Router([rule]))
     body = json_request()
-    plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
+    plan = fast_path.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
     assert plan is not None
     assert plan.converts is (target == INFER)
-    assert straight.start(plan, body, ScriptedClient()) is not None
+    assert fast_path.start(plan, body, ScriptedClient()) is not None
     assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
 
 
@@ -484,10 +484,10 @@ async def test_route_match_tells_what_passes_through(
 async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
     small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
     routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
-    straight = FastPath(routes)
+    fast_path = FastPath(routes)
     headers = _headers({"Content-Length": "1001"})
-    assert straight.plan("POST", "/v2/models/small/generate", headers, 1001) is None
-    assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
+    assert fast_path.plan("POST", "/v2/models/small/generate", headers, 1001) is None
+    assert fast_path.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
 
 
 async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
@@ -498,16 +498,16 @@ async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
             Rule(Match(), (make_route(patient),)),
         ]
     )
-    straight = FastPath(routes)
+    fast_path = FastPath(routes)
     clients = [ScriptedClient(), ScriptedClient()]
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
-        plan = straight.plan("GET", target, _headers(), 0)
+        plan = fast_path.plan("GET", target, _headers(), 0)
         assert plan is not None
-        assert straight.start(plan, b"", client) is not None
+        assert fast_path.start(plan, b"", client) is not None
     await until(lambda: clients[1].responses)
     assert clients[1].responses[0].status == 504
     assert b"limits.idle_timeout" in clients[1].responses[0].body
     assert clients[0].responses == []
     patient.asked[0].receiver.on_complete(response_head(), b"")
     assert clients[0].responses[0].status == 200
-    straight.close()
+    fast_path.close()

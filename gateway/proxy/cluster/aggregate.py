@@ -143,7 +143,7 @@ def _label_entries(
             raise TypeError
         return orjson.dumps([{**entry, **labels} for entry in entries])[1:-1]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise bad_response(f"{source.name} did not answer with a list of models") from None
+        raise bad_response(f"{source.name} sent no list of models") from None
 
 
 def _json_headers() -> CIMultiDict[str]:

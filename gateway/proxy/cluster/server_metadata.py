@@ -81,7 +81,7 @@ def _parse_metadata(sub_response: SubResponse, response: BufferedResponse) -> di
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise bad_response(f"{sub_response.name} answered what is no server metadata")
+        raise bad_response(f"{sub_response.name} sent no valid server metadata")
     return fields
 
 

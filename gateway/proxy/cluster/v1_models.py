@@ -128,7 +128,7 @@ def _parse_list(sub_response: SubResponse) -> list[str]:
         assert sub_response.success is not None
         return ready_model_names(orjson.loads(sub_response.success.body))
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise bad_response(f"{sub_response.name} did not answer with a list of models") from None
+        raise bad_response(f"{sub_response.name} sent no list of models") from None
 
 
 def _in_v1_format(response: BufferedResponse) -> BufferedResponse:

@@ -171,10 +171,10 @@ def parse_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | 
         return None
     value = ", ".join(values)  # two values are no number
     if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise bad_response(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
+        raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
         raise bad_response(
-            f"the server's answer has {value} bytes of JSON before the tensors; "
+            f"the server's response has {value} bytes of JSON before the tensors; "
             f"at most {cap} are taken (limits.header_bytes)"
         )
     return int(value)

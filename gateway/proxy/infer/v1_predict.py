@@ -169,7 +169,7 @@ class PredictResponse(ClientResponse):
             cap = self._route.limits.header_bytes
             if self._status == 200 and len(self._buffer) > cap:
                 raise bad_response(
-                    f"the server's answer has more than {cap} bytes of JSON "
+                    f"the server's response has more than {cap} bytes of JSON "
                     "(limits.header_bytes) and no binary tensors behind it"
                 )
             del self._buffer[cap:]

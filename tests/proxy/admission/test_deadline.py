@@ -15,11 +15,11 @@ URL = "http://server:8000"
 
 
 async def test_call_that_ends_in_time_passes() -> None:
-    with Deadline(LONG, LONG) as turns:
-        turns.expect_client()
-        turns.expect_server(URL)
+    with Deadline(LONG, LONG) as deadline:
+        deadline.expect_client()
+        deadline.expect_server(URL)
         await asyncio.sleep(0)
-    assert turns is not None
+    assert deadline is not None
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ async def _waiting(
     """Note whose turn it is, and wait; give the error that ends that."""
 
     async def run() -> None:
-        with Deadline(idle_timeout, request_timeout) as turns:
-            note(turns)
+        with Deadline(idle_timeout, request_timeout) as deadline:
+            note(deadline)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -55,42 +55,44 @@ async def _waiting(
 async def test_timeout_names_the_expected_server(
     idle_timeout: float, request_timeout: float
 ) -> None:
-    error = await _waiting(lambda turns: turns.expect_server(URL), idle_timeout, request_timeout)
+    error = await _waiting(
+        lambda deadline: deadline.expect_server(URL), idle_timeout, request_timeout
+    )
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
 
 
 async def test_client_can_be_expected_again() -> None:
-    def turns_of_both(turns: Deadline) -> None:
-        turns.expect_server(URL)
-        turns.expect_client()
+    def expect_both(deadline: Deadline) -> None:
+        deadline.expect_server(URL)
+        deadline.expect_client()
 
-    error = await _waiting(turns_of_both)
+    error = await _waiting(expect_both)
     assert error.kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
-    with Deadline(0.6, LONG) as turns:
+    with Deadline(0.6, LONG) as deadline:
         for _ in range(5):
             await asyncio.sleep(0.15)
-            turns.expect_client()
-    assert turns.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
+            deadline.expect_client()
+    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_another_task_may_set_the_expectation() -> None:
-    def later(turns: Deadline) -> None:
-        asyncio.get_running_loop().call_soon(turns.expect_server, URL)
+    def later(deadline: Deadline) -> None:
+        asyncio.get_running_loop().call_soon(deadline.expect_server, URL)
 
     assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_expectation_after_the_timeout_changes_nothing() -> None:
     async def run() -> None:
-        with Deadline(SHORT, LONG) as turns:
+        with Deadline(SHORT, LONG) as deadline:
             try:
                 await asyncio.sleep(LONG)
             finally:
-                turns.expect_client()
+                deadline.expect_client()
 
     with pytest.raises(GatewayError, match=r"idle_timeout"):
         await run()
@@ -121,8 +123,8 @@ async def test_other_error_from_inside_passes() -> None:
 @pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
 async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
     async def run() -> None:
-        with Deadline(LONG, LONG, spent) as turns:
-            turns.expect_server(URL)
+        with Deadline(LONG, LONG, spent) as deadline:
+            deadline.expect_server(URL)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -136,9 +138,9 @@ async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> No
 
 
 async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
-    with Deadline(10.0, LONG, 20.0) as turns:
+    with Deadline(10.0, LONG, 20.0) as deadline:
         await asyncio.sleep(0.01)
-    assert turns.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
+    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 @pytest.mark.parametrize(

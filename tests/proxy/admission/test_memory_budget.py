@@ -14,7 +14,9 @@ def test_all_calls_share_the_cap() -> None:
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert caught.value.retry_after == 1
         assert "buffers 100 bytes" in caught.value.message
-        assert "at most 100 bytes may be buffered (limits.max_buffered_bytes)" in caught.value.message
+        assert (
+            "at most 100 bytes may be buffered (limits.max_buffered_bytes)" in caught.value.message
+        )
         other.resize(39)
         one.resize(61)
     assert held.total == 0

@@ -53,8 +53,8 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 OK = scripted_response(b"")
 
 
-def _error(answer: ScriptedClientResponse) -> str:
-    fields = json.loads(answer.body)
+def _error(response: ScriptedClientResponse) -> str:
+    fields = json.loads(response.body)
     assert list(fields) == ["error"]
     return str(fields["error"])
 
@@ -82,14 +82,14 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
         b=scripted_response(b"second"),
         c=scripted_response(b"third"),
     )
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(*endpoints)),
         "POST",
         target,
         b"{}",
         headers={"Accept-Encoding": "gzip"},
     )
-    assert (answer.status, answer.body, dict(answer.headers)) == (201, b"first", {"X-A": "1"})
+    assert (response.status, response.body, dict(response.headers)) == (201, b"first", {"X-A": "1"})
     assert received_requests(*endpoints) == [[f"POST {sent}"]] * 3
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
@@ -156,13 +156,13 @@ async def test_endpoints_are_queried_in_parallel_and_each_counts() -> None:
 
 async def test_client_disconnect_cancels_all_sub_requests() -> None:
     log = EventLog()
-    turns: list[ServerStep] = [
+    steps: list[ServerStep] = [
         asyncio.Event(),
         ScriptedUpstreamResponse(200, {}, [asyncio.Event()]),
         OK,
     ]
     endpoints = [
-        ScriptedEndpoint(log, turn, url=url) for turn, url in zip(turns, (A, B, C), strict=True)
+        ScriptedEndpoint(log, turn, url=url) for turn, url in zip(steps, (A, B, C), strict=True)
     ]
     route = make_route(*endpoints)
     before = asyncio.all_tasks()
@@ -184,7 +184,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
 
 
 @pytest.mark.parametrize(
-    ("turns", "status", "told"),
+    ("steps", "status", "told"),
     [
         pytest.param(
             lambda: {"a": OK, "b": connect_error(B), "c": OK},
@@ -262,21 +262,21 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
     ],
 )
 async def test_error_names_the_endpoints_that_failed(
-    turns: Callable[[], dict[str, ServerStep]], status: int, told: str
+    steps: Callable[[], dict[str, ServerStep]], status: int, told: str
 ) -> None:
-    route = make_route(*servers(**turns()), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
-    assert _error(answer) == told
-    assert answer.status == status
+    route = make_route(*servers(**steps()), limits=SHORT)
+    response = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
+    assert _error(response) == told
+    assert response.status == status
     assert sum(route.upstream.pool.outstanding) == 0
 
 
 async def test_error_after_the_request_timeout_names_the_endpoints_that_failed() -> None:
     limits = replace(LIMITS, request_timeout=0.2)
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
-    answer = await send_request(single_route(route), "POST", LOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
+    response = await send_request(single_route(route), "POST", LOAD)
+    assert response.status == 502
+    assert _error(response) == (
         f"POST {LOAD} went well at {A}, but failed: "
         f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
     )
@@ -284,10 +284,10 @@ async def test_error_after_the_request_timeout_names_the_endpoints_that_failed()
 
 async def test_broadcast_is_a_504_if_all_endpoints_hang() -> None:
     route = make_route(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", LOAD)
-    assert answer.status == 504
-    assert A in _error(answer)
-    assert B in _error(answer)
+    response = await send_request(single_route(route), "POST", LOAD)
+    assert response.status == 504
+    assert A in _error(response)
+    assert B in _error(response)
 
 
 async def test_endpoint_that_hangs_counts_as_failed() -> None:
@@ -314,26 +314,26 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     endpoints = servers(
         a=scripted_response(text, 404, {"X-A": "1"}), b=scripted_response(b"another", 404)
     )
-    answer = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
-    assert (answer.status, answer.body, dict(answer.headers)) == (404, text, {"X-A": "1"})
+    response = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
+    assert (response.status, response.body, dict(response.headers)) == (404, text, {"X-A": "1"})
 
 
 async def test_overload_of_all_endpoints_has_a_retry_after() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
     both = make_route(*servers(a=lack, b=lack))
-    answer = await send_request(single_route(both), "POST", LOAD)
-    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    response = await send_request(single_route(both), "POST", LOAD)
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
     one = make_route(*servers(a=OK, b=lack))
-    answer = await send_request(single_route(one), "POST", LOAD)
-    assert (answer.status, answer.headers.get("Retry-After")) == (502, None)
+    response = await send_request(single_route(one), "POST", LOAD)
+    assert (response.status, response.headers.get("Retry-After")) == (502, None)
 
 
 async def test_error_shortens_a_long_path() -> None:
     route = make_route(*servers(a=OK, b=connect_error(B)))
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
     )
-    assert _error(answer).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
+    assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
 
 
 # ------------------------------------------------------------------------------ what is sent
@@ -379,21 +379,21 @@ async def test_body_over_the_cap_reaches_no_endpoint(
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, **limits))
     headers = CHUNKED if chunked else {}
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", LOAD, bytes(50), bytes(50), headers=headers
     )
-    assert answer.status == 413
-    assert told in _error(answer)
+    assert response.status == 413
+    assert told in _error(response)
     assert received_requests(*endpoints) == [[], []]
 
 
 async def test_client_is_expected_while_its_body_is_read() -> None:
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=SHORT)
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", LOAD, b"{", asyncio.Event(), headers=CHUNKED
     )
-    assert answer.status == 408
+    assert response.status == 408
     assert received_requests(*endpoints) == [[], []]
 
 
@@ -401,8 +401,8 @@ async def test_single_server_gets_the_body_as_it_arrives() -> None:
     (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, spool_bytes=10)))
     headers = {**CHUNKED, "Accept-Encoding": "gzip"}
-    answer = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"{}", {"X-A": "1"})
+    response = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
+    assert (response.status, response.body, dict(response.headers)) == (200, b"{}", {"X-A": "1"})
     assert isinstance(endpoint.requests[0].body, AsyncIterable)
     assert endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
 
@@ -463,15 +463,17 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
     held = MemoryBudget(100_000)
-    answer = await send_request(single_route(replace(route, memory_budget=held)), "POST", LOAD)
-    assert answer.status == 502
-    assert "limits.max_buffered_bytes" in _error(answer)
+    response = await send_request(single_route(replace(route, memory_budget=held)), "POST", LOAD)
+    assert response.status == 502
+    assert "limits.max_buffered_bytes" in _error(response)
     assert held.total == 0
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
     routes = single_route(replace(route, memory_budget=held))
-    answer = await send_request(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
-    assert (answer.status, held.total) == (503, 0)
+    response = await send_request(
+        routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED
+    )
+    assert (response.status, held.total) == (503, 0)
     assert received_requests(*endpoints) == [[], []]
 
 
@@ -510,8 +512,8 @@ async def test_unload_goes_to_the_endpoints_that_have_the_model(
     known: str, method: str, target: str, sent: str
 ) -> None:
     endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
-    answer = await send_request(single_route(_differing(endpoints, known)), method, target)
-    assert answer.status == 200
+    response = await send_request(single_route(_differing(endpoints, known)), method, target)
+    assert response.status == 200
     assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
 
 
@@ -519,17 +521,17 @@ async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
     endpoints = servers(
         a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
     )
-    answer = await send_request(single_route(_differing(endpoints, "mm")), "POST", UNLOAD)
-    assert (answer.status, answer.body) == (400, b"no")
+    response = await send_request(single_route(_differing(endpoints, "mm")), "POST", UNLOAD)
+    assert (response.status, response.body) == (400, b"no")
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
 
 @pytest.mark.parametrize("known", ["mn", "m?", "mm"])
 async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
-    answer = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
+    response = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
+    assert response.status == 502
+    assert _error(response) == (
         f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
     )
 
@@ -546,9 +548,9 @@ async def test_endpoint_without_a_model_list_gets_the_unload(turn: ServerStep) -
 async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
     endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
     route = replace(_differing(endpoints, "mn"), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", UNLOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
+    response = await send_request(single_route(route), "POST", UNLOAD)
+    assert response.status == 502
+    assert _error(response) == (
         f"POST {UNLOAD} went well at {A}, but failed: "
         f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
     )

@@ -53,8 +53,8 @@ async def no_task_left() -> AsyncIterator[None]:
         yield
 
 
-def _error(answer: ScriptedClientResponse) -> str:
-    return str(json.loads(answer.body)["error"])
+def _error(response: ScriptedClientResponse) -> str:
+    return str(json.loads(response.body)["error"])
 
 
 # -------------------------------------------------------------------------------- the answers
@@ -63,9 +63,9 @@ def _error(answer: ScriptedClientResponse) -> str:
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
     (endpoint,) = servers(a=connect_error(A))
-    answer = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
-    assert (answer.status, answer.body) == (200, b'{"live":true}')
-    assert dict(answer.headers) == JSON | {"Content-Length": "13"}
+    response = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
+    assert (response.status, response.body) == (200, b'{"live":true}')
+    assert dict(response.headers) == JSON | {"Content-Length": "13"}
     assert received_requests(endpoint) == [[]]
 
 
@@ -78,9 +78,9 @@ async def test_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: s
             Rule(Match(), (make_route(*endpoints[:2]), make_route(endpoints[3])), (1, 0)),
         ]
     )
-    answer = await send_request(routes, method, READY)
-    assert (answer.status, answer.body) == (200, b'{"ready":true}')
-    assert dict(answer.headers) == JSON | {"Content-Length": "14"}
+    response = await send_request(routes, method, READY)
+    assert (response.status, response.body) == (200, b'{"ready":true}')
+    assert dict(response.headers) == JSON | {"Content-Length": "14"}
     assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
 
 
@@ -91,9 +91,9 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     routes = weighted_routes(
         make_route(a, b, name="one"), make_route(c, name="two"), make_route(d, name="three")
     )
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} answered 400), "
         "upstream three (http://d:8000 answered 503)"
     )
@@ -123,17 +123,17 @@ async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
 
 async def test_model_readiness_comes_from_its_server() -> None:
     (endpoint,) = servers(a=scripted_response(b"yes"))
-    answer = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
-    assert (answer.status, answer.body) == (200, b"yes")
+    response = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
+    assert (response.status, response.body) == (200, b"yes")
     assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
 
 
 async def test_timeout_of_readiness_names_the_upstreams() -> None:
     (endpoint,) = servers(a=asyncio.Event())
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 504
-    assert _error(answer).startswith("waiting for the endpoints of servers: nothing moved")
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 504
+    assert _error(response).startswith("waiting for the endpoints of servers: nothing moved")
     await routes.readiness.close()
 
 
@@ -303,10 +303,10 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
     await until(lambda: endpoint.requests)
     assert not asking.done()
     go_on.set()
-    answer = await asking
-    assert answer.status == (200 if ready else 503)
+    response = await asking
+    assert response.status == (200 if ready else 503)
     if not ready:
-        assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
+        assert _error(response) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
     assert received_requests(endpoint) == [["GET /probe"]]
     await pool.close()
 
@@ -319,9 +319,9 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
     failing(pool, 0, connect_error(A), times=2)
     assert (await send_request(routes, "GET", READY)).status == 200
     failing(pool, 1, connect_error(B))
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
         f"cannot connect to {B}: Connection refused)"
     )
@@ -335,9 +335,9 @@ async def test_readiness_waits_only_briefly_for_the_first_health_check(
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
     route = make_route(*endpoints, keeper=_prober())
     await route.upstream.pool.start()
-    answer = await send_request(single_route(route), "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(single_route(route), "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"
     )
     await route.upstream.pool.close()

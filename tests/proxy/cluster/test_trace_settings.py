@@ -23,13 +23,13 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     request = ScriptedRequest(log, method, target, body=[body] if body else [])
-    answer = ScriptedClientResponse(log)
-    with Deadline(9, 9) as turns:
+    response = ScriptedClientResponse(log)
+    with Deadline(9, 9) as deadline:
         operation = parse_operation(method, target)
         route = make_route(endpoint)
-        call = Call(request, answer, operation, route, turns)
+        call = Call(request, response, operation, route, deadline)
         await trace_settings(call, [route.upstream])
-    assert (answer.status, answer.body) == (200, b"{}")
+    assert (response.status, response.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
 
 
@@ -71,8 +71,8 @@ async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, t
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     route = make_route(endpoint, name="models", dialect=dialect)
     request, operation = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
-    with Deadline(9, 9) as turns:
-        call = Call(request, ScriptedClientResponse(log), operation, route, turns)
+    with Deadline(9, 9) as deadline:
+        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
         with pytest.raises(GatewayError) as caught:
             await trace_settings(call, [route.upstream])
     assert caught.value.kind is ErrorKind.UNSUPPORTED
@@ -93,8 +93,8 @@ async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
     route = make_route(endpoints[1])
     request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
     operation = parse_operation(method, "/v2/trace")
-    with Deadline(9, 9) as turns:
-        call = Call(request, ScriptedClientResponse(log), operation, route, turns)
+    with Deadline(9, 9) as deadline:
+        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
         with pytest.raises(GatewayError) as caught:
             await trace_settings(call, upstreams)
     assert caught.value.kind is ErrorKind.UNSUPPORTED

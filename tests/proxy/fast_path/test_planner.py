@@ -16,7 +16,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.fast_path import call as straight_module
+from gateway.proxy.fast_path import call as call_module
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import MAX_PASSTHROUGH, FastPath
 from gateway.proxy.interfaces import Limits, Route
@@ -794,7 +794,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(straight_module, "convert_to_json", fails)
+    monkeypatch.setattr(call_module, "convert_to_json", fails)
     scene = _Scene()
     scene.infer()
     headers, body = _binary(bytes(4))
@@ -936,12 +936,12 @@ async def test_partial_response_is_converted_in_a_task() -> None:
     )
     assert scene.log[-1] == "client waits for a task"
     assert scene.outstanding == 1
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert answer.status == 200
-    assert json.loads(answer.body)["outputs"][0]["data"] == VALUES
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["X"] == "1"
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 200
+    assert json.loads(client_response.body)["outputs"][0]["data"] == VALUES
+    assert client_response.headers["Content-Type"] == "application/json"
+    assert client_response.headers["X"] == "1"
     assert "client has got all" in scene.log
     assert scene.client.responses == []
     assert scene.outstanding == 0
@@ -955,10 +955,10 @@ async def test_partial_response_streams_in_a_task(way: str, status: int) -> None
         status, {HEADER_LENGTH: "x", "Upgrade": "y"}, [b"one", b"four"]
     )
     scene.receiver.on_headers(response.with_log(scene.log))
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert (answer.status, answer.body) == (status, b"onefour")
-    assert dict(answer.headers) == {HEADER_LENGTH: "x"}
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (status, b"onefour")
+    assert dict(client_response.headers) == {HEADER_LENGTH: "x"}
     assert scene.log.index("client gets 3") < scene.log.index("server sends 4")
     assert scene.outstanding == 0
 
@@ -969,10 +969,10 @@ async def test_inconsistent_partial_response_is_a_502() -> None:
     scene.receiver.on_headers(
         ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]).with_log(scene.log)
     )
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert answer.status == 502
-    assert URL in answer.body.decode()
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 502
+    assert URL in client_response.body.decode()
     assert scene.outstanding == 0
 
 
@@ -981,9 +981,9 @@ async def test_truncated_partial_response_is_aborted() -> None:
     scene.get()
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell over")])
     scene.receiver.on_headers(broken.with_log(scene.log))
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert answer.body == b"begun"
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.body == b"begun"
     assert "client is cut off" in scene.log
     assert "client has got all" not in scene.log
     assert scene.outstanding == 0
@@ -996,11 +996,11 @@ async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> No
     scene.receiver.on_headers(
         ScriptedUpstreamResponse(200, headers, [asyncio.Event()]).with_log(scene.log)
     )
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert answer.status == 504
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 504
     text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
-    assert json.loads(answer.body) == {"error": text}
+    assert json.loads(client_response.body) == {"error": text}
     assert scene.outstanding == 0
 
 
@@ -1040,9 +1040,9 @@ async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> N
     else:
         scene.receiver.on_complete(response_head(503), b"")
     scene.clock.advance(1)
-    answer = ScriptedClientResponse(scene.log)
-    await scene.client.begin_task(answer)
-    assert (answer.status, answer.body) == (200, b"a")
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (200, b"a")
     assert spent == [12.5]
 
 

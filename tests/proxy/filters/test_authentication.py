@@ -388,15 +388,15 @@ def test_unauthenticated_error_is_a_gateway_error() -> None:
 
 async def test_keys_are_checked_for_each_plan() -> None:
     group = KeyGroup("people", None, ["p-key"])
-    straight = FastPath(Router([_rule(None, group)]))
+    fast_path = FastPath(Router([_rule(None, group)]))
     headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))
     try:
-        plan = straight.plan("GET", "/v2/x", headers, 0)
+        plan = fast_path.plan("GET", "/v2/x", headers, 0)
         assert plan is not None
         assert plan.template.headers == (("Host", "h"), ("X", "1"))
-        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
+        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
         group.replace_keys(["new"])
-        assert straight.plan("GET", "/v2/x", headers, 0) is None
-        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
+        assert fast_path.plan("GET", "/v2/x", headers, 0) is None
+        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
     finally:
-        straight.close()
+        fast_path.close()

@@ -69,11 +69,11 @@ class Scene:
     """A client and its servers."""
 
     def __init__(
-        self, *turns: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
+        self, *steps: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
     ) -> None:
         self.log = EventLog()
         self.servers = [
-            ScriptedEndpoint(self.log, *(turns or (OK,)), url=f"http://{number}")
+            ScriptedEndpoint(self.log, *(steps or (OK,)), url=f"http://{number}")
             for number in range(servers)
         ]
         self.server = self.servers[0]
@@ -86,10 +86,10 @@ class Scene:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> ScriptedClientResponse:
-        answer = ScriptedClientResponse(self.log)
+        response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, answer, single_route(self.route))
-        return answer
+        await handle_request(request, response, single_route(self.route))
+        return response
 
 
 # ------------------------------------------------------------------------------- what is decoded
@@ -109,11 +109,11 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
     """Give what a client and its server see of an infer request."""
-    turns = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
-    scene = Scene(*turns)
-    answer = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
+    steps = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
+    scene = Scene(*steps)
+    response = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
     asked = [dict(request.headers) for request in scene.server.requests]
-    return answer.status, answer.body, asked, scene.server.bodies
+    return response.status, response.body, asked, scene.server.bodies
 
 
 @pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
@@ -218,14 +218,14 @@ async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: str) -> None:
     """Triton answers 501 where such a header is empty."""
-    turns = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
+    steps = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
     body = json_request()
     seen = []
     for headers in ({}, {"Content-Encoding": coding}):
-        scene = Scene(*turns)
-        answer = await scene.ask(target, body, headers={"X-A": "1", **headers})
+        scene = Scene(*steps)
+        response = await scene.ask(target, body, headers={"X-A": "1", **headers})
         asked = [dict(request.headers) for request in scene.server.requests]
-        seen.append((answer.status, answer.body, asked, scene.server.bodies))
+        seen.append((response.status, response.body, asked, scene.server.bodies))
     assert seen[0] == seen[1]
     assert seen[0][0] == 200
 
@@ -240,10 +240,10 @@ async def test_identity_coding_without_a_body_is_dropped_from_the_headers() -> N
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_unknown_content_coding_is_refused(target: str, coding: str) -> None:
     scene = Scene()
-    answer = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
-    assert answer.status == 415
-    assert answer.headers["Accept-Encoding"] == "gzip, deflate"
-    assert repr(coding).encode() in answer.body
+    response = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
+    assert response.status == 415
+    assert response.headers["Accept-Encoding"] == "gzip, deflate"
+    assert repr(coding).encode() in response.body
     assert not scene.server.requests
     assert not scene.log.count_of("client sends")
 
@@ -271,9 +271,9 @@ async def test_broken_compressed_body_never_reaches_a_server_whole(
     headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
     scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
     steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
-    answer = await scene.ask(target, *(steps or [b""]), headers=headers)
-    assert answer.status == status
-    assert why in answer.body.decode()
+    response = await scene.ask(target, *(steps or [b""]), headers=headers)
+    assert response.status == status
+    assert why in response.body.decode()
     assert not any(scene.server.bodies)
 
 
@@ -290,10 +290,10 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
     scene = Scene(limits=limits)
-    answer = await scene.ask(
+    response = await scene.ask(
         target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
     )
-    assert answer.status == (413 if target == GENERATE else 400)  # zeros are no JSON
+    assert response.status == (413 if target == GENERATE else 400)  # zeros are no JSON
     scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
     await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
     assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
@@ -303,9 +303,9 @@ async def test_decompression_ratio_of_the_route_counts() -> None:
     body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
     scene = Scene(limits=limits)
-    answer = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
-    assert answer.status == 413
-    assert b"9 times its size (limits.max_decompression_ratio)" in answer.body
+    response = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
+    assert response.status == 413
+    assert b"9 times its size (limits.max_decompression_ratio)" in response.body
 
 
 # ------------------------------------------------------------------------------- what it takes
@@ -328,10 +328,10 @@ async def _decoded(
 ) -> DecompressedRequest:
     request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
     route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
-    holding = route.memory_budget.reserve()
+    reservation = route.memory_budget.reserve()
     operation = parse_operation("POST", GENERATE)
     call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
-    made = (await decompress_request(call, holding)).request
+    made = (await decompress_request(call, reservation)).request
     assert isinstance(made, DecompressedRequest)
     return made
 
@@ -358,10 +358,10 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
     request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
     route = make_route(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        holding = route.memory_budget.reserve()
+        reservation = route.memory_budget.reserve()
     operation = parse_operation("POST", GENERATE)
     call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
-    made = (await decompress_request(call, holding)).request
+    made = (await decompress_request(call, reservation)).request
     assert made.content_length == 1500
 
 

@@ -200,25 +200,25 @@ def test_request_id_is_generated(given: tuple[str, ...]) -> None:
 
 def test_every_request_has_its_own_id() -> None:
     headers = _headers(("Host", "h"))
-    introduction = ForwardedHeaders(IDS, CLIENT)
-    assert len({introduction.make(headers, "1.1")[1] for _ in range(1000)}) == 1000
+    forwarded_headers = ForwardedHeaders(IDS, CLIENT)
+    assert len({forwarded_headers.make(headers, "1.1")[1] for _ in range(1000)}) == 1000
 
 
 def test_forked_processes_generate_different_ids() -> None:
     headers = _headers(("Host", "h"))
-    introduction = ForwardedHeaders(IDS, CLIENT)
-    introduction.make(headers, "1.1")
+    forwarded_headers = ForwardedHeaders(IDS, CLIENT)
+    forwarded_headers.make(headers, "1.1")
     ids = set()
     for _ in range(4):
         reader, writer = os.pipe()
         if not (child := os.fork()):
-            os.write(writer, introduction.make(headers, "1.1")[1].encode())
+            os.write(writer, forwarded_headers.make(headers, "1.1")[1].encode())
             os._exit(0)
         os.waitpid(child, 0)
         ids.add(os.read(reader, 64))
         os.close(reader)
         os.close(writer)
-    ids.add(introduction.make(headers, "1.1")[1].encode())
+    ids.add(forwarded_headers.make(headers, "1.1")[1].encode())
     assert len(ids) == 5
 
 
@@ -252,11 +252,11 @@ def test_gateway_ids_differ() -> None:
 
 
 def test_alternating_heads_get_their_own_headers() -> None:
-    introduction = ForwardedHeaders(ALL, CLIENT)
+    forwarded_headers = ForwardedHeaders(ALL, CLIENT)
     one = _headers(("Host", "one"), ("X-Request-Id", "1"))
     two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
     for _ in range(3):
-        assert introduction.make(one, "1.1") == (
+        assert forwarded_headers.make(one, "1.1") == (
             (
                 ("X-Forwarded-For", "192.0.2.7"),
                 ("X-Forwarded-Proto", "http"),
@@ -266,7 +266,7 @@ def test_alternating_heads_get_their_own_headers() -> None:
             ),
             "1",
         )
-        lines = dict(introduction.make(two, "1.1")[0])
+        lines = dict(forwarded_headers.make(two, "1.1")[0])
         assert lines["X-Forwarded-Host"] == "two"
         assert lines["Via"] == "1.1 proxy, 1.1 tensorgate"
         assert lines["X-Request-Id"] != "1"

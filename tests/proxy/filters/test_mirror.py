@@ -99,10 +99,10 @@ class Scene:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> ScriptedClientResponse:
-        answer = ScriptedClientResponse(self.log)
+        response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, answer, self.routes)
-        return answer
+        await handle_request(request, response, self.routes)
+        return response
 
     async def over(self) -> None:
         """Wait until nothing is under way to the mirror."""
@@ -154,9 +154,9 @@ async def test_mirror_gets_the_same_request(
     target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> None:
     scene = Scene(limits=LARGE)
-    answer = await scene.ask(target, *body, headers={"Host": "h", **headers})
+    response = await scene.ask(target, *body, headers={"Host": "h", **headers})
     await scene.over()
-    assert answer.status == 200
+    assert response.status == 200
     (asked,), (copied,) = scene.server.requests, scene.shadow.requests
     assert (copied.method, copied.target) == (asked.method, asked.target) == ("POST", target)
     assert list(copied.headers.items()) == list(asked.headers.items())
@@ -164,8 +164,8 @@ async def test_mirror_gets_the_same_request(
 
 
 async def test_raw_binary_header_comes_from_the_metadata_of_each_server() -> None:
-    turns = METADATA, NO_CONFIG, OK
-    scene = Scene(turns, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
+    steps = METADATA, NO_CONFIG, OK
+    scene = Scene(steps, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
     await scene.ask(INFER, FLOATS.tobytes(), headers={HEADER_LENGTH: "0"})
     await scene.over()
     assert b'"shape":[3]' in scene.server.bodies[-1].replace(b" ", b"")
@@ -226,9 +226,9 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
     assert not scene.mirror.in_flight
-    straight = FastPath(scene.routes)
+    fast_path = FastPath(scene.routes)
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
-    plan = straight.plan(method, target, headers, 2)
+    plan = fast_path.plan(method, target, headers, 2)
     assert plan is None or plan.mirror is None
 
 
@@ -271,8 +271,8 @@ async def _seen(
         limits=LARGE,
         mirrored=mirrored,
     )
-    answer = await scene.ask(target, *body, headers=headers)
-    seen = (answer.status, dict(answer.headers), answer.body, scene.log, scene.server.bodies)
+    response = await scene.ask(target, *body, headers=headers)
+    seen = (response.status, dict(response.headers), response.body, scene.log, scene.server.bodies)
     await scene.mirror.close()
     assert scene.held.total == 0
     assert sum(scene.mirror.route.upstream.pool.outstanding) == 0
@@ -304,9 +304,9 @@ async def test_server_may_be_slower_than_the_mirror() -> None:
 async def test_slow_client_does_not_delay_the_mirror() -> None:
     scene = Scene()
     ready = asyncio.Event()
-    answer = ScriptedClientResponse(scene.log, ready=ready)
+    response = ScriptedClientResponse(scene.log, ready=ready)
     request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
-    asking = asyncio.create_task(handle_request(request, answer, scene.routes))
+    asking = asyncio.create_task(handle_request(request, response, scene.routes))
     await until(lambda: scene.shadow.requests)
     await scene.over()
     ready.set()
@@ -345,28 +345,28 @@ async def test_fast_path_samples_each_request() -> None:
     mirror = Mirror(route, 0.3, proxy_call)
     ready = ReadyEndpoint()
     rule = Rule(Match(), (make_route(ready),), mirror=mirror)
-    straight = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    fast_path = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": str(len(body)), "X-A": "1"}))
-    plan = straight.plan("POST", INFER, headers, len(body))
+    plan = fast_path.plan("POST", INFER, headers, len(body))
     assert plan is not None
     copied = []
     for _ in range(4):
         before = len(shadow.requests)
-        assert straight.start(plan, body, ScriptedClient()) is not None
+        assert fast_path.start(plan, body, ScriptedClient()) is not None
         await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
     # What leaves the straight way is drawn where it goes on.
     ready.ready = False
-    assert straight.start(plan, body, ScriptedClient()) is None
+    assert fast_path.start(plan, body, ScriptedClient()) is None
     assert not mirror.in_flight
 
 
 # ------------------------------------------------------------------------------ the straight way
 
 
-def _straight(
+def _fast_path(
     shadow: ScriptedEndpoint | None,
 ) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
     ready = ReadyEndpoint()
@@ -377,17 +377,17 @@ def _straight(
 
 async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:
     shadow = ScriptedEndpoint(EventLog(), OK)
-    _, _, straight, mirror = _straight(shadow)
+    _, _, fast_path, mirror = _fast_path(shadow)
     assert mirror is not None
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
-    plan = straight.plan("POST", GENERATE, headers, 2)
+    plan = fast_path.plan("POST", GENERATE, headers, 2)
     assert plan is not None
-    assert straight.start(plan, b"{}", ScriptedClient()) is not None
+    assert fast_path.start(plan, b"{}", ScriptedClient()) is not None
     assert mirror.route.memory_budget.total == 2
     await mirror.close()
     assert (mirror.in_flight, mirror.route.memory_budget.total) == (0, 0)
     assert shadow.requests == []
-    straight.close()
+    fast_path.close()
 
 
 @pytest.mark.parametrize(
@@ -398,14 +398,14 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
     shadow = ScriptedEndpoint(EventLog(), hang, OK)
     seen = []
     for to in (None, shadow):
-        client, ready, straight, mirror = _straight(to)
+        client, ready, fast_path, mirror = _fast_path(to)
         headers = CIMultiDictProxy(CIMultiDict({"X-A": "1", "Content-Length": str(len(body))}))
-        plan = straight.plan("POST", target, headers, len(body))
+        plan = fast_path.plan("POST", target, headers, len(body))
         assert plan is not None
-        assert straight.start(plan, body, client) is not None
+        assert fast_path.start(plan, body, client) is not None
         ready.asked[0].receiver.on_complete(response_head(), b"{}")
         seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
-        straight.close()
+        fast_path.close()
     assert seen[0] == seen[1]
     assert shadow.requests == []  # its task has not had a turn yet
     await until(lambda: shadow.requests)
@@ -419,8 +419,8 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
 
 
 async def test_rule_without_a_mirror_has_no_sampler() -> None:
-    _, _, straight, _ = _straight(None)
-    plan = straight.plan(
+    _, _, fast_path, _ = _fast_path(None)
+    plan = fast_path.plan(
         "POST", GENERATE, CIMultiDictProxy(CIMultiDict({"Content-Length": "2"})), 2
     )
     assert plan is not None
@@ -448,8 +448,8 @@ async def test_body_over_the_cap_is_not_mirrored(
     scene = Scene([OK, OK], limits=replace(LIMITS, spool_bytes=1000))
     headers = CHUNKED if chunked else {}
     for pieces in ([b"x" * 500] * 2, [b"x" * 500, b"x" * 501]):
-        answer = await scene.ask(GENERATE, *pieces, headers=headers)
-        assert answer.status == 200
+        response = await scene.ask(GENERATE, *pieces, headers=headers)
+        assert response.status == 200
     await scene.over()
     assert scene.shadow.bodies == [b"x" * 1000]
     assert scene.server.bodies == [b"x" * 1000, b"x" * 1001]
@@ -554,8 +554,8 @@ async def test_client_disconnect_after_its_body_keeps_the_mirrored_request() -> 
 async def test_broken_body_is_not_mirrored() -> None:
     scene = Scene()
     broken = GatewayError(ErrorKind.BAD_REQUEST, "the request's body is broken")
-    answer = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
-    assert answer.status == 400
+    response = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
+    assert response.status == 400
     await scene.over()
     assert scene.shadow.requests == []
 

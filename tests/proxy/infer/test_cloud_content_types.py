@@ -50,17 +50,17 @@ ANSWER = binary(ANSWER_HEADER, TENSOR)
 class Scene:
     """An exchange with a server, and what came of it."""
 
-    def __init__(self, *turns: ScriptedUpstreamResponse) -> None:
-        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+    def __init__(self, *steps: ScriptedUpstreamResponse) -> None:
+        self.endpoint = ScriptedEndpoint(EventLog(), *steps)
 
     async def run(self, body: bytes, headers: dict[str, str]) -> ScriptedClientResponse:
         log = EventLog()
         request = ScriptedRequest(log, "POST", INFER, headers, [body])
-        answer = ScriptedClientResponse(log)
-        with Deadline(9, 9) as turns:
+        response = ScriptedClientResponse(log)
+        with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(Call(request, answer, operation, make_route(self.endpoint), turns))
-        return answer
+            await infer(Call(request, response, operation, make_route(self.endpoint), deadline))
+        return response
 
     @property
     def got_the_protocols_header(self) -> bool:
@@ -80,32 +80,32 @@ def of_type(content_type: str, size: object) -> dict[str, str]:
 @pytest.mark.parametrize("content_type", [SAGEMAKER, VERTEX_AI])
 async def test_binary_request_gets_a_json_response(content_type: str) -> None:
     scene = Scene(ANSWER)
-    answer = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
+    response = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
     assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
-    assert answer.headers["Content-Type"] == "application/json"
-    assert HEADER_LENGTH not in answer.headers
-    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert response.headers["Content-Type"] == "application/json"
+    assert HEADER_LENGTH not in response.headers
+    assert json.loads(response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
 async def test_sagemaker_client_gets_the_header_length_in_the_content_type() -> None:
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
     assert scene.got_the_protocols_header
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
-    assert answer.headers.getall("Content-Type") == [expected]
-    assert HEADER_LENGTH not in answer.headers
-    assert answer.body == ANSWER_HEADER + TENSOR
+    assert response.headers.getall("Content-Type") == [expected]
+    assert HEADER_LENGTH not in response.headers
+    assert response.body == ANSWER_HEADER + TENSOR
 
 
 async def test_vertex_client_gets_the_header_length_in_a_header() -> None:
     # Triton's endpoint answers in the ordinary form.
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
     assert scene.got_the_protocols_header
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
-    assert answer.body == ANSWER_HEADER + TENSOR
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
+    assert response.body == ANSWER_HEADER + TENSOR
 
 
 async def test_mixed_response_has_its_header_length_in_the_content_type() -> None:
@@ -115,33 +115,33 @@ async def test_mixed_response_has_its_header_length_in_the_content_type() -> Non
     # All of the request is JSON: a size that is that of the body, or none.
     for headers in (of_type(SAGEMAKER, len(body)), {"Content-Type": SAGEMAKER}):
         scene = Scene(binary(TWO_OUTPUTS, TENSOR, bytes(4)))
-        answer = await scene.run(body, headers)
+        response = await scene.run(body, headers)
         assert scene.got_the_protocols_header
-        start, _, size = answer.headers["Content-Type"].partition(";json-header-size=")
+        start, _, size = response.headers["Content-Type"].partition(";json-header-size=")
         assert start == SAGEMAKER
-        header, tensors = answer.body[: int(size)], answer.body[int(size) :]
+        header, tensors = response.body[: int(size)], response.body[int(size) :]
         assert tensors == TENSOR
         assert json.loads(header)["outputs"][1]["data"] == [0]
-        assert HEADER_LENGTH not in answer.headers
+        assert HEADER_LENGTH not in response.headers
 
 
 async def test_size_of_0_means_raw_binary() -> None:
     scene = Scene(
         ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
     )
-    answer = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
+    response = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
     assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
-    assert answer.headers["Content-Type"] == expected
+    assert response.headers["Content-Type"] == expected
 
 
 async def test_equal_header_lengths_in_header_and_content_type_are_accepted() -> None:
     headers = {**of_type(SAGEMAKER, len(ALL_BINARY)), HEADER_LENGTH: str(len(ALL_BINARY))}
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, headers)
+    response = await scene.run(ALL_BINARY + TENSOR, headers)
     assert scene.got_the_protocols_header
-    assert answer.body == ANSWER_HEADER + TENSOR
+    assert response.body == ANSWER_HEADER + TENSOR
     # A type without a size says nothing of it.
     scene = Scene(ANSWER)
     headers = {"Content-Type": VERTEX_AI, HEADER_LENGTH: str(len(ALL_BINARY))}
@@ -197,13 +197,13 @@ async def test_error_response_of_the_server_passes_untouched() -> None:
         400, {"Content-Type": "application/json"}, [b'{"error":"no"}']
     )
     scene = Scene(refused)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert (answer.status, answer.body) == (400, b'{"error":"no"}')
-    assert answer.headers["Content-Type"] == "application/json"
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (response.status, response.body) == (400, b'{"error":"no"}')
+    assert response.headers["Content-Type"] == "application/json"
 
 
 async def test_response_without_binary_outputs_is_json() -> None:
     text = b'{"model_name":"m","outputs":[]}'
     scene = Scene(ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [text]))
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert (answer.headers["Content-Type"], answer.body) == ("application/json", text)
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (response.headers["Content-Type"], response.body) == ("application/json", text)

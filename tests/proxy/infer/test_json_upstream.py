@@ -52,9 +52,9 @@ def _answer(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedU
 class _Scene(ScriptedCall):
     """One infer exchange with a server that takes JSON only."""
 
-    def __init__(self, *turns: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
+    def __init__(self, *steps: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
         limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
-        super().__init__(*turns, dialect=JSON, limits=limits, **others)
+        super().__init__(*steps, dialect=JSON, limits=limits, **others)
 
     @property
     def document(self) -> Any:
@@ -75,13 +75,13 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
 async def test_json_request_is_checked_and_rewritten() -> None:
     text = json_request(1.5, -2, 0.1)
     scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
-    answer = await scene.run()
+    response = await scene.run()
     assert scene.document == json.loads(text)
     assert isinstance(scene.endpoint.requests[0].body, list)  # it has its length
     # What it wants comes as the server wrote it, piece by piece.
     assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
-    assert answer.body == BODY
-    assert dict(answer.headers) == {"Content-Type": "application/json", "X": "1"}
+    assert response.body == BODY
+    assert dict(response.headers) == {"Content-Type": "application/json", "X": "1"}
     assert scene.log[-6:] == [
         "server sends 9",
         "client gets 9",
@@ -108,8 +108,8 @@ async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None
         headers={"Accept-Encoding": "gzip"},
         policies=policies,
     )
-    answer = await scene.run()
-    t, u, numbers = json.loads(answer.body)["outputs"]
+    response = await scene.run()
+    t, u, numbers = json.loads(response.body)["outputs"]
     assert t["data"] == u["data"] == ["YWJjZA=="]
     assert t["parameters"] == u["parameters"] == is_base64
     assert numbers == OUTPUT
@@ -183,12 +183,12 @@ async def test_raw_binary_request_becomes_json(headers: dict[str, str], count: i
     scene = _Scene(
         METADATA, _answer(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
     )
-    answer = await scene.run()
+    response = await scene.run()
     assert scene.document["inputs"] == [
         {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
     ]
-    size = int(answer.headers[HEADER_LENGTH])  # all outputs binary
-    assert answer.body[size:] == FLOATS.tobytes()
+    size = int(response.headers[HEADER_LENGTH])  # all outputs binary
+    assert response.body[size:] == FLOATS.tobytes()
 
 
 async def test_raw_binary_string_becomes_json() -> None:
@@ -209,9 +209,9 @@ async def test_large_buffered_request_can_be_retried() -> None:
         make_route(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
     )
     request = ScriptedRequest(log, "POST", INFER, None, [text])
-    with Deadline(9, 9) as turns:
+    with Deadline(9, 9) as deadline:
         operation = parse_operation("POST", INFER)
-        await infer(Call(request, ScriptedClientResponse(log), operation, route, turns))
+        await infer(Call(request, ScriptedClientResponse(log), operation, route, deadline))
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)
@@ -320,15 +320,15 @@ def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
 
 async def test_response_becomes_binary() -> None:
     scene = _Scene(_answer(), **ASKING_BINARY)
-    answer = await scene.run()
-    size = int(answer.headers[HEADER_LENGTH])
-    assert json.loads(answer.body[:size])["outputs"] == [
+    response = await scene.run()
+    size = int(response.headers[HEADER_LENGTH])
+    assert json.loads(response.body[:size])["outputs"] == [
         {"name": "OUT", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     ]
-    assert answer.body[size:] == FLOATS.tobytes()
-    assert dict(answer.headers) == {
+    assert response.body[size:] == FLOATS.tobytes()
+    assert dict(response.headers) == {
         "Content-Type": "application/octet-stream",
-        "Content-Length": str(len(answer.body)),
+        "Content-Length": str(len(response.body)),
         HEADER_LENGTH: str(size),
         "X": "1",
     }
@@ -339,25 +339,25 @@ async def test_one_output_of_a_response_becomes_binary() -> None:
     kept = {"name": "B", "shape": [2], "datatype": "FP32", "data": [1.50, None]}
     body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
     scene = _Scene(_answer(body), **_asking(("OUT", True), ("B", False)))
-    answer = await scene.run()
-    size = int(answer.headers[HEADER_LENGTH])
-    first, second = json.loads(answer.body[:size])["outputs"]
+    response = await scene.run()
+    size = int(response.headers[HEADER_LENGTH])
+    first, second = json.loads(response.body[:size])["outputs"]
     assert first == kept
     assert second["parameters"] == {"binary_data_size": 12}
-    assert answer.body[size:] == FLOATS.tobytes()
+    assert response.body[size:] == FLOATS.tobytes()
 
 
 async def test_response_with_empty_tensors_becomes_binary() -> None:
     body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
-    answer = await _Scene(_answer(body), **ASKING_BINARY).run()
-    assert HEADER_LENGTH not in answer.headers
-    assert json.loads(answer.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+    response = await _Scene(_answer(body), **ASKING_BINARY).run()
+    assert HEADER_LENGTH not in response.headers
+    assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
 @pytest.mark.parametrize("status", [201, 400, 422, 500])
 async def test_error_response_passes_untouched(status: int) -> None:
-    answer = await _Scene(_answer(b'{"detail":"whatever"}', status=status), **ASKING_BINARY).run()
-    assert (answer.status, answer.body) == (status, b'{"detail":"whatever"}')
+    response = await _Scene(_answer(b'{"detail":"whatever"}', status=status), **ASKING_BINARY).run()
+    assert (response.status, response.body) == (status, b'{"detail":"whatever"}')
 
 
 @pytest.mark.parametrize(
@@ -378,14 +378,14 @@ async def test_inconsistent_response_is_a_502_that_names_the_server(
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(f"{URL}: ")
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 async def test_truncated_response_is_never_started() -> None:
     scene = _Scene(_answer(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
         await scene.run()
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 async def test_response_over_the_cap_is_a_502() -> None:
@@ -419,14 +419,14 @@ async def test_conversion_yields_to_other_calls() -> None:
 
 
 FORMS: dict[str, Callable[..., _Scene]] = {
-    "json": lambda *turns: _Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
-    "large json": lambda *turns: _Scene(*turns, body=[json_request(*range(9_000))]),
-    "binary": lambda *turns: _Scene(*turns, **ASKING_BINARY),
-    "large binary": lambda *turns: _Scene(
-        *turns, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
+    "json": lambda *steps: _Scene(*steps, body=[json_request()[:9], json_request()[9:]]),
+    "large json": lambda *steps: _Scene(*steps, body=[json_request(*range(9_000))]),
+    "binary": lambda *steps: _Scene(*steps, **ASKING_BINARY),
+    "large binary": lambda *steps: _Scene(
+        *steps, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),
-    "raw": lambda *turns: _Scene(
-        METADATA, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    "raw": lambda *steps: _Scene(
+        METADATA, *steps, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
 }
 
@@ -436,7 +436,7 @@ async def test_failing_server_is_a_502(make: Callable[..., _Scene]) -> None:
     scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)

@@ -27,7 +27,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class ScriptedCall:
-    """One exchange, and its log; more is said to ``make_route``."""
+    """One call and its log; ``route`` are arguments of ``make_route``."""
 
     def __init__(
         self,
@@ -39,21 +39,21 @@ class ScriptedCall:
     ) -> None:
         self.log = EventLog()
         self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedClientResponse(self.log)
+        self.response = ScriptedClientResponse(self.log)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
         self.route: Route = make_route(self.endpoint, **route)
 
     async def run(self) -> ScriptedClientResponse:
-        """Make the exchange; nothing is held of it afterwards, and nobody is at a server."""
+        """Run the call; check that it releases its memory and its endpoint."""
         operation = parse_operation("POST", self.request.target)
         handler = predict if operation.kind is OperationKind.PREDICT else infer
         try:
-            with Deadline(9, 9) as turns:
-                await handler(Call(self.request, self.answer, operation, self.route, turns))
+            with Deadline(9, 9) as deadline:
+                await handler(Call(self.request, self.response, operation, self.route, deadline))
         finally:
             assert sum(self.route.upstream.pool.outstanding) == 0
             assert self.route.memory_budget.total == 0
-        return self.answer
+        return self.response
 
     @property
     def sent(self) -> tuple[dict[str, Any], bytes]:
