@@ -193,7 +193,7 @@ async def _raw(route: Route) -> int:
 async def test_load_and_unload_drop_cached_metadata(
     room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
 ) -> None:
-    """Whether or not the server says that it worked."""
+    """Whatever the status of the server."""
     endpoint = ScriptedEndpoint(
         EventLog(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK
     )
@@ -255,7 +255,7 @@ async def test_call_for_a_version_goes_to_an_endpoint_that_has_it(
 async def _goes_to_the_second(
     models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    """Check that requests reach that one alone of three endpoints, which have a model each."""
+    """Check that requests reach only the one of three endpoints that has the model."""
     responses = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
     endpoints = [
         ScriptedEndpoint(EventLog(), *responses, *[OK] * 3, url=f"http://{i}") for i in range(3)
@@ -301,5 +301,5 @@ async def test_send_error_writes_status_headers_and_body() -> None:
 
 def test_error_body_is_a_json_object() -> None:
     assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
-    # As aiohttp gives a header that is not UTF-8.
+    # How aiohttp decodes a header that is not UTF-8.
     assert error_body("caf\udce9") == b'{"error":"caf?"}'

@@ -29,7 +29,7 @@ def _match(
         ([_match("m", None, "generate", "infer")], "m (infer, generate)"),
         ([_match(None, None, "health", "metadata")], "any (health, metadata)"),
         ([_match(None, "1", "infer")], "any version 1 (infer)"),
-        # Neither the names nor the values of headers are for everybody.
+        # Names and values of headers are not public.
         ([_match("m", tenant="secret")], "m with certain headers"),
         ([_match(None, None, "infer", tenant="secret")], "any with certain headers (infer)"),
         ([_match(tenant="secret")], ""),

@@ -25,7 +25,7 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 class _Scene:
-    """One exchange, its log, and what it ended with."""
+    """One call and its log."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ async def test_body_passes_chunk_by_chunk() -> None:
 async def test_small_chunks_are_joined_for_a_server_that_limits_chunks(
     steps: list[BodyStep],
 ) -> None:
-    """Triton keeps a place on its stack for each chunk of a body."""
+    """Triton recurses for each chunk of a body."""
     scene = _Scene(ScriptedUpstreamResponse(), headers=CHUNKED, body=steps)
     await scene.run()
     sizes = [int(entry.split()[-1]) for entry in scene.log if entry.startswith("server gets")]

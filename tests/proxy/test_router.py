@@ -1,4 +1,4 @@
-"""Which route a request takes, and what it is refused with."""
+"""Which route a request takes, and the errors of requests without one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
-# ------------------------------------------------------------------------------ the first match
+# -------------------------------------------------------------------------------------- first match
 
 
 async def test_first_matching_rule_decides() -> None:
@@ -94,7 +94,7 @@ async def test_unmatched_request_gets_the_served_models() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------- deny
+# -------------------------------------------------------------------------------- denied operations
 
 
 async def test_denied_operation_is_not_matched_by_later_rules() -> None:
@@ -110,7 +110,7 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
         ("GET", "/v2/repository/index", "repository"),
         ("PUT", "/v2/repository/index", "repository"),
         ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
-        # As a server that decodes paths reads it.
+        # The reading of a server that decodes paths.
         ("POST", "/v2/%72epository/index", "repository"),
         ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
         ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
@@ -131,7 +131,7 @@ def _outcome(routes: Router, method: str, target: str, key: str | None = None) -
 
 
 def _guarded() -> Router:
-    """Deny, ask for a key, and be open last; or open first, for what says nothing of a model."""
+    """Rules that deny, need a key, and are open last; or open first without a model."""
     names = ("denying", "keyed", "metadata", "named", "open")
     to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
     return Router(
@@ -154,7 +154,7 @@ def _guarded() -> Router:
         ("GET", "/v2/models/%6B", "401", "keyed"),
         ("POST", "/v2/models/x%20%C3%A9/infer", "named", "named"),
         ("POST", "/v2/models/%C3%A9/infer", "open", "open"),
-        # One way leads to the model with a key, another one elsewhere.
+        # One reading is the model with a key, another is elsewhere.
         ("POST", "/v2/models/k%2Finfer", "401", "404"),
         ("GET", "/v2/models/k%2Fconfig", "401", "404"),
         ("POST", "/v2%2Fmodels/k/infer", "401", "404"),
@@ -162,16 +162,16 @@ def _guarded() -> Router:
         ("POST", "/v2/models/x/../k/infer", "401", "404"),
         ("POST", "/v2/models/%2e/k/infer", "401", "404"),
         ("POST", "//v2/models/k/infer", "401", "404"),
-        # All lead to one rule, and one of them to what that denies.
+        # All readings match one rule, and one of them is denied.
         ("POST", "/v2/models/d%2Finfer", "403", "403"),
         ("POST", "/v2/models/d/%69nfer", "403", "403"),
         ("POST", "/v2/models/d/infer%0A", "403", "403"),
         ("POST", "/v2/models/d/infer/", "403", "403"),
         ("POST", "/v1/models/d%3Apredict", "403", "403"),
-        # Nothing but metadata is had by way of a rule for metadata.
+        # A rule for metadata serves only metadata.
         ("GET", "/v2/models/x%2Fconfig", "401", "404"),
         ("POST", "/v2/models/x%2Finfer", "open", "open"),
-        # What leads to one rule, and is not denied, passes as it is.
+        # Readings of one rule, none denied, pass untouched.
         ("GET", "/v2/models/x/%63onfig", "open", "open"),
         ("POST", "/v2//x/", "open", "open"),
     ],
@@ -220,7 +220,7 @@ async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
     assert fast_path.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
 
-# ------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def _pair(route: Route | None = None) -> tuple[Route, Route]:
@@ -251,7 +251,7 @@ async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
         for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
             choice = routes.find("POST", target, _headers({name: user})).choice
             assert [choice.take(), choice.take()] == [expected] * 2
-    # Without the header, each request is a choice of its own.
+    # Without the header, each request is chosen anew.
     found = routes.find("POST", INFER, _headers())
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
@@ -288,7 +288,7 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
 
 
 async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
-    """What is chosen for a request that leaves the straight way holds on the ordinary one."""
+    """The choice for a call that leaves the fast path holds on the streaming path."""
     ready, unready = ReadyEndpoint(), ReadyEndpoint()
     unready.ready = False
     one, two = make_route(ready), make_route(unready)
@@ -309,7 +309,7 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     assert taken == expected
 
 
-# ------------------------------------------------------------------------------------- rewrite
+# ------------------------------------------------------------------------------------------ rewrite
 
 
 def _alias(
@@ -417,7 +417,7 @@ async def test_route_match_has_the_rewritten_operation_and_target() -> None:
     assert found.operation == Operation(OperationKind.INFER, "resnet50", "3")
 
 
-# ------------------------------------------------------------------------------ who is concerned
+# ------------------------------------------------------------------------ upstreams and passthrough
 
 
 async def test_route_match_has_the_upstreams_of_its_operation() -> None:
@@ -478,7 +478,7 @@ async def test_route_match_tells_what_passes_through(
     assert ", ".join(told) == forwarded
 
 
-# -------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 
 async def test_fast_path_uses_the_size_limits_of_each_route() -> None:

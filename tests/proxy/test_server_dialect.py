@@ -26,7 +26,7 @@ from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 
 class _Learning(DialectState):
-    """It is known when the test says so."""
+    """A dialect that becomes known when the test says so."""
 
     def __init__(self, fault: GatewayError | None = None) -> None:
         super().__init__(None, "it was not asked")
@@ -129,7 +129,7 @@ async def test_server_that_cannot_be_queried_fails_the_call() -> None:
 
 
 async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> None:
-    """Of several endpoints, it may be another one that has told it."""
+    """The dialect may come from another endpoint."""
     dialect_state = _Learning()
     dialect_state.told.set()
     upstream = _upstream(dialect_state)

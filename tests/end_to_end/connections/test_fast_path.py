@@ -218,7 +218,7 @@ def ways(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> Way
     return Ways(caplog, fast_path_requests)
 
 
-# ---------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def _with_headers(data: bytes, headers: bytes) -> bytes:
@@ -368,7 +368,7 @@ async def test_request_is_the_same_on_both_paths(ways: Ways, asked: Asked) -> No
     await ways.both(asked.data, turn, asked.settings, straight=asked.straight)
 
 
-# ---------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def _typed(datatype: str, data: bytes, count: int) -> bytes:
@@ -562,7 +562,7 @@ async def test_response_may_be_cut_at_every_byte(
             assert len(fast_path_requests) == len(whole) - 1
 
 
-# ---------------------------------------------------------------------------------- in time
+# ------------------------------------------------------------------------------------------ in time
 
 SHORT = 1.0  # in which half of an answer can come, however busy the machine is
 STALLS = {
@@ -592,7 +592,7 @@ async def test_stalled_server_is_the_same_on_both_paths(
         assert stall not in ("silent", "half a head")
 
 
-# ---------------------------------------------------------------------------------- and beyond
+# --------------------------------------------------------------------------------------- and beyond
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])

@@ -45,7 +45,7 @@ async def model(connection: Connection) -> None:
             await connection.send(http_response(metadata(-1)))
 
 
-# ------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
@@ -161,7 +161,7 @@ async def test_compressed_request_may_be_cut_at_every_byte() -> None:
         assert len({received.body for received in server.requests}) == 1
 
 
-# ------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def _plain(reply: ReceivedResponse) -> bytes:

@@ -303,7 +303,7 @@ async def test_trace_context_headers_pass_untouched(send: Send) -> None:
             assert [line for line in sent if line in lines] == list(lines)
 
 
-# ---------------------------------------------------------------------------------- ids
+# ---------------------------------------------------------------------------------------------- ids
 
 
 async def test_resent_request_keeps_its_id(fast_path_requests: list[str]) -> None:

@@ -109,7 +109,7 @@ def _held(gateway: RunningGateway) -> int:
     return mirror.route.memory_budget.total
 
 
-# ------------------------------------------------------------------------------- what it gets
+# ------------------------------------------------------------------------------------- what it gets
 
 TENSOR = random.Random(7).randbytes(MIB)
 HEADER = binary_header(MIB)
@@ -229,7 +229,7 @@ async def test_share_of_requests_is_mirrored(
         assert len(fast_path_requests) == 14
 
 
-# -------------------------------------------------------------------- what the client sees of it
+# ----------------------------------------------------------------------- what the client sees of it
 
 REQUESTS = [
     infer_json(),
@@ -392,7 +392,7 @@ async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
         await until(lambda: _under_way(gateway) == 1)
 
 
-# -------------------------------------------------------------------------------- who leaves
+# --------------------------------------------------------------------------------------- who leaves
 
 LEAVING: dict[str, Callable[[RawClient], None]] = {
     "closes": lambda client: client.shutdown_write(),
@@ -439,7 +439,7 @@ async def test_client_disconnect_before_its_response_keeps_the_mirrored_request(
         await gateway.until_idle()
 
 
-# ------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------ the end
 
 
 async def test_hanging_mirror_does_not_delay_a_drain(

@@ -87,7 +87,7 @@ async def _hangs(connection: Connection) -> None:
 WORKS = always_respond(http_response(b""))
 
 
-# -------------------------------------------------------------------------------------- changes
+# ------------------------------------------------------------------------------------------ changes
 
 
 async def test_load_goes_to_every_server() -> None:
@@ -166,7 +166,7 @@ async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
         await gateway.until_idle()
 
 
-# ----------------------------------------------------------------------------- demo servers
+# ------------------------------------------------------------------------------------- demo servers
 
 
 @asynccontextmanager
@@ -244,7 +244,7 @@ async def test_extensions_that_the_canary_lacks_are_dropped() -> None:
         assert reply.json == {"name": "n", "extensions": ["trace", "binary_tensor_data"]}
 
 
-# --------------------------------------------------------------------------------------- health
+# ------------------------------------------------------------------------------------------- health
 
 
 async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:

@@ -113,10 +113,10 @@ async def test_call_cancelled_when_admitted_passes_its_slot_on() -> None:
 async def test_queued_call_is_refused_when_its_deadline_is_over(
     idle_timeout: float, request_timeout: float, spent: float
 ) -> None:
-    """It is told when to try again, which no other end of the time tells."""
+    """The error has a Retry-After, unlike other timeouts."""
     limit = _limit()
     await _acquire(limit)
-    for _ in range(20):  # which of two clocks is first is nothing to go by
+    for _ in range(20):  # which of two clocks fires first is not defined
         with (
             pytest.raises(GatewayError, match=r"and none ended within 0(\.0\d+)? s") as caught,
             Deadline(idle_timeout, request_timeout, spent) as deadline,

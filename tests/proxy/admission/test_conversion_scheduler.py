@@ -10,7 +10,7 @@ async def _convert(scheduler: ConversionScheduler, name: str, log: list[str], ch
 
 
 async def _laps(log: list[str]) -> None:
-    """Note the turns of the event loop."""
+    """Log each time slice of a conversion."""
     while True:
         log.append("|")
         await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def test_conversions_share_the_time_slices() -> None:
     laps = asyncio.create_task(_laps(log))
     await asyncio.gather(*(_convert(scheduler, name, log, 10) for name in "abcd"))
     laps.cancel()
-    later = "".join(log).strip("|").split("|")[3:]  # all begin at once
+    later = "".join(log).strip("|").split("|")[3:]  # all start together
     assert max(map(len, later)) == 1
     assert [log.count(name) for name in "abcd"] == [10] * 4
     order = "".join(later)
@@ -60,7 +60,7 @@ async def test_free_time_slice_is_taken_at_once() -> None:
     assert not scheduler.try_take_slice()
     waiting = asyncio.create_task(scheduler.next_slice())
     await asyncio.sleep(0)
-    assert not scheduler.try_take_slice()  # the one that waits has it
+    assert not scheduler.try_take_slice()  # the waiting conversion has it
     await waiting
     await asyncio.sleep(0)
     assert scheduler.try_take_slice()

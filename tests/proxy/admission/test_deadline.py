@@ -39,7 +39,7 @@ async def test_client_is_expected_first(
 async def _waiting(
     note: Callable[[Deadline], None], idle_timeout: float = SHORT, request_timeout: float = LONG
 ) -> GatewayError:
-    """Note whose turn it is, and wait; give the error that ends that."""
+    """Set an expectation and wait; return the error that ends the wait."""
 
     async def run() -> None:
         with Deadline(idle_timeout, request_timeout) as deadline:
@@ -149,7 +149,7 @@ async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
         (10.0, [(10.0, 0)], False),
         (10.0, [(11.0, 100)], False),
         (10.0, [(11.0, 99)], True),
-        (10.0, [(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
+        (10.0, [(0.0, 5000), (60.0, 1)], False),  # earlier bytes count
         (10.0, [(0.0, 5000), (61.0, 1)], True),
         (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
         (10.0, [(1.0, 100)] * 100, False),
@@ -171,7 +171,7 @@ def test_body_below_the_minimum_rate_is_refused(
             deadline.expect_client()
             clock.advance(seconds)
             deadline.count_received(size)
-            clock.advance(1000)  # which the gateway or a server takes
+            clock.advance(1000)  # time of the gateway or a server
 
     if not slow:
         receive()
@@ -192,7 +192,7 @@ def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch
     deadline.count_received(0)
 
 
-# ------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 async def _part(deadline: Deadline, url: str, time: float) -> str:

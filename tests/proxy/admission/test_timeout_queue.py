@@ -13,7 +13,7 @@ TIME = 4.0
 
 
 class _Note:
-    """Notes its name, and does what the test says, when it is late."""
+    """Logs its name, and runs the test's function, when it times out."""
 
     def __init__(
         self, name: str, late: list[str], then: Callable[[], object] = lambda: None
@@ -118,7 +118,7 @@ def test_all_entries_share_one_timer(watch: TimeoutQueue, clock: Clock) -> None:
 
 
 def test_entry_added_during_a_timeout_shares_the_timer(watch: TimeoutQueue, clock: Clock) -> None:
-    """The answer to a client who waited in vain makes room for its next request."""
+    """The response to one timeout may start the next request."""
     late: list[str] = []
     one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
     one.then = lambda: watch.add(three)

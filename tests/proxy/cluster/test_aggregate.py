@@ -1,4 +1,4 @@
-"""The repository index and statistics of several servers, as one answer."""
+"""The repository index and the statistics of several servers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _json(response: ScriptedClientResponse) -> Any:
     return json.loads(response.body)
 
 
-# -------------------------------------------------------------------------------------- index
+# -------------------------------------------------------------------------------------------- index
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_index_has_the_models_of_all_upstreams(
 
 
 async def test_upstream_of_several_rules_is_listed_once() -> None:
-    """Its servers have the same models: one of them answers, as it is."""
+    """The servers of an upstream have the same models: the response of one passes untouched."""
     endpoints = servers(a=scripted_response(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
     route = make_route(*endpoints[:2])
     denied = _rule(endpoints[2], "denied", deny="repository")
@@ -210,7 +210,7 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
 async def test_empty_index_request_becomes_a_json_object(
     headers: dict[str, str], body: tuple[bytes, ...]
 ) -> None:
-    """As MLServer wants it."""
+    """MLServer requires a body."""
     endpoints = servers(a=_models("x"), b=_models("y"))
     routes = weighted_routes(*(make_route(each, name=each.url[7:8]) for each in endpoints))
     response = await send_request(routes, "POST", INDEX, *body, headers=headers)
@@ -388,7 +388,7 @@ async def test_other_methods_go_to_one_server(method: str) -> None:
     assert received_requests(*endpoints) == [[f"{method} {INDEX}"], []]
 
 
-# --------------------------------------------------------------------------------- statistics
+# --------------------------------------------------------------------------------------- statistics
 
 
 async def test_statistics_are_those_of_all_endpoints() -> None:

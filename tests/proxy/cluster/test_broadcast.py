@@ -1,4 +1,4 @@
-"""What changes servers: it goes to every endpoint, and the answer tells of all of them."""
+"""Broadcasts: every endpoint gets the request, and the response covers all of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _error(response: ScriptedClientResponse) -> str:
     return str(fields["error"])
 
 
-# ------------------------------------------------------------------------------- who is asked
+# ---------------------------------------------------------------------------------------- endpoints
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
     assert received_requests(*endpoints) == [[f"POST {sent}"]] * 3
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
-        # Some servers want to be told what it is.
+        # Some servers require a Content-Type.
         described = {"Content-Length": "2", "Content-Type": "application/json"}
         assert dict(endpoint.requests[0].headers) == described
 
@@ -177,7 +177,7 @@ async def test_client_disconnect_cancels_all_sub_requests() -> None:
     assert all(member.health.failures == 0 for member in route.upstream.pool.members)
 
 
-# ----------------------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------------------------------- responses
 
 
 SHORT = replace(LIMITS, idle_timeout=0.2)
@@ -336,7 +336,7 @@ async def test_error_shortens_a_long_path() -> None:
     assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
 
 
-# ------------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------------------------- bodies
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ async def test_single_server_gets_the_body_as_it_arrives() -> None:
     assert endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
 
 
-# ------------------------------------------------------------------------------- what it takes
+# --------------------------------------------------------------------------------- slots and memory
 
 
 def _with_gates(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
@@ -477,7 +477,7 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
     assert received_requests(*endpoints) == [[], []]
 
 
-# --------------------------------------------------------------------- endpoints that differ
+# ---------------------------------------------------------------------------------- model discovery
 
 
 INDEX = "POST /v2/repository/index"
@@ -485,14 +485,14 @@ UNLOAD = "/v2/repository/models/m/unload"
 
 
 def _has(*models: str) -> ServerStep:
-    """Make the index of a server."""
+    """Return the index of a server."""
     return scripted_response(
         json.dumps([{"name": model, "state": "READY"} for model in models]).encode()
     )
 
 
 def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
-    """Lead to endpoints that were known to have these models, a letter each; ? where it is not."""
+    """Return a route to endpoints with these models, a letter each; ? if they are unknown."""
     route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, known, strict=True):
         member.models = None if model == "?" else ready(*model)
@@ -565,11 +565,11 @@ async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
     assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
 
 
-# ---------------------------------------------------------------------------- old metadata
+# ---------------------------------------------------------------------------------- cached metadata
 
 
 async def _known(route: Route) -> ModelMetadata:
-    """Have the cache know the model, or say what it knows of it."""
+    """Fill the cache with the model, or return what it has."""
     (source,) = servers(source=(scripted_response(metadata(-1)), ScriptedUpstreamResponse(404)))
     return await route.upstream.metadata.get("m", None, source)
 

@@ -57,7 +57,7 @@ def _error(response: ScriptedClientResponse) -> str:
     return str(json.loads(response.body)["error"])
 
 
-# -------------------------------------------------------------------------------- the answers
+# ---------------------------------------------------------------------------------------- responses
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,7 +137,7 @@ async def test_timeout_of_readiness_names_the_upstreams() -> None:
     await routes.readiness.close()
 
 
-# ------------------------------------------------------------------- the check of one upstream
+# ------------------------------------------------------------------------ the check of one upstream
 
 
 def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
@@ -173,7 +173,7 @@ async def test_check_counts_as_no_call() -> None:
     assert all(member.health.failures == 0 for member in upstream.pool.members)
 
 
-# --------------------------------------------------------------------- one check at a time
+# ------------------------------------------------------------------------------ one check at a time
 
 
 class _Checks:
@@ -239,7 +239,7 @@ async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
     checks.outcome = ("down",)
     tasks = [asyncio.create_task(checks.readiness.check()) for _ in range(20)]
     await until(lambda: checks.count)
-    tasks[0].cancel()  # who began it
+    tasks[0].cancel()  # it started the check
     tasks[7].cancel()
     await until(lambda: tasks[0].done() and tasks[7].done())
     checks.gate.set()
@@ -285,7 +285,7 @@ async def test_unexpected_error_of_a_check_is_not_cached(checks: _Checks) -> Non
     assert await checks.readiness.check() == ""
 
 
-# ------------------------------------------------------------------------------ where probes tell
+# ------------------------------------------------------------------------------- with health checks
 
 
 def _prober() -> PoolSupervisor:

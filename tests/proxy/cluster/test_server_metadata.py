@@ -90,7 +90,7 @@ async def test_server_metadata_request_has_no_body() -> None:
     assert dict(request.headers) == {"X-Asked": "1"}
 
 
-# --------------------------------------------------------------------------- several upstreams
+# -------------------------------------------------------------------------------- several upstreams
 
 
 def _server(*extensions: object, **more: object) -> ServerStep:

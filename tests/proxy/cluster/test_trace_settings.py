@@ -19,7 +19,7 @@ from tests.support.doubles.streaming import (
 
 
 async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
-    """Pass a trace call on; give the target and the body that the server got."""
+    """Send a trace call; return the target and the body that the server got."""
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     request = ScriptedRequest(log, method, target, body=[body] if body else [])
@@ -82,7 +82,7 @@ async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, t
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
-    """No server is asked: what is changed would be changed at some of them only."""
+    """No server is queried: a change would reach only some of them."""
     log = EventLog()
     endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
 

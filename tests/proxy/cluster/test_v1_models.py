@@ -179,7 +179,7 @@ async def test_other_kind_of_list_comes_from_one_endpoint() -> None:
     a, b = servers(a=scripted_response(b"", 404), b=scripted_response(OF_OPENAI))
     response = await send_request(single_route(make_route(a, b)), "GET", MODELS)
     assert response.body == OF_OPENAI
-    assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # in turn
+    assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # one after the other
 
 
 async def test_list_of_several_upstreams_is_never_that_of_one() -> None:

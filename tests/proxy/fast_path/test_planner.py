@@ -61,14 +61,14 @@ from tests.support.inference_messages import (
 JSON = json_request()
 BINARY = {"Content-Type": "application/octet-stream"}
 VALUES = [1.5, -2, 3e30]
-"""What FLOATS reads in JSON."""
+"""FLOATS as JSON values."""
 
 
 def _headers(headers: dict[str, str] | list[tuple[str, str]]) -> CIMultiDictProxy[str]:
     return CIMultiDictProxy(CIMultiDict(headers))
 
 
-# ---------------------------------------------------------------------------------- plans
+# -------------------------------------------------------------------------------------------- plans
 
 
 def _plan(
@@ -78,7 +78,7 @@ def _plan(
     length: int,
     limits: Limits = LIMITS,
 ) -> CallPlan | None:
-    """Give the plan for requests with a head, to which the length of a body is added."""
+    """Return the plan for a head, with the Content-Length of a body added."""
     made = CIMultiDict(headers)
     if length and "Content-Length" not in made:
         made["Content-Length"] = str(length)
@@ -201,7 +201,7 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
     several = make_route(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
     assert plan(one) is not None
     assert plan(one, two) is None
-    # Servers of one upstream have the same models, but not the same figures.
+    # Servers of one upstream have the same models, but their own statistics.
     assert (plan(several) is not None) is (target == "/v2/repository/index")
 
 
@@ -289,17 +289,17 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
 async def test_body_is_never_sent_without_its_length(
     method: str, length: int, options: str
 ) -> None:
-    """What the server takes for the next request must not be the client's choice."""
+    """The client must not choose what the server takes for the next request."""
     plan = _plan(method, "/v2/x", {"Host": "h", "Connection": options}, length)
     if plan is not None:
         assert CIMultiDict(plan.template.headers).getall("Content-Length", []) == [str(length)]
 
 
-# ---------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 class _Scene:
-    """A client, a server with a connection at hand, and what is between them."""
+    """A client, a server with an idle connection, and the fast path between them."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class _Scene:
 
     @property
     def error(self) -> str:
-        """Give the message of the error that the client was told."""
+        """Return the message of the error that the client got."""
         assert self.responses.headers == (("Content-Type", "application/json"),)
         fields = json.loads(self.responses.body)
         assert list(fields) == ["error"]
@@ -635,11 +635,11 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
     straight.close()
 
 
-# ---------------------------------------------------------------------------------- whole answers
+# ------------------------------------------------------------------------------- complete responses
 
 
 def _binary(*tensors: bytes, **headers: str) -> tuple[dict[str, str], bytes]:
-    """Give headers and body of an answer with tensors."""
+    """Return headers and body of a response with tensors."""
     header = binary_response_header(*map(len, tensors))
     return {**BINARY, HEADER_LENGTH: str(len(header)), **headers}, header + b"".join(tensors)
 
@@ -665,7 +665,7 @@ async def test_binary_tensors_become_json() -> None:
 async def test_numbers_of_a_response_are_its_own(
     view: Callable[[bytes], bytes | memoryview],
 ) -> None:
-    """Heads that read the same are the same object; what is remembered of them is no body's."""
+    """Equal heads are one object; what is cached for a head does not depend on a body."""
     scene = _Scene()
     one, two = _binary(bytes(4)), _binary(FLOATS.tobytes())
     first, second = response_head(headers=one[0]), response_head(headers=two[0])
@@ -809,7 +809,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
 
 
 async def test_connection_is_released_before_the_response_is_sent() -> None:
-    """The next request of the client may need the connection to the server."""
+    """The client's next request may need the connection to the server."""
     scene = _Scene()
     scene.get()
     scene.receiver.on_complete(response_head(), b"")
@@ -825,7 +825,7 @@ async def test_connection_is_released_before_the_response_is_sent() -> None:
     ]
 
 
-# ---------------------------------------------------------------------------------- no answer
+# -------------------------------------------------------------------------------------- no response
 
 
 async def test_upstream_error_becomes_an_error_response(
@@ -908,7 +908,7 @@ async def test_ended_call_does_not_time_out() -> None:
     scene.receiver.on_error(bad_response("it fell over"))
     scene.get().cancel()
     scene.get()
-    scene.receiver.on_headers(ScriptedUpstreamResponse())  # whose task has a deadline of its own
+    scene.receiver.on_headers(ScriptedUpstreamResponse())  # its task has its own deadline
     scene.clock.advance(1000)
     assert [told.status for told in scene.client.responses] == [200, 502]
     assert scene.outstanding == 1
@@ -923,7 +923,7 @@ async def test_closed_fast_path_times_out_nothing() -> None:
     assert scene.clock.pending == []
 
 
-# ---------------------------------------------------------------------------------- begun answers
+# -------------------------------------------------------------------------------- partial responses
 
 
 async def test_partial_response_is_converted_in_a_task() -> None:
@@ -1006,7 +1006,7 @@ async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> No
 
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that deadlines are told are over already, in order."""
+    """Record the seconds that deadlines count as spent, in order."""
     times: list[float] = []
     make = Limits.new_deadline
 
@@ -1028,7 +1028,7 @@ async def test_time_before_the_partial_response_counts(spent: list[float]) -> No
     assert spent == [12.5]
 
 
-@pytest.mark.parametrize("failed", [False, True], ids=["an unwanted answer", "a failure"])
+@pytest.mark.parametrize("failed", [False, True], ids=["a retried status", "an error"])
 async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> None:
     scene = _Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
     good = ScriptedUpstreamResponse(200, {}, [b"a"])
@@ -1046,7 +1046,7 @@ async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> N
     assert spent == [12.5]
 
 
-# ---------------------------------------------------------------------------------- every end
+# ----------------------------------------------------------------------------------------- releases
 
 End = Callable[[_Scene, FastPathCall], Awaitable[None]]
 
@@ -1130,12 +1130,12 @@ async def test_resources_are_released_once(end: End, way: str) -> None:
     scene.endpoint.asked.pop()
     assert scene.outstanding == 2
     await end(scene, exchange)
-    await asyncio.sleep(0)  # in which what is called behind a task is called
+    await asyncio.sleep(0)  # lets done callbacks of the task run
     left = 0 if end is _late else 1
     assert scene.outstanding == left
     assert "server is let go" in scene.log
     told = len(scene.client.responses)
-    # The client leaves, as it may at any time.
+    # The client may disconnect at any time.
     exchange.cancel()
     assert scene.outstanding == left
     assert len(scene.client.responses) == told

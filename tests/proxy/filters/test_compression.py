@@ -1,4 +1,4 @@
-"""Answers that are compressed for clients which accept it, and those that are not."""
+"""Responses that are compressed for clients that accept it, and those that are not."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ ACCEPT = {"Accept-Encoding": "gzip, deflate"}
 
 
 def unpacked(coding: str | None, body: bytes) -> bytes:
-    """Decode what a client got, which has to be whole."""
+    """Decompress what a client got, which must be complete."""
     if coding is None:
         return body
     return gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
 
 
 class Scene:
-    """A client of a route that compresses, and its server."""
+    """A client of a route with compression, and its server."""
 
     def __init__(
         self, turn: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
@@ -251,7 +251,7 @@ async def test_error_within_a_response_aborts_it() -> None:
         gzip.decompress(response.body)
 
 
-# ------------------------------------------------------------------------------- how it is done
+# ----------------------------------------------------------------------------- how it is compressed
 
 
 @given(st.data())
@@ -284,7 +284,7 @@ async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) 
     await response.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
     for number in range(5):
         await response.write(b'{"token": %d}\n' % number)
-        unpack = zlib.decompressobj(47)  # of whichever coding
+        unpack = zlib.decompressobj(47)  # of either coding
         assert unpack.decompress(inner.body).endswith(b" %d}\n" % number)
     await response.finish()
     assert unpacked(coding, inner.body).count(b"\n") == 5

@@ -1,4 +1,4 @@
-"""What Content-Encoding and Accept-Encoding say."""
+"""Content-Encoding and Accept-Encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed requests, which become what they would have been without."""
+"""Compressed requests, which become uncompressed ones."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Scene:
         return response
 
 
-# ------------------------------------------------------------------------------- what is decoded
+# ---------------------------------------------------------------------------- decompressed requests
 
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
@@ -108,7 +108,7 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 
 
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
-    """Give what a client and its server see of an infer request."""
+    """Return what a client and its server see of an infer request."""
     steps = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
     scene = Scene(*steps)
     response = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
@@ -121,7 +121,7 @@ async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
 async def test_compressed_infer_request_of_every_form_is_decoded(
     headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
 ) -> None:
-    # What is small has a length, as others have, when it is decoded.
+    # A small decompressed body has a length, as others have.
     like = await _seen(headers if len(plain) <= CONVERT_CHUNK else {**headers, **CHUNKED}, plain)
     body = pack(plain)
     headers = {**headers, "Content-Encoding": coding}
@@ -161,7 +161,7 @@ TARGETS = [
 async def test_compressed_request_of_another_operation_is_decoded(
     target: str, servers: int
 ) -> None:
-    """Triton takes no coding in these, and knows none for infer that is not known here."""
+    """Triton accepts no coding here, and for infer none that the gateway does not support."""
     scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
     headers = {"Content-Encoding": "gzip", "X-A": "1"}
     assert (await scene.ask(target, gzip.compress(b'{"a": 1}'), headers=headers)).status == 200
@@ -196,7 +196,7 @@ async def test_small_decoded_body_can_be_retried() -> None:
     assert scene.server.bodies == [bytes(CONVERT_CHUNK)]
 
 
-# ------------------------------------------------------------------------------- what is not
+# ------------------------------------------------------------------------------- untouched requests
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip", "identity", ""])
@@ -217,7 +217,7 @@ async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
 @pytest.mark.parametrize("coding", ["", " , ", " Identity "])
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: str) -> None:
-    """Triton answers 501 where such a header is empty."""
+    """Triton responds with 501 to an empty Content-Encoding."""
     steps = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
     body = json_request()
     seen = []
@@ -293,7 +293,7 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
     response = await scene.ask(
         target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
     )
-    assert response.status == (413 if target == GENERATE else 400)  # zeros are no JSON
+    assert response.status == (413 if target == GENERATE else 400)  # zeros are not JSON
     scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
     await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
     assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
@@ -308,11 +308,11 @@ async def test_decompression_ratio_of_the_route_counts() -> None:
     assert b"9 times its size (limits.max_decompression_ratio)" in response.body
 
 
-# ------------------------------------------------------------------------------- what it takes
+# ------------------------------------------------------------------------------------------- limits
 
 
 class _Noting(Deadline):
-    """Notes what came of the client's body, and how often it was the client's turn."""
+    """Records the sizes that were received from the client."""
 
     def __init__(self, idle_timeout: float = 60) -> None:
         super().__init__(idle_timeout, 60)
@@ -346,7 +346,7 @@ async def test_minimum_body_rate_counts_compressed_bytes() -> None:
 
 
 async def test_client_that_sends_input_without_output_is_not_idle() -> None:
-    """A window has to be there before anything of it is decoded."""
+    """A window must arrive before any of it is decompressed."""
 
     class Slow(ScriptedRequest):
         async def read(self) -> bytes:

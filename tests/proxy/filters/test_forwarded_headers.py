@@ -20,7 +20,7 @@ from gateway.proxy.filters.forwarded_headers import (
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)
 GONE = Peer()
-"""A client that was gone before its address could be asked for."""
+"""A client that disconnected before its address was read."""
 
 WAY = ForwardedPolicy(headers=True, trusted=(), via=False, request_id=False)
 BELIEVING = ForwardedPolicy(
@@ -45,7 +45,7 @@ def _lines(
     return list(lines)
 
 
-# ---------------------------------------------------------------------------------- who asks
+# -------------------------------------------------------------------------------------- X-Forwarded
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_unix_socket_peer_is_trusted_and_adds_no_address() -> None:
     ]
 
 
-# ---------------------------------------------------------------------------------- Forwarded
+# ---------------------------------------------------------------------------------------- Forwarded
 
 
 @pytest.mark.parametrize(
@@ -150,19 +150,19 @@ def test_forwarded_is_extended_only_where_the_client_sends_it() -> None:
     assert "Forwarded" not in dict(_lines(BELIEVING, CLIENT, ("Host", "h")))
 
 
-# ---------------------------------------------------------------------------------- Via
+# ---------------------------------------------------------------------------------------------- Via
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_via_names_the_gateway(version: str) -> None:
     own = f"{version} tensorgate"
     assert _lines(VIA, CLIENT, version=version) == [("Via", own)]
-    # Whoever says it: it is no claim that anybody acts on.
+    # Extended for untrusted clients too: no server acts on Via.
     passed = (("Via", "1.1 a, 2 b"), ("X", "1"), ("VIA", "1.1 c"))
     assert _lines(VIA, CLIENT, *passed, version=version) == [("Via", f"1.1 a, 2 b, 1.1 c, {own}")]
 
 
-# ---------------------------------------------------------------------------------- ids
+# ---------------------------------------------------------------------------------------------- ids
 
 
 def _id(*given: str) -> str:
@@ -222,7 +222,7 @@ def test_forked_processes_generate_different_ids() -> None:
     assert len(ids) == 5
 
 
-# ---------------------------------------------------------------------------------- loops
+# -------------------------------------------------------------------------------------------- loops
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_gateway_ids_differ() -> None:
     assert len({new_identity() for _ in range(100)}) == 100
 
 
-# ---------------------------------------------------------------------------------- as a whole
+# -------------------------------------------------------------------------------------- all headers
 
 
 def test_alternating_heads_get_their_own_headers() -> None:

@@ -1,4 +1,4 @@
-"""Copies for a mirror: what it gets, and that the client's own exchange is none the wiser."""
+"""The mirror: what it gets, and that the client's own call does not notice it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class Scene:
-    """A client, a server, and another one that gets copies; each server writes a log of its own."""
+    """A client, a server and a mirror; each server writes its own log."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Scene:
         return response
 
     async def over(self) -> None:
-        """Wait until nothing is under way to the mirror."""
+        """Wait until no mirrored request is in flight."""
         await until(lambda: not self.mirror.in_flight)
         assert self.held.total == 0
         assert self.mirror.route.upstream.pool.outstanding == [0]
@@ -115,7 +115,7 @@ def _drawn(*numbers: float) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
-# ------------------------------------------------------------------------------- what it gets
+# ----------------------------------------------------------------------------------------- requests
 
 REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
     "JSON": (INFER, {"X-A": "1"}, [json_request()]),
@@ -181,7 +181,7 @@ async def test_mirror_gets_the_rewritten_model() -> None:
 
 
 async def test_mirrored_request_is_sent_once() -> None:
-    """What the memory of a body holds later is not what it held."""
+    """The read buffer is reused: the copy must not change with it."""
     memory = bytearray(b"before")
 
     class Reused(ScriptedRequest):
@@ -239,11 +239,11 @@ def test_mirrored_operations() -> None:
     )
 
 
-# -------------------------------------------------------------------- what the client sees of it
+# --------------------------------------------------------------------------------------- the client
 
 
 def _hang() -> asyncio.Event:
-    """Give what never happens."""
+    """Return an event that is never set."""
     return asyncio.Event()
 
 
@@ -264,7 +264,7 @@ SHADOWS: dict[str, Callable[[], ServerStep]] = {
 async def _seen(
     shadow: ServerStep, mirrored: bool, target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> tuple[Any, ...]:
-    """Give all that a client and its server see of an exchange, in order."""
+    """Return all that a client and its server see of a call, in order."""
     scene = Scene(
         [ScriptedUpstreamResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
         [shadow],
@@ -313,7 +313,7 @@ async def test_slow_client_does_not_delay_the_mirror() -> None:
     await asking
 
 
-# ------------------------------------------------------------------------------------ the share
+# ---------------------------------------------------------------------------------------- the share
 
 
 @pytest.mark.parametrize(("share", "copied"), [(0.0, 0), (1.0, 50)])
@@ -357,13 +357,13 @@ async def test_fast_path_samples_each_request() -> None:
         await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
-    # What leaves the straight way is drawn where it goes on.
+    # A call that leaves the fast path is sampled on the streaming path.
     ready.ready = False
     assert fast_path.start(plan, body, ScriptedClient()) is None
     assert not mirror.in_flight
 
 
-# ------------------------------------------------------------------------------ the straight way
+# ------------------------------------------------------------------------------------ the fast path
 
 
 def _fast_path(
@@ -407,7 +407,7 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
         seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
         fast_path.close()
     assert seen[0] == seen[1]
-    assert shadow.requests == []  # its task has not had a turn yet
+    assert shadow.requests == []  # its task has not started yet
     await until(lambda: shadow.requests)
     hang.set()
     assert mirror is not None
@@ -427,12 +427,12 @@ async def test_rule_without_a_mirror_has_no_sampler() -> None:
     assert plan.mirror is None
 
 
-# -------------------------------------------------------------------------------------- the caps
+# --------------------------------------------------------------------------------------------- caps
 
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """Gives the warnings so far; nothing may be an error."""
+    """Returns the warnings so far; there must be no errors."""
     caplog.set_level(logging.WARNING)
     yield lambda: [each.message for each in caplog.records if each.name == "tensorgate.mirror"]
     assert [each for each in caplog.records if each.levelno > logging.WARNING] == []
@@ -479,7 +479,7 @@ async def test_memory_of_all_mirrored_requests_is_bounded(told: Callable[[], lis
     await until(lambda: held.total == 1000)
     assert (await scene.ask(GENERATE, b"y" * 1000)).status == 200
     await until(lambda: scene.shadow.requests)
-    assert held.total == 2000  # the mirror has not answered yet
+    assert held.total == 2000  # the mirror has not responded yet
     assert (await scene.ask(GENERATE, b"z" * 300, b"z" * 300)).status == 200
     assert held.total == 2000
     (message,) = told()
@@ -508,7 +508,7 @@ async def test_mirrored_requests_in_flight_are_capped(told: Callable[[], list[st
 
 
 async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
-    """There was room when the body began to come, and there is none when all of it is there."""
+    """There was room when the body started, and there is none when it is complete."""
     hang, more = asyncio.Event(), asyncio.Event()
     scene = Scene([OK] * 2, [hang, OK], most=1)
     slow = asyncio.create_task(
@@ -524,7 +524,7 @@ async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
     assert scene.shadow.bodies == [b"quick"]
 
 
-# -------------------------------------------------------------------------- what is never sent
+# --------------------------------------------------------------------------------- skipped requests
 
 
 @pytest.mark.parametrize("headers", [{"Content-Length": "2000"}, CHUNKED])
@@ -583,7 +583,7 @@ async def test_request_error_is_no_failure_of_the_mirror(
     assert told() == []
 
 
-# -------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize(
@@ -642,7 +642,7 @@ async def test_unexpected_error_is_logged(caplog: pytest.LogCaptureFixture) -> N
     assert "what is wrong" in str(error.exc_info[1])
 
 
-# ----------------------------------------------------------------------------------------- close
+# -------------------------------------------------------------------------------------------- close
 
 
 async def test_close_cancels_requests_in_flight_and_refuses_more(
@@ -658,5 +658,5 @@ async def test_close_cancels_requests_in_flight_and_refuses_more(
     await scene.ask(GENERATE, b"x")
     await scene.over()
     assert len(scene.shadow.requests) == 4
-    # What was not told yet is told now; what was cancelled has not failed.
+    # Pending counts are logged now; cancelled requests have not failed.
     assert told() == [f"{START}1 of 1 requests failed, last: down"] * 2

@@ -10,7 +10,7 @@ START = "mirror to 'shadow': "
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Gives what was told since it was asked last."""
+    """Returns the lines logged since the last call."""
     caplog.set_level(logging.WARNING)
 
     def take() -> list[str]:
@@ -50,14 +50,14 @@ def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> Non
     time.now += LOG_INTERVAL - 0.1
     stats.count_sent("")
     assert told() == []
-    # Told when its time has come, though the mirror is well by now.
+    # Logged when it is due, although the mirror works again.
     time.now += 0.1
     stats.count_sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
     time.now += 10 * LOG_INTERVAL
     stats.count_sent("")
     assert told() == []
-    # After a quiet time, the next failure is told at once; what went well since counts too.
+    # After a quiet time, the next failure is logged at once; successes since then count too.
     stats.count_sent("again")
     assert told() == ["1 of 2 requests failed, last: again"]
 

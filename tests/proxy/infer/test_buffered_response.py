@@ -1,4 +1,4 @@
-"""Servers that may answer in another form than was asked for; clients get what they wanted."""
+"""Servers that may ignore the requested encoding; clients still get what they want."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ def _entry(name: str, *, binary: bool) -> dict[str, Any]:
 def _told(
     binary: str, *, cut: int = 20, status: int = 200, **more: str
 ) -> ScriptedUpstreamResponse:
-    """Make an answer with the outputs named in binary form, the other ones as JSON."""
+    """Return a response with the named outputs in binary, the others as JSON."""
     outputs = [_entry(name, binary=name in binary) for name in "LR"]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
     tensors = b"".join(TENSORS[name].tobytes() for name in "LR" if name in binary)
@@ -74,7 +74,7 @@ def _request(*, default: bool = False, **own: bool) -> bytes:
 
 
 class _Scene(ScriptedCall):
-    """One exchange with a server that may answer in another form."""
+    """One call to a server that may ignore the requested encoding."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Scene(ScriptedCall):
 
 
 def _forms(response: ScriptedClientResponse) -> dict[str, Any]:
-    """Give what stands for each output: its bytes, or its JSON data; checks the framing."""
+    """Return the bytes or the JSON data of each output; check the framing."""
     length = response.headers.get(HEADER_LENGTH)
     fields = json.loads(response.body if length is None else response.body[: int(length)])
     rest = b"" if length is None else response.body[int(length) :]
@@ -142,7 +142,7 @@ async def test_output_arrives_in_the_requested_encoding(
 
 @DOUBTED
 async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dialect) -> None:
-    """Also where the gateway would not know what to make of it."""
+    """Even if the gateway could not parse it."""
     header = json.dumps(
         {
             "outputs": [
@@ -225,7 +225,7 @@ async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     assert ("Accept-Encoding" in scene.endpoint.requests[0].headers) is asked
 
 
-# ---------------------------------------------------------------------------------- empty outputs
+# ------------------------------------------------------------------------------------ empty outputs
 
 EMPTY = {"name": "L", "shape": [0, 2], "datatype": "FP32"}
 
@@ -253,7 +253,7 @@ async def test_complete_json_response_passes_untouched(dialect: Dialect) -> None
     assert response.body == header
 
 
-# ---------------------------------------------------------------------------------- base64
+# ------------------------------------------------------------------------------------------- base64
 
 TEXT = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
 
@@ -274,7 +274,7 @@ def _wanted(*, as_base64: bool, **own: bool) -> bytes:
 async def test_text_output_becomes_base64_when_requested(
     dialect: Dialect, wanted: str, came: str, large: bool, by_route: bool
 ) -> None:
-    """A client that decodes plain text as base64 may get other bytes, and does not see it."""
+    """A client that decodes plain text as base64 could get other bytes unnoticed."""
     text = {**TEXT, "data": ["abcd" * 5000]} if large else TEXT
     header = json.dumps({"outputs": [text, _entry("R", binary=bool(came))]}).encode()
     policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
@@ -293,7 +293,7 @@ async def test_text_output_becomes_base64_when_requested(
     assert fields["outputs"][0]["parameters"] == {"content_type": "base64"}
 
 
-# ---------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- errors
 
 
 def _broken(data: str) -> bytes:
@@ -339,11 +339,11 @@ async def test_response_that_ends_within_its_header_is_a_502() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------- large answers
+# ---------------------------------------------------------------------------------- large responses
 
 
 def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
-    """Make an answer whose JSON is larger than what may stand around data."""
+    """Return a response whose JSON is larger than the cap without its data."""
     values = np.arange(count, dtype="<i4")
     data = {"name": "A", "shape": [count], "datatype": "INT32", "data": values.tolist()}
     header = json.dumps({"outputs": [data, _entry("R", binary=True)]}).encode()
@@ -374,7 +374,7 @@ async def test_json_around_the_data_has_a_cap() -> None:
     assert "(limits.header_bytes)" in await scene.fault()
 
 
-# ---------------------------------------------------------------------------------- V1
+# ----------------------------------------------------------------------------------------------- V1
 
 
 @DOUBTED

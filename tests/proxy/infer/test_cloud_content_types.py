@@ -1,4 +1,4 @@
-"""What clouds' clients send and get, while the server knows the ordinary form alone."""
+"""Requests and responses of cloud clients, for a server that knows only the header."""
 
 import json
 
@@ -38,7 +38,7 @@ TWO_OUTPUTS = binary_response_header(12, 4)
 
 
 def binary(header: bytes, *tensors: bytes) -> ScriptedUpstreamResponse:
-    """Make a server's answer, as Triton types it."""
+    """Return a server's response, with the type that Triton sends."""
     body = b"".join((header, *tensors))
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return ScriptedUpstreamResponse(200, {**headers, "Content-Length": str(len(body))}, [body])
@@ -48,7 +48,7 @@ ANSWER = binary(ANSWER_HEADER, TENSOR)
 
 
 class Scene:
-    """An exchange with a server, and what came of it."""
+    """Calls to one server."""
 
     def __init__(self, *steps: ScriptedUpstreamResponse) -> None:
         self.endpoint = ScriptedEndpoint(EventLog(), *steps)
@@ -99,7 +99,7 @@ async def test_sagemaker_client_gets_the_header_length_in_the_content_type() -> 
 
 
 async def test_vertex_client_gets_the_header_length_in_a_header() -> None:
-    # Triton's endpoint answers in the ordinary form.
+    # Triton's endpoint sends the header.
     scene = Scene(ANSWER)
     response = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
     assert scene.got_the_protocols_header
@@ -112,7 +112,7 @@ async def test_mixed_response_has_its_header_length_in_the_content_type() -> Non
     fields = json.loads(json_request())
     fields["outputs"] = [{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]
     body = json.dumps(fields).encode()
-    # All of the request is JSON: a size that is that of the body, or none.
+    # The whole request is JSON: the size is that of the body, or missing.
     for headers in (of_type(SAGEMAKER, len(body)), {"Content-Type": SAGEMAKER}):
         scene = Scene(binary(TWO_OUTPUTS, TENSOR, bytes(4)))
         response = await scene.run(body, headers)
@@ -142,7 +142,7 @@ async def test_equal_header_lengths_in_header_and_content_type_are_accepted() ->
     response = await scene.run(ALL_BINARY + TENSOR, headers)
     assert scene.got_the_protocols_header
     assert response.body == ANSWER_HEADER + TENSOR
-    # A type without a size says nothing of it.
+    # A type without a size states no length.
     scene = Scene(ANSWER)
     headers = {"Content-Type": VERTEX_AI, HEADER_LENGTH: str(len(ALL_BINARY))}
     assert (await scene.run(ALL_BINARY + TENSOR, headers)).body == ANSWER_HEADER + TENSOR

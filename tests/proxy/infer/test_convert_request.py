@@ -1,4 +1,4 @@
-"""A server as OpenVINO's, which answers in binary form with the outputs that are listed alone."""
+"""A server like OpenVINO's, which sends only listed outputs in binary."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ LISTED = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUT0
 HEADER = binary_response_header(len(DATA))
 BINARY = ScriptedUpstreamResponse(
     200,
-    # As it says it.
+    # As the server writes it.
     {HEADER_LENGTH: str(len(HEADER)), "Content-Type": "application/json"},
     [HEADER + DATA],
 )
@@ -52,7 +52,7 @@ def _metadata(*outputs: object, **fields: object) -> ScriptedUpstreamResponse:
 
 
 class _Scene:
-    """Exchanges with one server, one after the other."""
+    """Calls to one server, one after the other."""
 
     def __init__(
         self, *steps: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
@@ -77,7 +77,7 @@ class _Scene:
 
     @property
     def sent(self) -> tuple[dict[str, object], bytes]:
-        """Give the header and the tensors of the last request that the server got."""
+        """Return the header and the tensors of the last request that the server got."""
         size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         assert int(self.endpoint.requests[-1].headers["Content-Length"]) == len(body)
@@ -111,7 +111,7 @@ async def test_all_outputs_are_listed(body: list[BodyStep], headers: dict[str, s
             (output,) = json.loads(response.body)["outputs"]
             assert np.array(output["data"], "<f4").tobytes() == DATA
             assert response.headers["Content-Type"] == "application/json"
-    # Its metadata is asked for once, and its config, which it has none of, never.
+    # Its metadata is fetched once, and its config, which it does not have, never.
     assert scene.targets == ["/v2/models/m", INFER, INFER]
 
 
@@ -163,7 +163,7 @@ async def test_unknown_outputs_come_as_json(form: str, told: ScriptedUpstreamRes
 
 
 async def test_raw_binary_request_with_unknown_outputs() -> None:
-    """They come as JSON, and become what raw requests are answered."""
+    """They come as JSON, and become the binary response to a raw binary request."""
     output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
     told = ScriptedUpstreamResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
     scene = _Scene(_metadata(), told)

@@ -72,7 +72,7 @@ async def test_small_binary_response_becomes_buffered_json() -> None:
         "Content-Length": str(len(client_response.body)),
         "X": "1",
     }
-    assert relay.log.count_of("client gets") == 2  # its head, and its body in one
+    assert relay.log.count_of("client gets") == 2  # the head, and the body in one piece
 
 
 @pytest.mark.parametrize("sized", [True, False])

@@ -80,7 +80,7 @@ async def test_binary_request_streams() -> None:
         "client sends 40000",
         "server gets 40000",
         "client sends 40000",
-        "client has sent all",  # the last piece is not sent before it is known to be the last
+        "client has sent all",  # the last piece waits until it is known to be the last
         "server gets 40000",
     ]
     assert scene.endpoint.bodies == [header + b"".join(tensor)]
@@ -136,7 +136,7 @@ async def test_raw_binary_request_without_batches_fetches_no_config(dialect: Dia
     await scene.run()
     assert [request.target for request in scene.endpoint.requests] == ["/v2/models/m", INFER]
     header, tensors = scene.sent
-    # The leading -1 is the tensor's own.
+    # The leading -1 is a dimension of the tensor itself.
     assert header["inputs"] == [
         {
             "name": "IN",
@@ -260,7 +260,7 @@ async def test_chunked_body_of_a_wrong_size_never_reaches_the_server_whole(
 
 async def test_large_body_yields_to_other_calls() -> None:
     text = json_request(*np.zeros(100_000).tolist())
-    # As it comes where the datatype is known; afterwards where it stands behind the data.
+    # While it arrives if the datatype is known; afterwards if the datatype follows the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
     for body in (text, behind):
         scene = ScriptedCall(ANSWER, body=[body])

@@ -1,4 +1,4 @@
-"""Exchanges with a server that takes JSON only."""
+"""Calls to a server that accepts only JSON."""
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -50,7 +50,7 @@ def _answer(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedU
 
 
 class _Scene(ScriptedCall):
-    """One infer exchange with a server that takes JSON only."""
+    """One infer call to a server that accepts only JSON."""
 
     def __init__(self, *steps: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
         limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
@@ -58,7 +58,7 @@ class _Scene(ScriptedCall):
 
     @property
     def document(self) -> Any:
-        """Give the JSON that the server got last."""
+        """Return the JSON that the server got last."""
         headers = self.endpoint.requests[-1].headers
         assert headers.getall("Content-Type") == ["application/json"]
         assert HEADER_LENGTH not in headers
@@ -69,7 +69,7 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
     return {"body": [header, *tensors], "headers": {HEADER_LENGTH: str(len(header)), **headers}}
 
 
-# ---------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 async def test_json_request_is_checked_and_rewritten() -> None:
@@ -77,8 +77,8 @@ async def test_json_request_is_checked_and_rewritten() -> None:
     scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
     response = await scene.run()
     assert scene.document == json.loads(text)
-    assert isinstance(scene.endpoint.requests[0].body, list)  # it has its length
-    # What it wants comes as the server wrote it, piece by piece.
+    assert isinstance(scene.endpoint.requests[0].body, list)  # with a Content-Length
+    # The client gets the server's JSON piece by piece.
     assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
     assert response.body == BODY
     assert dict(response.headers) == {"Content-Type": "application/json", "X": "1"}
@@ -94,7 +94,7 @@ async def test_json_request_is_checked_and_rewritten() -> None:
 
 @pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
 async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None:
-    """MLServer passes over the content type that is asked for, unless the model's code looks."""
+    """MLServer ignores the requested content type, unless the model's code reads it."""
     is_base64 = {"content_type": "base64"}
     text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
     told = {**text, "name": "U", "parameters": is_base64, "data": ["YWJjZA=="]}
@@ -113,7 +113,7 @@ async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None
     assert t["data"] == u["data"] == ["YWJjZA=="]
     assert t["parameters"] == u["parameters"] == is_base64
     assert numbers == OUTPUT
-    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # it is read here
+    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # the gateway reads it
 
 
 async def test_numbers_keep_their_values() -> None:
@@ -305,7 +305,7 @@ async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(
     assert scene.endpoint.bodies == []
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------- responses
 
 ASKING_BINARY = _binary(binary_header(12, binary_output=True), FLOATS.tobytes())
 
@@ -398,7 +398,7 @@ async def test_response_over_the_cap_is_a_502() -> None:
     assert caught.value.message.startswith(URL)
 
 
-# ---------------------------------------------------------------------------------- both ways
+# ---------------------------------------------------------------------------------- both directions
 
 
 async def test_conversion_yields_to_other_calls() -> None:

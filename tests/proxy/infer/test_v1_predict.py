@@ -74,8 +74,8 @@ async def test_predict_request_is_converted_both_ways() -> None:
     assert request.headers["Content-Type"] == "application/octet-stream"
     assert request.headers["Content-Length"] == str(len(scene.endpoint.bodies[-1]))
     assert request.headers["Y"] == "2"
-    assert "Accept-Encoding" not in request.headers  # the response is read here
-    assert isinstance(request.body, list)  # at hand, so that it can be sent again
+    assert "Accept-Encoding" not in request.headers  # the gateway reads the response
+    assert isinstance(request.body, list)  # buffered, so that it can be retried
     assert (client_response.status, client_response.body) == (
         200,
         b'{"predictions":[1.5,-2.0,3e+30]}',
@@ -142,7 +142,7 @@ async def test_failed_request_drops_cached_metadata(
     else:
         assert (await scene.run()).status == 400
     fetch = scene.route.upstream.metadata.get("m", None, scene.endpoint)
-    with pytest.raises(IndexError):  # it is asked again
+    with pytest.raises(IndexError):  # fetched again
         await fetch
 
 
@@ -161,7 +161,7 @@ async def test_large_response_streams() -> None:
 
 
 async def test_empty_tensors_need_no_header_length() -> None:
-    # As Triton sends them.
+    # The encoding of Triton.
     fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
     fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
     body = json.dumps(fields).encode()
