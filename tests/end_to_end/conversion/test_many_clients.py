@@ -1,4 +1,4 @@
-"""Many exchanges at once, in every form: each client gets its own answer and no other's."""
+"""Many calls at once, in every encoding: each client gets its own response."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""However a request is cut into pieces, the server gets the same, and so does the client."""
+"""Server and client get the same, however a request is cut into pieces."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ Outcome = tuple[int, bytes, list[bytes]]
 
 
 async def _outcome(client: RawClient, server: ScriptedServer, *parts: bytes) -> Outcome:
-    """Send a request in parts; give what the client got and what the server got."""
+    """Send a request in parts; return what the client got and what the server got."""
     seen = len(server.requests)
     for part in parts:
         await client.send(part)

@@ -1,4 +1,4 @@
-"""What comes when too much is under way waits for a while, or is turned away with 503."""
+"""Overload: requests are queued for a while, or refused with 503."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from tests.support.inference_messages import INFER, binary_response, infer_json,
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
-# In one write it is at hand as a whole and goes straight; in two it takes a task.
+# In one write it takes the fast path; in two it takes a task.
 WAYS = {"straight": 10_000, "ordinary": 40}
 
 
 def _once(free: asyncio.Event) -> Script:
-    """Make the script that answers when a test says so."""
+    """Return a script that responds when the test says so."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -68,7 +68,9 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         asyncio.TaskGroup() as tasks,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
-        assert (await _ask(clients[0], first)).status == 200  # a connection is at hand from now on
+        assert (
+            await _ask(clients[0], first)
+        ).status == 200  # there is an idle connection from now on
         free.clear()
         asked = [tasks.create_task(_ask(client, first)) for client in clients[:5]]
         await until(lambda: _waiting(gateway) == 3)
@@ -181,7 +183,7 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
 
 
 def _then_busy(busy: asyncio.Event) -> Script:
-    """Make the script that answers once, and from then on that it is busy, when a test says so."""
+    """Return a script that responds once, and then with 503 when the test says so."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -208,7 +210,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
         gateway.client() as other,
     ):
         async with gateway.client() as one:
-            for _ in range(2):  # so that either has a connection at hand
+            for _ in range(2):  # so that either has an idle connection
                 assert (await one.ask(request("GET", "/v2/warm"))).status == 200
             free.clear()
             await one.send(request("GET", "/v2/one"))
@@ -248,7 +250,7 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
         assert "at most 1048576 bytes may be buffered (limits.max_buffered_bytes)" in reply.error
-        # What is small, and what passes through, is not concerned.
+        # Small and passthrough requests are not affected.
         assert (await other.ask(infer_json())).status == 200
         assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
         await one.send(body[-100:])
@@ -302,7 +304,7 @@ async def test_responses_of_both_encodings_count() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> None:
-    """Each of them may send its next requests, but not all of them as much as one."""
+    """Each client may send requests ahead, but all together not as much as each alone."""
     free = asyncio.Event()
     count, held = 40, 2**20
 
@@ -329,7 +331,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
         for client in clients:
             client.send_nowait(next_one)
         await until(lambda: buffers.free < 0)
-        await asyncio.sleep(0.2)  # in which more could come
+        await asyncio.sleep(0.2)  # time for more to arrive
         assert buffers.total < held + MAX_WINDOW + count * MIN_WINDOW
         free.set()
         for client in clients:
@@ -389,7 +391,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
     ):
         buffers = gateway.gateway._listener.buffers
         async with gateway.client() as client:
-            for _ in range(2):  # the second goes straight
+            for _ in range(2):  # the second takes the fast path
                 await client.send(request("GET", "/v2/x"))
                 await until(lambda: buffers.buffered > 50_000 * (1 + whole))
                 go_on.set()

@@ -1,4 +1,4 @@
-"""Nobody is waited for forever; the error says for whom it was, and by which limit."""
+"""Timeouts: the error names the late side and the limit."""
 
 import asyncio
 from contextlib import suppress
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 SHORT = 0.25
 LONGER = 1.0
-"""Where something has to happen before this is over."""
+"""Seconds for what must happen before the timeout."""
 
 GET = request("GET", "/v2/models/m/stats")
 POST = request("POST", "/v2/x", bytes(10))
@@ -48,13 +48,13 @@ def _limited(limit: str, time: float = SHORT) -> dict[str, Any]:
 
 
 async def reads_and_hangs(connection: Connection) -> None:
-    """Read whole requests, and answer none."""
+    """Read whole requests, and never respond."""
     while True:
         await connection.request()
 
 
 async def knows_a_model_and_hangs(connection: Connection) -> None:
-    """Answer what the gateway asks of a model, and nothing else."""
+    """Serve model metadata, and nothing else."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
         await connection.send(http_response(metadata(-1)))
     await never_respond(connection)
@@ -136,7 +136,7 @@ async def test_client_that_stops_sending_raw_binary_is_a_408(data: bytes) -> Non
 
 
 async def _until_cut(client: RawClient) -> bytes:
-    """Read to the end of a connection that is reset, and give what came."""
+    """Read to the end of a connection that is reset; return what arrived."""
     data = b""
     try:
         async with asyncio.timeout(5):
@@ -206,7 +206,7 @@ async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
 
 
 async def test_slow_progress_is_not_idle() -> None:
-    """Many turns of which each is shorter than the limit, and all are longer."""
+    """Many steps, each shorter than the limit, longer together."""
     pauses = 5
 
     async def script(connection: Connection) -> None:
@@ -342,7 +342,7 @@ async def test_empty_lines_do_not_keep_a_connection_open() -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closed"])
 async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str, str]) -> None:
-    """It is whole for the gateway, so that no call waits for the client any more."""
+    """The response is complete for the gateway, so that no call waits for the client."""
     size = 60_000
     async with (
         ScriptedServer(always_respond(http_response(bytes(size)))) as server,

@@ -1,4 +1,4 @@
-"""What servers are told of clients, and by what an exchange is found again in the log."""
+"""Forwarded headers for servers, and the request id in the log."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _in_one_write(client: RawClient, data: bytes) -> None:
 
 
 async def _in_two_writes(client: RawClient, data: bytes) -> None:
-    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    """Send a request in two writes, so that it takes the streaming path."""
     await client.send(data[:-1])
     await asyncio.sleep(0.002)
     await client.send(data[-1:])
@@ -63,7 +63,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 async def _gateway(
     server: str, listen: str = "127.0.0.1:0", **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway with a connection to its server that no exchange uses."""
+    """Run a gateway with an idle connection to its server."""
     made = Settings.model_validate(
         {
             "listen": listen,
@@ -98,9 +98,9 @@ async def _model(connection: Connection) -> None:
 
 
 def _told(head: Head) -> dict[str, str]:
-    """Give what a server was told beside what the client says, each once.
+    """Return the headers that the gateway added for the server, each once.
 
-    Every gateway has a name of its own in Via; they are all one here.
+    Every gateway has its own name in Via; the names are normalized here.
     """
     told = {name: value for name in ADDED if (value := head.get(name)) is not None}
     return {name: re.sub("tensorgate-[0-9a-f]{16}", GATEWAY, told[name]) for name in told}
@@ -133,7 +133,7 @@ async def test_every_request_has_forwarded_headers(data: bytes, send: Send) -> N
         else:
             reply = await client.read_response()
             assert reply.status == 200
-            # Of what passes, a client sees no more than the server said.
+            # A client gets no more headers than the server sent.
             assert [name for name in ADDED if reply.head.all(name)] == []
         told = _told(server.requests[-1].head)
         assert ID.fullmatch(told.pop("X-Request-Id"))
@@ -162,7 +162,7 @@ CLAIMS = (
     'Forwarded: for="[2001:db8::1]"',
     "Via: 2 front",
     "X-Request-Id: from-the-client",
-    # What is added for the server cannot be taken away as a matter of this hop.
+    # Connection cannot drop the added headers.
     "Connection: x-forwarded-for, Forwarded, via, X-Request-Id",
 )
 REPLACED = {
@@ -333,7 +333,7 @@ async def test_retried_request_keeps_its_id(
     async with ScriptedServer(leaving) as first, ScriptedServer(_model) as second:
         upstreams = {"servers": {"endpoints": [first.url, second.url], "dialect": "triton"}}
         async with _gateway(first.url, upstreams=upstreams) as gateway, gateway.client() as client:
-            # Each of the two has a connection, until one is not to be had any more.
+            # Each server has a connection until one is gone.
             for _ in range(8):
                 assert (await client.ask(infer_json())).status == 200
         (crossed,) = first.connections[0].requests[1:]
@@ -343,7 +343,7 @@ async def test_retried_request_keeps_its_id(
 
 
 def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give the ids in the lines of the access log, but for the first request's."""
+    """Return the ids in the lines of the access log, except that of the first request."""
     lines = [each.getMessage() for each in caplog.records if each.name == "tensorgate.access"]
     return [line.rpartition(" ")[2] for line in lines if "/v2/warm" not in line]
 
